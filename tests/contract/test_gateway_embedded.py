@@ -96,6 +96,31 @@ def test_those_that_wait_are_answered_in_order(
     assert [seen.path for seen in replicas[0].seen] == [f"/echo?{n}" for n in range(8)]
 
 
+def test_a_repeated_request_waits_for_a_replica_that_has_not_failed_it(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    two = replicas[:2]
+    for each in two:
+        each.reset()
+    plane.set_replicas("svc", two, concurrency=2)
+    holds = []
+    for number in range(3):
+        holds.append(Background(ask, plane.port, "GET", "/hold"))
+        wait_for(lambda number=number: sum(each.in_flight for each in two) == number + 1)
+    half, full = sorted(two, key=lambda each: each.in_flight)
+    dying = Background(ask, plane.port, "GET", "/die")
+    wait_for(lambda: plane.count_waiting("svc") == 1)
+    assert ask(plane.port, "GET", "/echo").json["replica"] == half.name, "it holds up no others"
+    half.release.set()  # its slot is free, but it has failed the request
+    wait_for(lambda: half.in_flight == 0)
+    assert ask(plane.port, "GET", "/echo").json["replica"] == half.name
+    assert (plane.count_waiting("svc"), full.in_flight) == (1, 2)
+    full.release.set()
+    assert dying.result().status == 502
+    assert [sum(seen.path == "/die" for seen in each.seen) for each in two] == [1, 1]
+    assert [hold.result().status for hold in holds] == [200] * 3
+
+
 def test_a_full_queue_refuses_with_the_rest_of_the_cold_start(plane: Embedded) -> None:
     plane.set_replicas("small", [])
     calls = [

@@ -25,6 +25,7 @@ from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.serving.front import GatewayFront
 from cavvy.api.serving.listener import read_listener
 from cavvy.api.serving.relays import ReplicaRelays
+from cavvy.api.serving.shared_traffic import SharedTraffic
 from cavvy.api.state_dir import StateDir
 from cavvy.api.stored_files import StoredFiles, open_stored_files
 from cavvy.api.tokens import GangTokens, load_tokens
@@ -45,6 +46,7 @@ from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.channel import ReplicaChannel
 from cavvy.store.contacts import AgentContacts
+from cavvy.store.gateway_reports import GatewayReports
 from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid, KeyRing
 from cavvy.store.leases import ReplicaLeases
 from cavvy.store.open import open_store
@@ -146,6 +148,10 @@ def _make_share(leases: ReplicaLeases) -> WorkShare:
     return WorkShare(leases, ReplicaChannel(leases.url, server), AgentContacts(leases.url, server))
 
 
+def _make_shared(share: WorkShare) -> SharedTraffic:
+    return SharedTraffic(GatewayReports(share.url, share.me.id), share)
+
+
 class _ServerParts(Struct, frozen=True):
     """What the application state is made from."""
 
@@ -180,13 +186,12 @@ class _ServerParts(Struct, frozen=True):
         peers.on_news = control_plane.agents.wake
         return peers
 
-    def make_front(self, relays: ReplicaRelays) -> GatewayFront | None:
-        """The gateway; None if several servers share the work, which run no services yet."""
-        if self.shares:
-            return None
-        listener = read_listener(self.settings)
-        path = self.home.gateway_path()
-        return GatewayFront(self.root / "gateway", path, listener, relays)
+    def make_front(self, relays: ReplicaRelays) -> GatewayFront:
+        """The gateway. Each of several servers has its own."""
+        listener = read_listener(self.settings, shared=self.shares)
+        folder, path = Path(self.home.path) / "gateway", self.home.gateway_path()
+        shared = None if self.share is None else _make_shared(self.share)
+        return GatewayFront(folder, path, listener, relays, shared)
 
 
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
@@ -197,9 +202,11 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
     dependencies = make_dependencies(seen, sealer, tokens, files, parts.address)
     context = make_context(parts.installation, root, parts.address, endpoint, _CLOCK.now)
     execs = JobExecs(watch)
+    relays = ReplicaRelays(execs)
     control_plane = _make_control_plane(
-        parts, seen, context, replace(dependencies, deposits=files.deposits), execs
+        parts, seen, context, replace(dependencies, deposits=files.deposits), relays
     )
+    relays.peers = peers = parts.make_peers(tokens, control_plane)
     return AppState(
         store=control_plane.store,
         control_plane=control_plane,
@@ -210,7 +217,7 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
         credentials=make_credentials(seen, sealer, control_plane, context),
         tokens=tokens,
         execs=execs,
-        peers=parts.make_peers(tokens, control_plane),
+        peers=peers,
         watch=watch,
         settings=settings,
         now=_CLOCK.now,
@@ -228,9 +235,8 @@ def _make_control_plane(
     seen: Store,
     context: ProviderContext,
     dependencies: ControlPlaneDependencies,
-    execs: JobExecs,
+    relays: ReplicaRelays,
 ) -> ControlPlane:
-    relays = ReplicaRelays(execs)
     made = ControlPlane(
         seen,
         load_providers(parts.settings, context, parts.store),

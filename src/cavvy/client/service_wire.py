@@ -120,9 +120,7 @@ def put_service(
     user: str,
     consent: bool,
 ) -> ServedView:
-    """Start a service or give it a new revision. Raises ApiError as `ApiClient.submit` does, and
-    `no-services`.
-    """
+    """Start a service or give it a new revision. Raises ApiError as `ApiClient.submit` does."""
     ask = wire.SubmitRequest(
         text=text,
         path=path,

@@ -195,6 +195,7 @@ class ControlPlane:
             pool=self.pool,
             front=self._outside.front,
             hint=self.hint,
+            announce=self._announce,
         )
         return ServiceRequests(parts), ServiceReconciler(parts)
 
@@ -294,15 +295,23 @@ class ControlPlane:
         self._hint_after(key, timedelta(0))
 
     def _hint_after(self, key: str, after: timedelta) -> None:
-        if self._share is None or self._share.owns(key):
+        if self._concerns_me(key):
             self._worklist.hint(key, after)
-        else:
+        if self._share is not None and not self._share.owns(key):
+            self._share.send(SignalKind.HINT, key)
+
+    def _concerns_me(self, key: str) -> bool:
+        """Whether this server reconciles the key, or its gateway serves the service of the key."""
+        return self._share is None or self._share.owns(key) or is_service_key(key)
+
+    def _announce(self, key: str) -> None:
+        if self._share is not None:
             self._share.send(SignalKind.HINT, key)
 
     def receive(self, signal: ServerSignal) -> None:
         """Act on a signal of another server."""
         match signal.kind:
-            case SignalKind.HINT if self._share is not None and self._share.owns(signal.key):
+            case SignalKind.HINT if self._share is not None and self._concerns_me(signal.key):
                 after = self._queue.delay_of_arrival() if signal.key == QUEUE else _NOW
                 self._worklist.hint(signal.key, after)
             case SignalKind.GANG:
@@ -384,7 +393,7 @@ class ControlPlane:
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += await self._serving.unfinished()
         for key in keys:
-            if self._share is None or self._share.owns(key):
+            if self._concerns_me(key):
                 self._worklist.hint(key, after.get(key, _NOW))
 
     async def stop(self) -> None:
@@ -459,6 +468,8 @@ class ControlPlane:
         if not share.valid:
             return _LEASE_PAUSE
         if not share.owns(key):
+            if is_service_key(key):
+                return await self._serving.follow(key)
             share.send(SignalKind.HINT, key)
             return None
         with share.working(key), suppress(LeaseLost):
@@ -517,11 +528,12 @@ class ControlPlane:
                 keys = list(changed_ids(seen, found))
                 if count % _WEBHOOKS_EVERY == 0:
                     keys += await self._webhooks.unfinished()
+                keys += await self._serving.unfinished()
             except StoreError as error:
                 _log.warning("the jobs were not checked for changes: %s", error)
                 continue
             for key in keys:
-                if self._share is not None and self._share.owns(key):
+                if self._concerns_me(key):
                     self._worklist.hint(key)
             seen = found
 

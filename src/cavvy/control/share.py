@@ -59,6 +59,7 @@ class WorkShare:
         self, leases: ReplicaLeases, channel: ReplicaChannel, contacts: AgentContacts
     ) -> None:
         self._leases = leases
+        self.url = leases.url  # of the database
         self._channel = channel
         self._contacts = contacts
         self._running: Counter[str] = Counter()  # passes that run, by lease
@@ -80,6 +81,11 @@ class WorkShare:
     def serves_machine(self) -> bool:
         """Whether this server is the one that the agents on its machine talk to."""
         return self._leases.host_lease in self._leases.held
+
+    @property
+    def servers(self) -> Sequence[Replica]:
+        """The servers that are alive, and commands that keep servers away."""
+        return self._leases.alive
 
     def find_server(self, server_id: str) -> Replica | None:
         """The server with this ID, if it is alive."""

@@ -123,6 +123,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0  # 0: any free one
     control: str  # the path of the control socket
     state: str  # the folder of deferred results
+    reuse_port: bool = False  # other gateways of this machine may listen on the same port
+    alone_s: Seconds | None = None  # it ends after so long without a link to its control socket
     tls: TlsFiles | None = None
     services: tuple[ServiceRoute, ...] = ()
     limits: GatewayLimits = msgspec.field(default_factory=GatewayLimits)

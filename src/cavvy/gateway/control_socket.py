@@ -60,6 +60,12 @@ class ControlSocket:
         self._stop = stop
         self._decoder = msgspec.json.Decoder(ControlLine)
         self._server: asyncio.Server | None = None
+        self._readers: set[asyncio.StreamReader] = set()
+
+    @property
+    def linked(self) -> bool:
+        """Whether a control plane is there. One that was killed leaves lines without a reply."""
+        return not all(each.at_eof() for each in self._readers)
 
     async def open(self) -> None:
         """Replaces the socket of a process that is gone. Raises OSError."""
@@ -78,6 +84,7 @@ class ControlSocket:
         self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._readers.add(reader)
         try:
             while line := await reader.readline():
                 writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
@@ -85,6 +92,7 @@ class ControlSocket:
         except (ConnectionError, ValueError, asyncio.CancelledError):
             pass  # ValueError: the line is too long; CancelledError: the process ends
         finally:
+            self._readers.discard(reader)
             writer.close()
 
     async def _answer(self, line: bytes) -> ControlReply:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from ssl import SSLContext
 from time import monotonic
 
 import uvloop
@@ -56,25 +57,30 @@ async def serve(config: GatewayConfig) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, _set, stop, _DRAIN_S)
     loop.add_signal_handler(signal.SIGINT, _set, stop, _DRAIN_S)
-    server = await loop.create_server(
-        lambda: InboundConnection(door),
-        config.host,
-        config.port,
-        ssl=tls,
-        backlog=_BACKLOG,
-        ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
-    )
+    server = await _listen(config, door, tls)
     await control.open()
     port = server.sockets[0].getsockname()[1]
     _say_ready({"host": config.host, "port": port, "tls": tls is not None})
     try:
-        await _tick_until(door, stop)
+        await _tick_until(door, stop, control, config.alone_s)
         server.close()
         door.close_idle()
         await _drain(door, monotonic() + stop.result())
     finally:
         await control.close()
         await calls.close()
+
+
+async def _listen(config: GatewayConfig, door: Door, tls: SSLContext | None) -> asyncio.Server:
+    return await asyncio.get_running_loop().create_server(
+        lambda: InboundConnection(door),
+        config.host,
+        config.port,
+        ssl=tls,
+        backlog=_BACKLOG,
+        reuse_port=config.reuse_port or None,
+        ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
+    )
 
 
 def _say_ready(facts: dict[str, object]) -> None:
@@ -90,10 +96,20 @@ def _set(stop: asyncio.Future[float], drain_s: float) -> None:
         stop.set_result(drain_s)
 
 
-async def _tick_until(door: Door, stop: asyncio.Future[float]) -> None:
+async def _tick_until(
+    door: Door, stop: asyncio.Future[float], control: ControlSocket, alone_s: float | None
+) -> None:
+    """Until it is stopped, or its server is away for `alone_s`: others may have moved the replicas,
+    so requests would wait here in vain.
+    """
+    linked_at = monotonic()
     while not stop.done():
         await asyncio.wait((stop,), timeout=_TICK_S)
         door.tick()
+        if control.linked:
+            linked_at = monotonic()
+        if alone_s is not None and monotonic() - linked_at > alone_s:
+            _set(stop, _DRAIN_S)
 
 
 async def _drain(door: Door, until: float) -> None:

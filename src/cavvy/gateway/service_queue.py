@@ -55,7 +55,7 @@ class ServiceQueue:
     def admit(self, exchange: Exchange) -> None:
         """Start the request or let it wait."""
         self.counters.arrivals += 1
-        if not self._waiting:
+        if not self._waiting or all(each.avoid is not None for each in self._waiting):
             position = self._choose(exchange)
             if position >= 0:
                 self._start(exchange, self._replicas[position], exchange.arrived_at)
@@ -104,10 +104,12 @@ class ServiceQueue:
             if not pool.in_flight:
                 self._draining.discard(pool)
             return
-        if self._waiting and not pool.cooling and pool.in_flight < pool.concurrency:
-            self._start(self._pop(), pool, now)
-        else:
+        room = not pool.cooling and pool.in_flight < pool.concurrency
+        waiting = self._find_waiting(pool) if self._waiting and room else None
+        if waiting is None:
             self._set_load(pool)
+        else:
+            self._start(self._take(waiting), pool, now)
 
     def update(self, pool: ReplicaPool) -> None:
         """The replica may take requests again."""
@@ -195,7 +197,7 @@ class ServiceQueue:
     def close(self) -> None:
         """The service is gone: those that wait are told, those in flight finish."""
         while self._waiting:
-            exchange = self._pop()
+            exchange = self._take(next(iter(self._waiting)))
             exchange.sink.answer(404, AnswerCode.NO_SERVICE, "the service was removed", None)
         self.set_replicas(())
 
@@ -312,19 +314,30 @@ class ServiceQueue:
                 self.retry_s(),
             )
 
-    def _pop(self) -> Exchange:
-        exchange, _ = self._waiting.popitem(last=False)
+    def _find_waiting(self, pool: ReplicaPool) -> Exchange | None:
+        """The first request that may go to this replica: not one that it has failed, if there are
+        others.
+        """
+        if len(self._replicas) < 2:
+            return next(iter(self._waiting))
+        return next((each for each in self._waiting if each.avoid is not pool), None)
+
+    def _take(self, exchange: Exchange) -> Exchange:
+        del self._waiting[exchange]
         if exchange.timer is not None:
             exchange.timer.cancel()
             exchange.timer = None
         return exchange
 
     def _dispatch(self) -> None:
-        """Start those that wait, as long as a replica has room."""
+        """Start those that wait, as long as a replica has room. One that has failed at the only
+        replica with room does not hold up the others.
+        """
         now = monotonic()
-        while self._waiting:
-            exchange = next(iter(self._waiting))
+        for exchange in list(self._waiting):
             position = self._choose(exchange)
+            if position < 0 and exchange.avoid is not None:
+                continue
             if position < 0:
                 return
-            self._start(self._pop(), self._replicas[position], now)
+            self._start(self._take(exchange), self._replicas[position], now)

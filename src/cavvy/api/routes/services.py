@@ -85,15 +85,12 @@ async def get(request: Request, project: ProjectPath, name: ServicePath) -> Resp
             "consent-needed",
             "secret-missing",
             "snapshot-missing",
-            "no-services",
             "too-large",
         ),
     ),
 )
 async def put(request: Request, project: ProjectPath, name: ServicePath) -> Response:
     app_state = app_state_of(request)
-    if not app_state.control_plane.services.available:
-        raise ApiProblem("no-services", "this server shares its database with other servers")
     limit = app_state.settings.whole("server.request_mib") * MIB
     ask = await read(request, wire.SubmitRequest, limit)
     ask = structs.replace(ask, user=name_user(request, ask.user), name=name)

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 from cavvy.api.execs import JobExec, JobExecs
+from cavvy.api.peers import PeerServers
 
 _LOOK_S = 20.0  # how long the node's output is awaited before the session is marked as used
+_ANNOUNCE_S = 2.0  # between two announcements to other servers
 _END_S = 2.0  # how long a node has to end a session that was closed
 
 
@@ -16,11 +18,12 @@ class ExecCarrier:
         self,
         execs: JobExecs,
         session: JobExec,
+        peers: PeerServers | None = None,
         *,
         heard: Callable[[bytes], None],
         over: Callable[[str], None],
     ) -> None:
-        self._execs, self._session = execs, session
+        self._execs, self._session, self._peers = execs, session, peers
         self._heard, self._over = heard, over
         self._out = bytearray()
         self._closed = False
@@ -64,4 +67,14 @@ class ExecCarrier:
                 if session.exit_code is not None or self._execs.watch.closed:
                     self._over(session.problem or "the node closed the connection")
                     return
-                await listener.wait(_LOOK_S)
+                await listener.wait(self._announce())
+
+    def _announce(self) -> float:
+        """Until the node's agent has taken the session, tell the other servers of it: the agent may
+        talk to one of them, and signals may be lost. Returns how long to wait.
+        """
+        session, peers = self._session, self._peers
+        if session.taken or peers is None or not peers.exist:
+            return _LOOK_S
+        peers.announce(session.id, session.gang, session.rank)
+        return _ANNOUNCE_S

@@ -15,6 +15,8 @@ from cavvy.api.serving.gateway_route import list_routes, make_route
 from cavvy.api.serving.listener import ServiceListener
 from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.api.serving.relays import ReplicaRelays
+from cavvy.api.serving.shared_traffic import SharedTraffic
+from cavvy.control.decide.gateways import GatewayCount
 from cavvy.control.decide.service import list_serving
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import as_revision
@@ -53,17 +55,25 @@ class PublishedService(Struct, frozen=True, kw_only=True):
 
 class GatewayFront:
     """Implements `ServiceFront` with a gateway of its own process on this machine. The gateway runs
-    while there are services, and is started again when it ends.
+    while there are services, and is started again when it ends. `shared` is what the gateways of
+    other servers have counted; None if there are no others.
     """
 
     def __init__(
-        self, folder: Path, control: str, listener: ServiceListener, relays: ReplicaRelays
+        self,
+        folder: Path,
+        control: str,
+        listener: ServiceListener,
+        relays: ReplicaRelays,
+        shared: SharedTraffic | None = None,
     ) -> None:
         self._listener = listener
         self._child = GatewayChild(folder, control, listener)
         self._relays = relays
         self._probes = ReplicaProbes()
+        self._shared = shared
         self._published: dict[str, PublishedService] = {}  # by the ID of the service
+        self._done: dict[str, int] = {}  # the version of each that the gateway has got
         self._arrivals: dict[str, int] = {}
         self._given: deque[int] = deque(maxlen=_REMEMBERED_PORTS)
         self._needed = asyncio.Event()
@@ -78,9 +88,16 @@ class GatewayFront:
             with socket.socket() as found:
                 found.bind((_LOCAL, 0))
                 port = int(found.getsockname()[1])
-            if port not in self._given:
+            if port not in self._given and not self._is_used(port):
                 self._given.append(port)
                 return port
+
+    def _is_used(self, port: int) -> bool:
+        """Whether a replica has the port, perhaps one that another server has started and whose
+        program does not listen yet.
+        """
+        services = [each.service for each in self._published.values()]
+        return any(port == each.port for service in services for each in service.open)
 
     def locate(self, service: StoredService) -> str:
         port = self._child.port
@@ -118,6 +135,7 @@ class GatewayFront:
                 await self._set_services(link)
             if old is None or old.replicas != new.replicas:
                 await link.ask(SetReplicas(service=service.id, replicas=new.replicas))
+            self._done[service.id] = max(self._done.get(service.id, 0), service.version)
         except GatewayLost:
             link.close()  # so that another link is opened, and the gateway gets all of it
 
@@ -127,6 +145,9 @@ class GatewayFront:
         self._probes.watch(service.id, {}, lambda: None)
         self._relays.keep(service.id, {})
         self._arrivals.pop(service.id, None)
+        self._done.pop(service.id, None)
+        if self._shared is not None:
+            await self._shared.forget(service.id)
         if self._published:
             if self._link is not None:
                 with suppress(GatewayLost):
@@ -136,8 +157,12 @@ class GatewayFront:
         await self._end_child()
 
     async def read_traffic(self, service: StoredService) -> ServiceTraffic | None:
+        done = self._done.get(service.id, 0)
         found = (await self._read()).get(service.id)
-        return None if found is None else make_traffic(found)
+        if self._shared is None:
+            return None if found is None else make_traffic(found)
+        counted = None if found is None else self._count(done, found)
+        return await self._shared.read(service, counted)
 
     # the gateway's life
 
@@ -160,6 +185,7 @@ class GatewayFront:
                     await self._follow(link)
                 except (OSError, GatewayLost) as error:
                     self._link = None
+                    self._done.clear()
                     if self._needed.is_set():
                         _log.warning("the gateway is started again: %s", error)
                 await asyncio.sleep(pause_s)
@@ -168,6 +194,8 @@ class GatewayFront:
             self._probes.close()
             self._relays.close()
             await self._end_child()
+            if self._shared is not None:
+                await self._shared.close()
 
     async def _open(self) -> GatewayLink:
         """A gateway that knows all services."""
@@ -179,6 +207,7 @@ class GatewayFront:
                 await self._set_services(link)
                 for name, each in sent.items():
                     await link.ask(SetReplicas(service=name, replicas=each.replicas))
+            self._done = {name: each.service.version for name, each in sent.items()}
             self._link = link
             return link
 
@@ -192,7 +221,7 @@ class GatewayFront:
     async def _follow(self, link: GatewayLink) -> None:
         """Wake services that get requests, until the gateway ends. Raises OSError, GatewayLost."""
         cold = await self._child.open_another()
-        listening = asyncio.create_task(self._listen(cold))
+        listening = asyncio.create_task(self._listen(cold, link))
         try:
             while True:
                 await asyncio.wait((listening,), timeout=_POLL_S)
@@ -204,21 +233,37 @@ class GatewayFront:
             await asyncio.gather(listening, return_exceptions=True)
             cold.close()
 
-    async def _listen(self, cold: GatewayLink) -> None:
+    async def _listen(self, cold: GatewayLink, link: GatewayLink) -> None:
         """Wake services at once when a request finds no replica. Raises GatewayLost."""
         while True:
             told = await cold.ask(AwaitCold(), timeout_s=None)
+            if self._shared is not None:
+                await self._look(link)  # the server that reconciles the service needs the count
             for name in told.cold or ():
                 if name in self._published:
                     self._wake(self._published[name].service)
 
     async def _look(self, link: GatewayLink) -> None:
         """Wake the services whose traffic has changed."""
-        for name, facts in _by_name(await link.ask(ReadStatistics())).items():
+        done = dict(self._done)
+        found = _by_name(await link.ask(ReadStatistics()))
+        if self._shared is not None:
+            await self._shared.tell(
+                {
+                    name: self._count(done[name], facts)
+                    for name, facts in found.items()
+                    if name in done
+                }
+            )
+        for name, facts in found.items():
             active = facts.backlog or facts.in_flight or self._arrivals.get(name) != facts.arrivals
             self._arrivals[name] = facts.arrivals
             if active and name in self._published:
                 self._wake(self._published[name].service)
+
+    def _count(self, version: int, facts: ServiceFacts) -> GatewayCount:
+        traffic, fresh = make_traffic(facts), self._child.started
+        return GatewayCount(version=version, traffic=traffic, fresh=fresh)
 
     def _make_published(
         self, service: StoredService, replicas: Sequence[ServiceReplica]

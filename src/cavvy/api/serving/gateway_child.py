@@ -14,6 +14,7 @@ from cavvy.gateway.control_socket import StopGateway
 
 _START_S = 30.0
 _END_S = 5.0
+_ALONE_S = 60.0  # a gateway goes on so long without its server if other servers have gateways, too
 
 
 class GatewayChild:
@@ -27,6 +28,11 @@ class GatewayChild:
         self._socket = socket
         self._process: asyncio.subprocess.Process | None = None
         self.port = 0  # 0 while none was found or started
+
+    @property
+    def started(self) -> bool:
+        """Whether this server has started the gateway, and did not find it."""
+        return self._process is not None
 
     async def reach(self) -> GatewayLink:
         """A link to the gateway, which is started if none answers. Raises OSError, GatewayLost."""
@@ -100,6 +106,8 @@ class GatewayChild:
             "control": self._socket,
             "state": str(self._folder / "calls"),
         }
+        if listener.shared:
+            config |= {"reuse_port": listener.port > 0, "alone_s": _ALONE_S}
         if listener.certificate:
             config["tls"] = {
                 "certificate": listener.certificate,

@@ -22,6 +22,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
     folder: str = ""
     name: str = ""  # of the host, in URLs; "": as it listens
     domains: tuple[str, ...] = ()
+    shared: bool = False  # other servers have gateways for the same services
 
     def locate(self, hosts: tuple[str, ...], path: str, port: int) -> str:
         """The URL of a service."""
@@ -37,7 +38,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
         return any(host.lower().endswith(f".{domain}") for domain in self.domains)
 
 
-def read_listener(settings: Settings) -> ServiceListener:
+def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListener:
     """Raises StateDirError if the settings do not fit together."""
     host, _, port = settings.text("services.listen").rpartition(":")
     host = host.strip("[]") or _LOCAL
@@ -56,6 +57,7 @@ def read_listener(settings: Settings) -> ServiceListener:
         folder=_whole(settings.text("services.tls_folder")),
         name=settings.text("services.name"),
         domains=tuple(each.lower().strip(".") for each in domains),
+        shared=shared,
     )
 
 

@@ -16,6 +16,7 @@ from secrets import token_hex
 
 from cavvy.agent.access.frames import CHUNK, EOF
 from cavvy.api.execs import JobExecs
+from cavvy.api.peers import PeerServers
 from cavvy.api.serving.exec_carrier import ExecCarrier
 from cavvy.client.tunnel.mux import (
     NodeTunnel,
@@ -41,6 +42,7 @@ class ReplicaRelays:
         self._execs = execs
         self._relays: dict[str, ReplicaRelay] = {}
         self.notify: Callable[[str], None] = lambda gang: None
+        self.peers: PeerServers | None = None  # which may be the ones that the agents talk to
 
     def keep(self, service: str, replicas: Mapping[str, ServiceReplica]) -> None:
         """Keep relays for these replicas of the service, and for no others of it."""
@@ -69,11 +71,10 @@ class ReplicaRelays:
         async def open_carrier(
             heard: Callable[[bytes], None], over: Callable[[str], None]
         ) -> TunnelCarrier:
-            session = self._execs.start(
-                token_hex(8), replica.id, replica.gang, _RANK, [], session=True
-            )
+            exec_id = token_hex(8) if self.peers is None else self.peers.make_id()
+            session = self._execs.start(exec_id, replica.id, replica.gang, _RANK, [], session=True)
             self.notify(replica.gang)
-            return ExecCarrier(self._execs, session, heard=heard, over=over)
+            return ExecCarrier(self._execs, session, self.peers, heard=heard, over=over)
 
         return NodeTunnel(open_carrier)
 

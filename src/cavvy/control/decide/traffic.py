@@ -53,6 +53,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     replicas: Mapping[str, int] = field(default_factory=dict)
     keys_used: Mapping[str, float] = field(default_factory=dict)
     tried: RevisionTraffic | None = None
+    whole: bool = True  # whether all gateways have told what they have in flight
 
 
 def make_terms(spec: ServiceSpec) -> ScalingTerms:

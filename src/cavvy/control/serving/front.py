@@ -59,7 +59,8 @@ class ServiceFront(Protocol):
 
 class ServingParts(Struct, frozen=True, kw_only=True):
     """What the reconciler of services and users' requests work with. Without a `front`, the server
-    runs no services. `pool` has the offers for replicas. `hint` puts a key on the worklist.
+    runs no services. `pool` has the offers for replicas. `hint` has a key reconciled, here or by
+    another server.
     """
 
     store: Store
@@ -68,3 +69,5 @@ class ServingParts(Struct, frozen=True, kw_only=True):
     pool: ProviderPool
     front: ServiceFront | None
     hint: Callable[[str], None]
+    # tells the other servers that the service of a key has changed
+    announce: Callable[[str], None] = lambda key: None

@@ -35,6 +35,7 @@ _PREFIX = "service:"
 _SCALED_EVERY = timedelta(seconds=1)
 _STORED_EVERY = timedelta(seconds=30)  # how old the stored state of the autoscaler may be
 _AT_ONCE = timedelta(0)
+_FOLLOWED_EVERY = timedelta(seconds=5)  # a signal of the server that reconciles it may be lost
 _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 
 
@@ -66,10 +67,11 @@ class ServiceReconciler:
 
     def __init__(self, parts: ServingParts) -> None:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
-        self._front, self._hint = parts.front, parts.hint
+        self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
         self._pool, self._markets = parts.pool, ServiceMarkets(parts.pool)
         self._scaled: dict[str, _Scaled] = {}  # by key
         self._services: dict[str, str] = {}  # ID of a replica -> key of its service
+        self._shown: dict[str, StoredService] = {}  # that the gateway serves, by key
 
     async def unfinished(self) -> list[str]:
         """The keys of all services."""
@@ -97,11 +99,41 @@ class ServiceReconciler:
         try:
             service = await self._store.services.get(project, name)
         except RowNotFound:
-            self._scaled.pop(key, None)
+            await self._withdraw(key, self._front)
             return None
         with suppress(StaleVersion):
             return await self._pass(key, service, self._front)
         return _AT_ONCE
+
+    async def follow(self, key: str) -> timedelta | None:
+        """Let this server's gateway serve a service that another server reconciles."""
+        self._scaled.pop(key, None)
+        project, _, name = key.removeprefix(_PREFIX).partition("/")
+        if self._front is None:
+            return None
+        try:
+            service = await self._store.services.get(project, name)
+        except RowNotFound:
+            await self._withdraw(key, self._front)
+            return None
+        self._note_replicas(key, service)
+        await self._show(key, service, self._front)
+        return _FOLLOWED_EVERY
+
+    async def _show(self, key: str, service: StoredService, front: ServiceFront) -> None:
+        """Let the gateway serve the service as it is stored."""
+        shown = self._shown.get(key)
+        if shown is not None and shown.id != service.id:  # another one with its name
+            await front.withdraw(shown)
+        self._shown[key] = service
+        running = [each for each in service.open if each.running_at and each.state not in _GONE]
+        front.watch(service, running)
+        await front.publish(service, list_serving(service))
+
+    async def _withdraw(self, key: str, front: ServiceFront) -> None:
+        self._scaled.pop(key, None)
+        if (shown := self._shown.pop(key, None)) is not None:
+            await front.withdraw(shown)
 
     async def _pass(self, key: str, stored: StoredService, front: ServiceFront) -> timedelta | None:
         now = self._clock.now()
@@ -116,11 +148,12 @@ class ServiceReconciler:
         step = decide_update(view, now)
         step, stored = await self._store_step(key, step, stored, front, now)
         self._note_replicas(key, stored)
-        await self._act(step, stored, front)
+        await self._show(key, stored, front)
+        await self._act(step, stored)
         if step.finished:
-            await front.withdraw(stored)
+            await self._withdraw(key, front)
             await self._store.services.delete(stored)
-            self._scaled.pop(key, None)
+            self._announce(key)
             return None
         return step.after
 
@@ -144,7 +177,7 @@ class ServiceReconciler:
             reason=job.reason,
             answers=probed.answers,
             failures=probed.failures,
-            in_flight=None if traffic is None else traffic.replicas.get(replica.id, 0),
+            in_flight=_count_in_flight(replica, traffic),
         )
         return await self._look_at_attempt(job, seen)
 
@@ -233,7 +266,9 @@ class ServiceReconciler:
             return step, stored
         if scaled is not None:
             self._scaled[key] = replace(scaled, stored_at=now)
-        return step, await self._store.services.put(service)
+        service = await self._store.services.put(service)
+        self._announce(key)
+        return step, service
 
     async def _order_at_port(
         self, service: StoredService, revision: int, market: str, now: datetime
@@ -257,11 +292,8 @@ class ServiceReconciler:
         problem += "service may run nowhere else"
         return replace(service, problem=problem)
 
-    async def _act(self, step: ServiceStep, service: StoredService, front: ServiceFront) -> None:
-        """Tell the gateway, and start and stop jobs of replicas. All of this may be repeated."""
-        running = [each for each in service.open if each.running_at and each.state not in _GONE]
-        front.watch(service, running)
-        await front.publish(service, list_serving(service))
+    async def _act(self, step: ServiceStep, service: StoredService) -> None:
+        """Start and stop jobs of replicas. All of this may be repeated."""
         for replica in step.start:
             await self._submit(service, replica)
         for replica in step.stop:
@@ -289,3 +321,10 @@ class ServiceReconciler:
         except StaleVersion:
             return  # an earlier pass has submitted it
         self._wake(service)
+
+
+def _count_in_flight(replica: ServiceReplica, traffic: ServiceTraffic | None) -> int | None:
+    """The requests in flight of a replica; None if not all gateways have told theirs."""
+    if traffic is None or not traffic.whole:
+        return None
+    return traffic.replicas.get(replica.id, 0)

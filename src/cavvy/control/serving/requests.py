@@ -37,12 +37,7 @@ class ServiceRequests:
 
     def __init__(self, parts: ServingParts) -> None:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
-        self._front, self._hint = parts.front, parts.hint
-
-    @property
-    def available(self) -> bool:
-        """Whether this server can run services."""
-        return self._front is not None
+        self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
 
     async def any(self) -> bool:
         """Whether there is a service."""
@@ -143,7 +138,9 @@ class ServiceRequests:
         for _ in range(_TRIES):
             service = await self._store.services.get(project, name)
             with suppress(StaleVersion):
-                return await self._store.services.put(change(service))
+                changed = await self._store.services.put(change(service))
+                self._announce(service_key(project, name))
+                return changed
         raise StaleVersion(f"service {name} was changed by other requests in every try")
 
     async def end_all(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
@@ -158,7 +155,9 @@ class ServiceRequests:
         """Let the gateway serve the service, so that requests may come before its replicas."""
         if self._front is not None:
             await self._front.publish(service, list_serving(service))
-        self._hint(service_key(service.project, service.name))
+        key = service_key(service.project, service.name)
+        self._announce(key)
+        self._hint(key)
         return await self._describe(service)
 
     async def _describe(self, service: StoredService) -> ServiceStatus:

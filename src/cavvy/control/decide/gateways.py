@@ -1,0 +1,113 @@
+"""Adds up what the gateways of several servers have counted for a service."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
+from cavvy.domain.values import Struct, field, replace
+
+_NOTHING = RevisionSums()
+
+
+class GatewayCount(Struct, frozen=True, kw_only=True):
+    """What one gateway has counted for a service, after it got this version of the service. It is
+    `fresh` if its server has started it, and did not find it.
+    """
+
+    version: int
+    traffic: ServiceTraffic
+    fresh: bool = False
+
+
+class GatewayTotals(Struct, frozen=True, kw_only=True):
+    """The traffic of all gateways so far, and the last report of each, by its server. The counters
+    of `sum` only grow, also when gateways end or begin again.
+    """
+
+    sum: ServiceTraffic | None = None
+    last: Mapping[str, ServiceTraffic] = field(default_factory=dict)
+
+
+def add_reports(
+    totals: GatewayTotals, reports: Mapping[str, GatewayCount], at_s: float, *, whole: bool
+) -> GatewayTotals:
+    """The totals with the newest reports. `at_s` is the clock of who adds them up. `whole` says
+    that each gateway has told what it has in flight. The first reports count in full. Of those that
+    come later, a gateway that was there before its server counts from then on: it may have counted
+    for long.
+
+    Quantiles of a sum do not follow from those of its parts: the largest of each is told.
+    """
+    former = totals.sum or ServiceTraffic(at_s=at_s)
+    counters = {name: getattr(former, name) for name in _COUNTERS}
+    tried = former.tried
+    for server, report in reports.items():
+        new, old = report.traffic, _find_former(totals, server, report)
+        for name in _COUNTERS:
+            counters[name] += max(getattr(new, name) - getattr(old, name), 0)
+        tried = _add_tried(tried, new.tried, old.tried)
+    told = [each.traffic for each in reports.values()]
+    found = replace(_add_levels(told, at_s), **counters, tried=tried, whole=whole)
+    return GatewayTotals(last={name: each.traffic for name, each in reports.items()}, sum=found)
+
+
+def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> ServiceTraffic:
+    """What the report is compared with."""
+    new, nothing = report.traffic, ServiceTraffic(at_s=report.traffic.at_s)
+    old = totals.last.get(server)
+    if old is None:
+        return nothing if totals.sum is None or report.fresh else new
+    started_again = new.at_s < old.at_s or new.arrivals < old.arrivals
+    return nothing if started_again else old
+
+
+def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
+    """What holds at this moment, without the counters."""
+    return ServiceTraffic(
+        at_s=at_s,
+        in_flight=sum(each.in_flight for each in told),
+        in_flight_s=sum(each.in_flight_s for each in told),
+        backlog=sum(each.backlog for each in told),
+        per_s=sum(each.per_s for each in told),
+        p50_s=_find_largest(each.p50_s for each in told),
+        p95_s=_find_largest(each.p95_s for each in told),
+        p99_s=_find_largest(each.p99_s for each in told),
+        replicas=_join([each.replicas for each in told]),
+        keys_used=_latest([each.keys_used for each in told]),
+    )
+
+
+def _find_largest(values: Iterable[float | None]) -> float | None:
+    return max((each for each in values if each is not None), default=None)
+
+
+_COUNTERS = ("arrivals", "answered", "started", "late", "lost", "service_s")
+
+
+def _add_tried(
+    total: RevisionTraffic | None, new: RevisionTraffic | None, old: RevisionTraffic | None
+) -> RevisionTraffic | None:
+    """The total of the newest revision that a gateway divides requests for."""
+    if new is None or (total is not None and total.revision > new.revision):
+        return total
+    if total is None or total.revision < new.revision:
+        total = RevisionTraffic(revision=new.revision, old=_NOTHING, new=_NOTHING)
+    if old is None or old.revision != new.revision or old.new.requests > new.new.requests:
+        old = RevisionTraffic(revision=new.revision, old=_NOTHING, new=_NOTHING)
+    return replace(total, old=total.old + new.old - old.old, new=total.new + new.new - old.new)
+
+
+def _join(parts: list[Mapping[str, int]]) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.items():
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+def _latest(parts: list[Mapping[str, float]]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, at in part.items():
+            found[name] = max(found.get(name, 0.0), at)
+    return found

@@ -1,0 +1,72 @@
+"""The traffic of a service whose requests come through the gateways of several servers."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
+
+
+def tell(arrivals: int, at_s: float = 1.0, fresh: bool = False, **more: Any) -> GatewayCount:
+    traffic = ServiceTraffic(at_s=at_s, arrivals=arrivals, **more)
+    return GatewayCount(version=1, traffic=traffic, fresh=fresh)
+
+
+def add(totals: GatewayTotals, at_s: float = 1.0, **reports: GatewayCount) -> GatewayTotals:
+    return add_reports(totals, reports, at_s, whole=True)
+
+
+def count(totals: GatewayTotals) -> int:
+    assert totals.sum is not None
+    return totals.sum.arrivals
+
+
+def test_levels_are_added_and_counters_only_grow() -> None:
+    totals = add(
+        GatewayTotals(),
+        a=tell(10, backlog=1, replicas={"r1": 2}, keys_used={"k": 5.0}, p95_s=0.1),
+        b=tell(20, backlog=2, replicas={"r1": 1, "r2": 1}, keys_used={"k": 7.0}, p95_s=0.3),
+    )
+    found = totals.sum
+    assert found is not None
+    assert (found.arrivals, found.backlog, found.p95_s) == (30, 3, 0.3)
+    assert (found.replicas, found.keys_used) == ({"r1": 3, "r2": 1}, {"k": 7.0})
+    totals = add(totals, a=tell(3, at_s=0.5), b=tell(25))  # a's gateway was started again
+    assert count(totals) == 38
+    totals = add(totals, b=tell(25))  # a's server is gone
+    assert count(totals) == 38
+
+
+def test_a_gateway_that_counted_before_its_server_came_does_not_count_twice() -> None:
+    totals = add(GatewayTotals(), a=tell(10))
+    assert count(add(totals, a=tell(10), b=tell(7, fresh=True))) == 17
+    found = add(totals, a=tell(10), b=tell(1000))
+    assert count(found) == 10
+    assert count(add(found, a=tell(10), b=tell(1001))) == 11
+
+
+def test_a_canary_counts_from_its_own_start_in_each_gateway() -> None:
+    def tried(revision: int, requests: int) -> RevisionTraffic:
+        sums = RevisionSums(requests=requests)
+        return RevisionTraffic(revision=revision, old=sums, new=sums)
+
+    totals = add(GatewayTotals(), a=tell(1, tried=tried(2, 50)), b=tell(1))
+    totals = add(totals, a=tell(1, tried=tried(2, 60)), b=tell(1, tried=tried(2, 5)))
+    assert totals.sum is not None
+    assert totals.sum.tried == tried(2, 65)
+    totals = add(totals, a=tell(1, tried=tried(3, 4)), b=tell(1, tried=tried(2, 9)))
+    assert totals.sum is not None
+    assert totals.sum.tried == tried(3, 4), "the older revision counts no longer"
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9)), max_size=20))
+def test_no_arrival_is_lost_or_counted_twice(steps: list[tuple[str, int]]) -> None:
+    counted = dict.fromkeys("ab", 0)
+    totals = add(GatewayTotals(), **{name: tell(0) for name in counted})
+    for name, more in steps:
+        counted[name] += more
+        totals = add(totals, **{each: tell(number) for each, number in counted.items()})
+    assert count(totals) == sum(counted.values())
