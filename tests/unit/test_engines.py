@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,30 @@ def test_mistakes_are_told(section: str, said: str) -> None:
 def test_a_file_has_an_engine_or_commands() -> None:
     with pytest.raises(SpecError, match="`run` has no meaning"):
         parse_file("run: x\nservice: {engine: vllm, model: a}")
+
+
+def test_a_model_may_be_optimised_by_its_engine() -> None:
+    model = "{source: m.onnx, optimise: onnx-int8, samples: s.npz, agree: 99.5%}"
+    found = parse_file(f"service: {{engine: onnxruntime, model: {model}, options: {{threads: 2}}}}")
+    assert found.tasks[0].run == (
+        "exec env PYTHONPATH=.cavvy${PYTHONPATH:+:$PYTHONPATH} python3 -m model_server "
+        '--model m.onnx --host "${SERVE_HOST:-127.0.0.1}" --port "${PORT:-8000}" '
+        "--optimise onnx-int8 --samples s.npz --agree 0.995 --threads 2"
+    )
+    files = {each.inside: Path(each.source) for each in found.local}
+    assert {".cavvy/model_server/__main__.py", ".cavvy/model_server/__init__.py"} <= set(files)
+    assert all(each.is_file() for each in files.values())
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "said"),
+    [
+        ("vllm", "{source: m, optimise: onnx-int8}", "the engine has no optimisation"),
+        ("onnxruntime", "{source: m, optimise: int3}", "expected: onnx-int8"),
+        ("onnxruntime", "{optimise: onnx-int8}", "the engine has no model"),
+        ("onnxruntime", "{source: m, optimise: onnx-int8, agree: 2}", "is not a share"),
+    ],
+)
+def test_a_wrong_optimisation_is_told(engine: str, model: str, said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
+        parse_file(f"service: {{engine: {engine}, model: {model}}}")

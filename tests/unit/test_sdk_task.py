@@ -47,6 +47,7 @@ TABLES: dict[str, Any] = {
     "service": keys.Service,
     "service.replicas": keys.ServiceReplicas,
     "service.replicas.target": keys.ServiceTarget,
+    "service.model": keys.ServiceModel,
     "service.probe": keys.ServiceProbe,
     "service.timeouts": keys.ServiceTimeoutKeys,
     "service.rate": keys.ServiceRate,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.importers.detect import Dialect, find_by_path, find_dialect, names_no_tool
-from cavvy.importers.kept_keys import KeptKey, Translation
+from cavvy.importers.kept_keys import KeptKey, LocalPath, Translation
 from cavvy.spec import SpecError, check_uses, parse_own, read_file
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
 
@@ -281,7 +281,13 @@ def _parse_own(
             suggestion="use `--as skypilot` to read it as a SkyPilot file",
         )
         raise SpecError([*error.problems, hint]) from None
-    return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,))
+    from cavvy.spec.engine_section import find_engine_files
+
+    local = (
+        LocalPath(source=str(source), inside=inside)
+        for inside, source in sorted(find_engine_files(documents).items())
+    )
+    return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,), local=tuple(local))
 
 
 def _parse_other(

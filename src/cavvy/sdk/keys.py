@@ -240,6 +240,16 @@ class ServiceReplicas(TypedDict, total=False):
     idle: Length
 
 
+class ServiceModel(TypedDict):
+    """A model that is optimised before it is served."""
+
+    source: str
+    optimise: NotRequired[str]
+    samples: NotRequired[str]
+    agree: NotRequired[Number]
+    compare: NotRequired[str]
+
+
 class ServiceProbe(TypedDict, total=False):
     """How a replica of a service is found to be ready."""
 
@@ -297,7 +307,7 @@ class Service(TypedDict):
 
     port: Whole
     engine: NotRequired[str]
-    model: NotRequired[str]
+    model: NotRequired[str | ServiceModel]
     options: NotRequired[Mapping[str, Scalar]]
     replicas: NotRequired[Whole | ServiceReplicas]
     concurrency: NotRequired[Whole]

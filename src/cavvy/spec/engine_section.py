@@ -2,13 +2,21 @@
 service, as far as the file does not have them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 
 from cavvy.domain.values import replace
-from cavvy.spec.engines import ENGINES, Engine, list_own_flags, write_command
+from cavvy.spec.engines import (
+    ENGINES,
+    OPTIMISATION,
+    Engine,
+    list_own_files,
+    list_own_flags,
+    write_command,
+)
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
-from cavvy.spec.tree import ListNode, MapNode, ScalarNode
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 
 def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
@@ -19,9 +27,10 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     engine = _find_engine(_text(service, "engine"), service.mark, notes)
     if engine is None:
         return root
-    model = _text(service, "model")
+    model, optimisation = _read_model(service, engine, notes)
     options = _read_options(service, notes)
     _check(root, service, list_own_flags(engine) & options.keys(), notes)
+    options = {**optimisation, **options}
     needs = root.get("resources")
     gpus = isinstance(needs, MapNode) and needs.get("gpu") is not None
     run = write_command(engine, model, _list_models(service) or (model,), options, gpus)
@@ -31,6 +40,16 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
     full = _complete(service, more)
     entries = tuple((key, full if key.text == "service" else each) for key, each in root.entries)
     return _complete(replace(root, entries=entries), {"run": run})
+
+
+def find_engine_files(documents: Sequence[Node]) -> Mapping[str, Path]:
+    """The files of Cavvy that the file's engine needs, by their paths in the working folder."""
+    for root in documents:
+        service = root.get("service") if isinstance(root, MapNode) else None
+        if isinstance(service, MapNode):
+            engine = ENGINES.get(_text(service, "engine"))
+            return {} if engine is None else list_own_files(engine)
+    return {}
 
 
 def _find_engine(name: str, mark: SourceMark, notes: ProblemNotes) -> Engine | None:
@@ -46,13 +65,41 @@ def _find_engine(name: str, mark: SourceMark, notes: ProblemNotes) -> Engine | N
 
 def _check(root: MapNode, service: MapNode, own: AbstractSet[str], notes: ProblemNotes) -> None:
     mark = service.mark
-    if not _text(service, "model"):
+    node = service.get("model")
+    if not (_text(service, "model") or (isinstance(node, MapNode) and _text(node, "source"))):
         notes.add(mark, "the engine has no model", suggestion="add `model: NAME_OR_PATH`")
     if root.get("run") is not None:
         message = "`run` has no meaning with `service.engine`, which writes the command"
         notes.add(mark, message, suggestion="delete one of them")
     for name in sorted(own):
         notes.add(mark, f"the option {name} is written by Cavvy", suggestion="delete it")
+
+
+def _read_model(
+    service: MapNode, engine: Engine, notes: ProblemNotes
+) -> tuple[str, Mapping[str, str]]:
+    """The source of the model, and the options that optimise it."""
+    node = service.get("model")
+    if not isinstance(node, MapNode):
+        return _text(service, "model"), {}
+    found = {name: _text(node, name) for name in OPTIMISATION if node.get(name) is not None}
+    wanted = found.get("optimise", "")
+    if found and wanted not in engine.optimises:
+        known = listed(engine.optimises) if engine.optimises else "no optimisation for this engine"
+        notes.add(node.mark, f"the engine has no optimisation {shown(wanted)}", expected=known)
+    if share := found.get("agree", ""):
+        found["agree"] = str(_read_share(share, node.mark, notes))
+    return _text(node, "source"), found
+
+
+def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1
+    if not 0 < share <= 1:
+        notes.add(mark, f"agree: {shown(text)} is not a share", suggestion="write 99% or 0.99")
+    return share
 
 
 def _complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:

@@ -2,15 +2,20 @@
 the path of their metrics.
 
 `flags` are options of the engine that were found in `source` on the date `as_of`. A test checks
-that the command that is written here uses no others. No engine was started by its command.
+that the command that is written here uses no others. Of the engines, only `onnxruntime` was started
+by its command.
 """
 
 import shlex
 from collections.abc import Mapping
 from datetime import date
+from pathlib import Path
 
 from cavvy.domain.values import Struct
 
+# keys of `service.model`, beside `source`, which are options of the engine
+OPTIMISATION = ("optimise", "samples", "agree", "compare")
+SERVER_FOLDER = ".cavvy"  # where the files of our own server are in the working folder
 # Replicas are reached at this address. A server of another machine's replicas sets SERVE_HOST.
 _HOST = '"${SERVE_HOST:-127.0.0.1}"'
 _PORT = '"${PORT:-%d}"'
@@ -33,6 +38,7 @@ class Engine(Struct, frozen=True, kw_only=True):
     fixed: tuple[str, ...] = ()
     separator: str = " "  # between an option and its value
     chats: bool = True  # it answers OpenAI's API
+    optimises: frozenset[str] = frozenset()  # the values of `model.optimise` that it knows
     flags: frozenset[str]
     source: str
     as_of: date
@@ -107,6 +113,21 @@ ENGINES: Mapping[str, Engine] = {
         source="commands in public repositories",
         as_of=date(2026, 11, 24),
     ),
+    "onnxruntime": Engine(
+        command=f"env PYTHONPATH={SERVER_FOLDER}${{PYTHONPATH:+:$PYTHONPATH}} "
+        "python3 -m model_server",
+        model="--model",
+        host="--host",
+        port_flag="--port",
+        port=8000,
+        probe="/v2/health/ready",
+        metrics="/metrics",
+        chats=False,
+        optimises=frozenset({"onnx-int8"}),
+        flags=_words("model host port name threads optimise samples agree compare"),
+        source="src/cavvy/model_server, which is submitted with the service",
+        as_of=date(2026, 11, 24),
+    ),
     "llama.cpp": Engine(
         command="llama-server",
         model="--model",
@@ -153,7 +174,17 @@ def write_command(
     return " ".join(words)
 
 
+def list_own_files(engine: Engine) -> Mapping[str, Path]:
+    """The files of Cavvy that the engine's command needs, by their paths in the working folder."""
+    if SERVER_FOLDER not in engine.command:
+        return {}
+    package = Path(__file__).parent.parent / "model_server"
+    return {f"{SERVER_FOLDER}/model_server/{each.name}": each for each in package.glob("*.py")}
+
+
 def list_own_flags(engine: Engine) -> frozenset[str]:
     """The options that Cavvy itself sets; a file cannot set them."""
     own = {engine.model, engine.host, engine.port_flag, engine.names}
+    if engine.optimises:
+        own |= {f"--{name}" for name in OPTIMISATION}
     return frozenset(each.removeprefix("--") for each in own if each)

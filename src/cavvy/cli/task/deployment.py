@@ -61,8 +61,7 @@ def prepare(
     params = {key: show_value(value) for key, value in task.params.items()} | read_params(param)
     folders = [] if origin.snapshot is None else [origin.snapshot]
     if outputs:
-        model = _choose([each.source for each in task.outputs], choice, job.name)
-        model = replace(model, path=_locate(task, model))
+        model = _choose_output(task, choice, job.name)
     else:
         found = make_model_folder(client, job.project, job.name, folders, MODEL_FOLDER)
         folders = [found.snapshot]
@@ -173,13 +172,14 @@ def _ask(message: str, files: Sequence[str]) -> CommandFailure:
     return CommandFailure(f"{message} ({few})", hint)
 
 
-def _locate(task: TaskSpec, model: ServedModel) -> str:
-    """The path of an output below MODEL_FOLDER, where it is copied from its URL."""
+def _choose_output(task: TaskSpec, choice: ModelChoice, job: str) -> ServedModel:
+    """The model among the outputs, with its path below MODEL_FOLDER, where they are copied to."""
+    model = _choose([each.source for each in task.outputs], choice, job)
     for each in task.outputs:
         if model.path and each.source == model.path:
-            name = model.path.rpartition("/")[2] if each.target.endswith("/") else ""
-            return name or each.target.rpartition("/")[2]
-    return model.path
+            there = model.path if each.target.endswith("/") else each.target
+            return replace(model, path=there.rpartition("/")[2])
+    return model
 
 
 def _keep_own(overrides: str) -> str:

@@ -293,12 +293,26 @@ def _build(table: SectionReader) -> ServiceSpec | None:
     return spec
 
 
+_SOURCE = text_kind("a model's name or path", filled)
+_MODEL = either(
+    _SOURCE,
+    lambda source: source,
+    section(
+        "service.model",
+        lambda table: table.get("source"),
+        source=FieldSpec(_SOURCE, required=True),
+        optimise=text_kind("onnx-int8", filled),
+        samples=text_kind("a file with samples", filled),
+        agree=_SHARE,
+        compare=text_kind("top or cosine", filled),
+    ),
+)
 SERVICE = section(
     "service",
     _build,
     # spec/engine_section.py has replaced these by `run`, `port`, `probe` and `models`
     engine=FieldSpec(text_kind("the name of an engine", filled), to=()),
-    model=FieldSpec(text_kind("a model's name or path", filled), to=()),
+    model=FieldSpec(_MODEL, to=()),
     options=FieldSpec(
         named_texts(
             "options of the engine, each with a value",

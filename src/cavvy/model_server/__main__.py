@@ -1,0 +1,97 @@
+"""Loads a model, optimises it if asked, and serves it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from .http_server import ModelServer
+from .inference import CountedModel, OnnxModel, WrongRequest
+
+_FASTER = 1.05  # an optimised model is served if it is faster by this factor; less is noise
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _read_options(arguments)
+    started = time.monotonic()
+    path = Path(options.model)
+    try:
+        original = OnnxModel(path, options.threads)
+    except Exception as error:  # noqa: BLE001 - what a file causes has no common class
+        sys.exit(f"{path} cannot be loaded: {error}")
+    model = original
+    notes: dict[str, Any] = {}
+    if options.optimise:
+        model, notes = _optimise(original, options)
+    served = CountedModel(options.name or path.stem, model, notes)
+    with ModelServer((options.host, options.port), served) as server:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        took = time.monotonic() - started
+        _say(f"serves {model.path.name} as {served.name} after {took:.1f} s")
+        server.serve_forever()
+
+
+def _optimise(original: OnnxModel, options: argparse.Namespace) -> tuple[OnnxModel, dict[str, Any]]:
+    """The fastest optimised model that agrees with the original, else the original; and what was
+    found.
+    """
+    from .optimise import compare, convert, list_kinds
+    from .samples import read_samples
+
+    folder = Path(tempfile.mkdtemp(prefix="cavvy-model-"))
+    best: tuple[OnnxModel, dict[str, Any]] = original, {"optimised": 0, "speed_up": _FASTER}
+    try:
+        samples = read_samples(original, options.samples)
+        for kind in list_kinds(original.path):
+            target = folder / f"int8-{kind}.onnx"
+            # the samples that calibrate the model do not judge it
+            convert(original.path, target, kind, samples[::2])
+            model = OnnxModel(target, options.threads)
+            found = compare(original, model, samples[1::2] or samples, options.compare)
+            _say(_describe(kind, found, options))
+            good = found["agreement"] >= options.agree
+            if good and found["speed_up"] >= best[1]["speed_up"]:
+                best = model, {**found, "optimised": 1}
+    except (ImportError, OSError, ValueError, KeyError, WrongRequest) as error:
+        sys.exit(f"the model cannot be optimised: {type(error).__name__}: {error}")
+    if best[0] is original:
+        _say("the original is served: no other model is faster and agrees")
+        return original, {"optimised": 0}
+    return best
+
+
+def _describe(kind: str, found: dict[str, float], options: argparse.Namespace) -> str:
+    return (
+        f"{options.optimise} ({kind}): {found['optimised_ms']:.2f} ms instead of "
+        f"{found['original_ms']:.2f} ms a sample, agreement {found['agreement']:.4f} "
+        f"({options.compare}), {int(found['samples'])} "
+        f"{'samples' if options.samples else 'made-up samples'}"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _read_options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="model_server", description=__doc__)
+    parser.add_argument("--model", required=True, help="a .onnx file")
+    parser.add_argument("--name", default="", help="its name in URLs; the default is the file's")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--threads", type=int, default=0, help="of one request; 0: all cores")
+    parser.add_argument("--optimise", choices=["onnx-int8"], default="")
+    parser.add_argument("--samples", default="", help="a .npz file, or JSON lines")
+    parser.add_argument("--agree", type=float, default=0.99)
+    parser.add_argument("--compare", choices=["top", "cosine"], default="top")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

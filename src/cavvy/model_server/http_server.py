@@ -1,0 +1,101 @@
+"""The HTTP routes of the Open Inference Protocol (version 2) for one model, and its metrics."""
+
+from __future__ import annotations
+
+import json
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from .inference import WrongRequest
+
+if TYPE_CHECKING:
+    from .inference import CountedModel
+
+_MOST_BYTES = 1 << 30  # of a body
+
+
+class ModelServer(ThreadingHTTPServer):
+    """Answers each connection in a thread of its own."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, address: tuple[str, int], served: CountedModel) -> None:
+        self.served = served
+        super().__init__(address, ModelRequestHandler)
+
+
+class ModelRequestHandler(BaseHTTPRequestHandler):
+    """One connection of a client."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # head and body are sent together
+    server: ModelServer
+
+    def do_GET(self) -> None:
+        served, path = self.server.served, self.path.partition("?")[0]
+        if path in ("/v2/health/live", "/v2/health/ready", self._model("/ready")):
+            self._answer(200, {})
+        elif path == "/v2":
+            self._answer(200, {"name": "cavvy-onnxruntime", "version": "2", "extensions": []})
+        elif path == self._model():
+            about = {"name": served.name, "versions": ["1"], **served.model.describe()}
+            self._answer(200, {**about, "parameters": served.notes})
+        elif path == "/metrics":
+            self._send(200, served.write_metrics().encode(), "text/plain; version=0.0.4")
+        else:
+            self._refuse(404, f"there is no {path}; this server has {self._model()}")
+
+    def do_POST(self) -> None:
+        served = self.server.served
+        body = self._read_body()
+        if body is None:
+            return
+        if self.path.partition("?")[0] != self._model("/infer"):
+            self._refuse(404, f"there is no {self.path}; post to {self._model('/infer')}")
+            return
+        started = time.perf_counter()
+        try:
+            request = json.loads(body)
+            outputs = served.model.infer(request)
+        except (WrongRequest, ValueError, RecursionError) as error:
+            served.count("failure", time.perf_counter() - started)
+            self._refuse(400, str(error))
+            return
+        served.count("success", time.perf_counter() - started)
+        answer = {"model_name": served.name, "model_version": "1", "outputs": outputs}
+        if isinstance(request.get("id"), str):
+            answer["id"] = request["id"]
+        self._answer(200, answer)
+
+    def _model(self, rest: str = "") -> str:
+        return f"/v2/models/{self.server.served.name}{rest}"
+
+    def _read_body(self) -> bytes | None:
+        """The body; None if the client was refused."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > _MOST_BYTES:
+            self.close_connection = True
+            self._refuse(411 if not length else 413, "a body with a Content-Length is needed")
+            return None
+        return self.rfile.read(int(length))
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._answer(status, {"error": message})
+
+    def _answer(self, status: int, body: Any) -> None:
+        self._send(status, json.dumps(body).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status, HTTPStatus(status).phrase)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Requests are counted, not logged."""

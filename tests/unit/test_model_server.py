@@ -1,0 +1,149 @@
+"""Our server of ONNX models: requests of the Open Inference Protocol, metrics, and optimisation."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper, save
+
+from cavvy.model_server.http_server import ModelServer
+from cavvy.model_server.inference import CountedModel, OnnxModel
+from cavvy.model_server.optimise import compare, convert, list_kinds
+from cavvy.model_server.samples import read_samples
+
+WIDTH = 64
+
+
+def write_model(folder: Path, *, kernel: bool = False) -> Path:
+    """A classifier of WIDTH numbers: two matrices, after a convolution if `kernel` is set."""
+    random = np.random.default_rng(1)
+
+    def weight(name: str, *shape: int) -> Any:
+        return numpy_helper.from_array(random.standard_normal(shape).astype("float32"), name)
+
+    shape = ["n", 1, WIDTH] if kernel else ["n", WIDTH]
+    weights = [weight("a", WIDTH, WIDTH), weight("b", WIDTH, 10)]
+    nodes = [
+        helper.make_node("MatMul", ["h" if kernel else "x", "a"], ["y"]),
+        helper.make_node("Relu", ["y"], ["z"]),
+        helper.make_node("MatMul", ["z", "b"], ["scores"]),
+    ]
+    if kernel:
+        weights.append(weight("k", 1, 1, 3))
+        nodes.insert(0, helper.make_node("Conv", ["x", "k"], ["h"], pads=[1, 1]))
+    graph = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, [*shape[:-1], 10])],
+        weights,
+    )
+    opset = helper.make_opsetid("", 17)
+    save(helper.make_model(graph, opset_imports=[opset], ir_version=9), str(folder / "tiny.onnx"))
+    return folder / "tiny.onnx"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    served = CountedModel("tiny", OnnxModel(write_model(tmp_path), 1), {"agreement": 0.5})
+    with ModelServer(("127.0.0.1", 0), served) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def ask(url: str, body: Any = None) -> tuple[int, Any]:
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urlopen(Request(url, data), timeout=30) as answer:
+            return answer.status, answer.read()
+    except HTTPError as error:
+        return error.code, error.read()
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    data = {"name": "x", "shape": [2, WIDTH], "datatype": "FP32", "data": [0.5] * (2 * WIDTH)}
+    return {"inputs": [{**data, **changes}]}
+
+
+def test_a_request_of_the_protocol_is_answered(url: str) -> None:
+    assert ask(f"{url}/v2/health/ready")[0] == ask(f"{url}/v2/models/tiny/ready")[0] == 200
+    about = json.loads(ask(f"{url}/v2/models/tiny")[1])
+    assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, WIDTH]}]
+    status, body = ask(f"{url}/v2/models/tiny/infer", {"id": "7", **tensor()})
+    answer = json.loads(body)
+    assert (status, answer["id"], answer["model_name"]) == (200, "7", "tiny")
+    [scores] = answer["outputs"]
+    assert (scores["name"], scores["datatype"], scores["shape"]) == ("scores", "FP32", [2, 10])
+    assert scores["data"][:10] == scores["data"][10:], "both rows are equal"
+    metrics = ask(f"{url}/metrics")[1].decode()
+    assert 'model_requests_total{model="tiny",outcome="success"} 1' in metrics
+    assert 'model_agreement{model="tiny"} 0.5' in metrics
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "Expecting"),
+        ([], "a list `inputs`"),
+        ({"inputs": []}, "also needs the inputs x"),
+        (tensor(name="y"), "there is no input 'y'; expected x"),
+        (tensor(datatype="INT64"), "must be FP32"),
+        (tensor(shape=[3, WIDTH]), "cannot reshape"),
+        (tensor(shape=[1, 2 * WIDTH]), "Got: 128 Expected: 64"),
+        (tensor(data=["a"]), "could not convert"),
+        ({**tensor(), "outputs": [{"name": "other"}]}, "expected scores"),
+    ],
+)
+def test_a_wrong_request_is_told_what_is_wrong(url: str, body: Any, said: str) -> None:
+    status, answer = ask(f"{url}/v2/models/tiny/infer", body)
+    assert (status, said in json.loads(answer)["error"]) == (400, True), answer
+    assert ask(f"{url}/v2/models/other/infer", tensor())[0] == 404
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_a_model_of_8_bits_agrees_with_the_original(tmp_path: Path, kernel: bool) -> None:
+    old = OnnxModel(write_model(tmp_path, kernel=kernel), 1)
+    samples = read_samples(old, "")
+    kind = list_kinds(old.path)[-1]
+    assert kind == ("static" if kernel else "dynamic")
+    convert(old.path, tmp_path / "int8.onnx", kind, samples[::2])
+    assert (tmp_path / "int8.onnx").stat().st_size < old.path.stat().st_size / 2
+    found = compare(old, OnnxModel(tmp_path / "int8.onnx", 1), samples[1::2], "cosine")
+    assert found["agreement"] > 0.99
+    other = OnnxModel(write_other(tmp_path, old), 1)
+    assert compare(old, other, samples, "top")["agreement"] < 0.5, "another model does not agree"
+
+
+def write_other(folder: Path, old: OnnxModel) -> Path:
+    """A model with the same form and other weights."""
+    (folder / "other").mkdir()
+    path = write_model(folder / "other", kernel=len(old.inputs["x"].shape) == 3)
+    data = path.read_bytes()
+    import onnx
+
+    model = onnx.load_from_string(data)
+    for weight in model.graph.initializer:
+        weight.raw_data = np.ascontiguousarray(numpy_helper.to_array(weight)[..., ::-1]).tobytes()
+    onnx.save(model, str(path))
+    return path
+
+
+def test_samples_come_from_a_file(tmp_path: Path) -> None:
+    model = OnnxModel(write_model(tmp_path), 1)
+    np.savez(tmp_path / "samples.npz", x=np.ones((5, WIDTH)))
+    assert [each["x"].shape for each in read_samples(model, str(tmp_path / "samples.npz"))] == [
+        (1, WIDTH)
+    ] * 5
+    (tmp_path / "samples.jsonl").write_text(json.dumps(tensor()) + "\n\n")
+    assert [each["x"].shape for each in read_samples(model, str(tmp_path / "samples.jsonl"))] == [
+        (2, WIDTH)
+    ]
