@@ -53,7 +53,8 @@ def call(url: str, key: str = "") -> int:
             answer.read()
             return int(answer.status)
     except HTTPError as error:
-        assert error.code < 500, error.read()
+        if error.code >= 500:
+            raise AssertionError(error.read()) from error
         return error.code
 
 

@@ -449,6 +449,8 @@ CREATE TABLE divided_bills (
     document TEXT NOT NULL,
     version BIGINT NOT NULL,
     PRIMARY KEY (attempt_id)
+);
+
 -- What each server's gateway has counted for a service, for the server that reconciles it.
 CREATE TABLE gateway_reports (
     service TEXT NOT NULL,
