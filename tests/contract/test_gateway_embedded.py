@@ -15,6 +15,7 @@ from tests.certificates import Authority
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.gateway_suite import (
     CANARY,
+    KEY,
     KEYED,
     KEYED_MODEL,
     MODEL,
@@ -37,6 +38,7 @@ BY_PREFIX = {
 }
 BELOW = {"name": "below", "prefix": "/models/below"}
 ESTIMATED = {"name": "estimated", "hosts": ["estimated.example"], "cold_start_s": 40}
+PRICED = {**KEYED, "name": "priced", "hosts": ["priced.example"], "price_header": True}
 NEW_KEYS = {"name": "new-keys", "hosts": ["new-keys.example"], "keyed": True}
 SERVICES = (
     SERVICE,
@@ -51,6 +53,7 @@ SERVICES = (
     BELOW,
     ESTIMATED,
     CANARY,
+    PRICED,
 )
 
 
@@ -73,6 +76,28 @@ class TestEmbedded(GatewaySuite):
 
 
 __all__ = ["plane", "replicas"]  # fixtures
+
+
+def test_responses_have_a_price_and_work_is_counted_by_key(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    replicas[0].reset()
+    hour = 3_600_000_000  # micro-dollars: a microsecond costs one
+    plane.set_replicas("priced", replicas[:1], rate_micros=hour)
+    call = Background(ask, plane.port, "GET", "/hold", host="priced.example", x_api_key=KEY)
+    wait_for(lambda: replicas[0].in_flight)
+    # another price changes nothing for the request in flight but its price
+    plane.set_replicas("priced", replicas[:1], rate_micros=2 * hour)
+    wait_for(lambda: plane.facts("priced")["work"]["r1"]["fast"]["work_us"] >= 1000)
+    replicas[0].release.set()
+    reply = call.result()
+    work = plane.facts("priced")["work"]["r1"]["fast"]
+    price = int(reply.headers["cavvy-price-micros"])
+    assert 2000 <= price <= 2 * work["work_us"] + 1
+    assert work["requests"] == 1
+    assert "cavvy-price-micros" not in ask(plane.port, "GET", "/echo").headers
+    plane.set_replicas("priced", [])
+    assert plane.facts("priced")["work"]["r1"]["fast"] == work, "it is told after the replica's end"
 
 
 def test_only_the_owner_may_open_the_control_socket(plane: Embedded) -> None:

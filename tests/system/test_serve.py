@@ -65,12 +65,16 @@ def find_gateway(user: User) -> int:
 def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     shutil.copytree(EXAMPLE, user.work, dirs_exist_ok=True)
     user.settings("[providers.local]\nprice_usd_hr = 3.6\n")
+    file = user.work / "service.yaml"
+    file.write_text(file.read_text().replace("port: 8000", "port: 8000\n  price_header: true"))
     assert "--yes" in user.cli("serve", "service.yaml", code=2), "replicas cost money"
     url = user.json("serve", "--yes", "service.yaml")["url"]
     assert read_service(user).state == "idle"
     with ThreadPoolExecutor(50) as pool:
         assert list(pool.map(call, [f"{url}/{number}" for number in range(50)])) == [200] * 50
     wait_until(lambda: read_service(user).ready > 1)
+    with urlopen(url, timeout=START_S) as answer:
+        assert int(answer.headers["Cavvy-Price-Micros"]) >= 0
     programs = [pid for pid in user.worked() if b"hello.py" in read_command(pid)]
     os.kill(programs[0], signal.SIGKILL)
     assert [call(url) for _ in range(10)] == [200] * 10, "the others answer"
@@ -83,7 +87,6 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     assert '"hello": "ada"' in user.output("call", "hello", "/", "-d", "ada"), "another server"
     assert find_gateway(user) == gateway
 
-    file = user.work / "service.yaml"
     file.write_text(file.read_text().replace("idle: 5m", "idle: 10s"))
     assert user.json("serve", "--yes", "service.yaml")["revision"] == 2
     wait_until(lambda: read_service(user).state == "idle")
@@ -93,8 +96,15 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     check_clean(user)
     assert not answers(url)
     assert "pass failed" not in (user.home / "server.log").read_text()
-    [bill] = user.json("cost", "--by", "tag:service")
-    assert (bill["tag:service"], bill["spent_micros"] > 0) == ("hello", True)
+    [bill] = user.json("cost", "--by", "service")
+    assert (bill["service"], bill["spent_micros"] > 0) == ("hello", True)
+    parts = {row["kind"]: row["spent_micros"] for row in user.json("cost", "--by", "kind")}
+    left = parts.pop("node") + parts.pop("correction", 0)
+    assert left == 0, "all of it is divided, whatever was killed"
+    assert {kind for kind, spent in parts.items() if spent > 0} == {"request", "idle", "cold start"}
+    assert sum(parts.values()) == bill["spent_micros"]
+    [replicas] = user.json("cost", "--by", "tag:service")
+    assert replicas["spent_micros"] == bill["spent_micros"]
 
 
 def test_two_programs_do_not_share_a_port_of_the_servers_machine(user: User) -> None:

@@ -40,6 +40,7 @@ from cavvy.control.reconcile import (
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
+from cavvy.control.serving.request_bills import RequestBills
 from cavvy.control.serving.requests import ServiceRequests
 from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
 from cavvy.control.storage import StorageMeter
@@ -484,6 +485,7 @@ class ControlPlane:
             self.hint(UPLOADS)
             await self.advisor.history.forget()
             await StorageMeter(self._store, self.pool, self._clock).run()
+            await RequestBills(self._store).sweep()
             await post_discounts(self._store, self._outside.discounts, self._clock.now())
             if self._outside.tidy is not None:
                 await self._outside.tidy(self._clock.now())

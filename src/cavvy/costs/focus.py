@@ -36,6 +36,13 @@ _SERVICES: Mapping[str, tuple[str, str]] = {
     ChargeKind.TRAFFIC: ("Networking", "Data transfer"),
     STORAGE_LINE: ("Storage", "Disk"),
 }
+# The unit of the quantity, and how many of the ledger's are one.
+_UNITS: Mapping[QuantityUnit, tuple[str | None, int]] = {
+    QuantityUnit.BYTES: ("GB", 10**9),
+    QuantityUnit.MICROSECONDS: ("Hours", 3_600_000_000),
+    QuantityUnit.REQUESTS: ("Requests", 1),
+    QuantityUnit.NONE: ("Hours", 1),  # of an amount that was moved, whose hours stay where they are
+}
 _NUMBERS = (
     "BilledCost",
     "ConsumedQuantity",
@@ -156,10 +163,10 @@ def _describe(line: LedgerLine) -> str:
 def _describe_cost(line: LedgerLine) -> dict[str, str | Decimal | datetime | None]:
     entry, discount = line.entry, line.entry.kind is EntryKind.DISCOUNT
     cost = entry.amount.usd
-    by_size = entry.unit is QuantityUnit.BYTES
-    unit = None if discount else "GB" if by_size else "Hours"
-    quantity = None if discount else Decimal(entry.quantity) / (10**9 if by_size else 3_600_000_000)
-    price = None if discount or by_size else entry.rate.usd
+    unit, per_unit = _UNITS[entry.unit]
+    quantity = None if discount else Decimal(entry.quantity) / per_unit
+    price = entry.rate.usd if unit == "Hours" and not discount else None
+    unit = None if discount else unit
     return {
         "BilledCost": cost,
         "BillingCurrency": "USD",

@@ -34,6 +34,7 @@ class EntrySource(StrEnum):
     METER = "meter"  # Cavvy measured it, from what the provider reported
     OPENING = "opening"  # a charge that was stored before there was a ledger
     SETTING = "setting"  # a discount in the settings
+    DIVISION = "division"  # a replica's bill, divided among the requests of its service
 
 
 class QuantityUnit(StrEnum):
@@ -41,6 +42,7 @@ class QuantityUnit(StrEnum):
 
     MICROSECONDS = "us"  # of one node, with its disks or addresses
     BYTES = "bytes"
+    REQUESTS = "requests"
     NONE = ""
 
 

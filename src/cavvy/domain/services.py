@@ -139,6 +139,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     requests need one of the service's keys. A replica that is to end has `drain` for its requests.
     `regions` are where replicas run and `residency` is the area that requests and replicas must not
     leave; () and None permit all. `budget` limits the price of all replicas together.
+    With `price_header`, responses say what their requests have cost.
     """
 
     port: int
@@ -157,6 +158,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     regions: tuple[str, ...] = ()
     residency: str | None = None
     budget: HourlyRate | None = None
+    price_header: bool = False
     update: ServiceUpdate = ServiceUpdate()
 
 
@@ -201,6 +203,7 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     ReplicaState.ENDING: {ReplicaState.ENDED: "the provider no longer has its node"},
     ReplicaState.ENDED: {},
 }
+SERVICE_TAG = "service"  # of a replica's job: the name of its service
 # The provider of the server's machine. Its replicas share the machine's ports with the gateway.
 HERE = "local"
 
@@ -244,6 +247,7 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     revision: int
     market: str = ""
     place: str = ""
+    rate: HourlyRate = HourlyRate(0)  # what its nodes cost now
     gang: str = ""
     providers: tuple[str, ...] = ()
     state: ReplicaState = ReplicaState.ORDERED

@@ -31,6 +31,7 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: Host
     port: Port
     concurrency: Count | None = None  # None: as the service says
+    rate_micros: Annotated[int, msgspec.Meta(ge=0)] = 0  # its price per hour
     canary: bool = False  # it is of the revision that gets the service's canary share
 
 
@@ -84,6 +85,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     queue_max: Count = 10_000  # requests that wait
     wait_s: Seconds = 600  # a request waits so long for a replica
     late_s: Seconds | None = None  # a request that waited longer counts as late; None: none does
+    price_header: bool = False  # responses say what their request has cost
     response_s: Seconds = 600  # a replica may take so long until its response begins
     cold_start_s: Seconds | None = None  # an estimate until the gateway has measured one
     affinity: Affinity | None = None

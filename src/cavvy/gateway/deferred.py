@@ -266,6 +266,7 @@ class DeferredCalls:
         exchange = Exchange(sink, service, head, out_head, monotonic(), self._limits.replay_bytes)
         exchange.wait_s = service.route.deferred_ttl_s
         exchange.tells = True
+        exchange.key_id = call.key_id
         sink.exchange = exchange
         exchange.feed(call.body, True)
         service.admit(exchange)

@@ -193,6 +193,8 @@ class Door:
         if preferences.respond_async and not head.upgrade:
             return DeferredRequest(self._calls, connection, service, head, key_id, target)
         exchange = self._make_exchange(connection, service, head, target, now)
+        if key_id:
+            exchange.key_id = key_id
         if preferences.wait_s is not None:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
         return exchange

@@ -64,6 +64,9 @@ class Exchange:
     gone = False  # the client has left
     timer: TimerHandle | None = None
     affinity_key: int | None = None
+    key_id = ""  # of the client's key
+    work_mark = 0.0  # when it was given to the replica, in the replica's divided time
+    price = b""  # a field of the response, if the service shows prices
     _begun = _admitted = False
     _prefix = b""
     _size = 0

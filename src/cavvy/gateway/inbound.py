@@ -265,6 +265,8 @@ class InboundConnection(asyncio.Protocol):
             self._closing = True
         if self._closing:
             framing += b"Connection: close\r\n"
+        if isinstance(request, Exchange) and request.price:
+            framing += request.price
         if self._chunked and (payload or done):
             payload = self._frame(payload, done)
         self.transport.write(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
 
+from cavvy.domain.values import replace
 from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, make_ring
 from cavvy.gateway.canary import CanarySplit
 from cavvy.gateway.client_keys import ServiceKeys, holds_service_key
@@ -21,6 +22,9 @@ from cavvy.gateway.own_answers import AnswerCode
 from cavvy.gateway.rates import ServiceRates
 from cavvy.gateway.statistics import ServiceCounters, ServiceFacts, find_quantile
 from cavvy.gateway.upstream import ReplicaPool
+from cavvy.gateway.work import ReplicaWork
+
+_GONE_KEPT = 32  # replicas that are gone and whose work is still told
 
 
 class ServiceQueue:
@@ -49,6 +53,7 @@ class ServiceQueue:
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._turn = 0
+        self._work: dict[str, ReplicaWork] = {}  # by the ID of a replica
 
     # what clients' connections call
 
@@ -99,6 +104,7 @@ class ServiceQueue:
     def free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
         """A slot of the replica is free; the first request that waits takes it."""
         self.counters.change_in_flight(-1, now, exchange.started_at)
+        pool.work.end(exchange.key_id, now)
         pool.in_flight -= 1
         if pool.draining:
             if not pool.in_flight:
@@ -149,12 +155,27 @@ class ServiceQueue:
                 502, AnswerCode.INVALID, "the replica's response is not valid HTTP/1.1", None
             )
 
+    def find_work(self, replica: str) -> ReplicaWork:
+        """The work of a replica, which goes on if its address changes."""
+        known = self._work.get(replica)
+        if known is None:
+            known = self._work[replica] = ReplicaWork()
+            used = {pool.address.id for pool in (*self._replicas, *self._draining)}
+            gone = [name for name in self._work if name not in used and name != replica]
+            for name in gone[:-_GONE_KEPT]:
+                del self._work[name]
+        return known
+
     # what the control socket and the clock call
 
     def set_replicas(self, addresses: Iterable[ReplicaAddress]) -> None:
         """Replace the set of ready replicas. Requests in flight finish where they are."""
-        kept = {pool.address: pool for pool in self._replicas}
-        pools = [kept.pop(each) if each in kept else ReplicaPool(self, each) for each in addresses]
+        kept = {_place(pool.address): pool for pool in self._replicas}
+        pools = []
+        for each in addresses:
+            pool = kept.pop(_place(each), None) or ReplicaPool(self, each)
+            pool.address = each
+            pools.append(pool)
         for pool in kept.values():
             pool.drain()
             if pool.in_flight:
@@ -185,6 +206,7 @@ class ServiceQueue:
         if old.canary is not None and self.route.canary == old.route.canary:
             self.canary = old.canary
         self._cold_starts = old._cold_starts
+        self._work = old._work
         self._waiting = old._waiting
         for exchange in self._waiting:
             exchange.service = self
@@ -244,6 +266,7 @@ class ServiceQueue:
             p99_s=find_quantile(counters.latency, 0.99),
             keys_used=dict(self.keys.used),
             replicas=tuple(pool.describe() for pool in (*self._replicas, *self._draining)),
+            work={name: dict(each.describe(now)) for name, each in self._work.items() if each},
             canary=None if self.canary is None else self.canary.describe(),
         )
 
@@ -273,6 +296,7 @@ class ServiceQueue:
         counters = self.counters
         counters.change_in_flight(1, now, now)
         counters.started += 1
+        exchange.work_mark = pool.work.begin(exchange.key_id, now)
         if now - exchange.arrived_at > self._late_s:
             counters.late += 1
         pool.start(exchange)
@@ -341,3 +365,8 @@ class ServiceQueue:
             if position < 0:
                 return
             self._start(self._take(exchange), self._replicas[position], now)
+
+
+def _place(address: ReplicaAddress) -> ReplicaAddress:
+    """The address without the price, which may change while requests are in flight."""
+    return replace(address, rate_micros=0)

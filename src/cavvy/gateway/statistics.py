@@ -5,10 +5,13 @@ The autoscaler reads them over the control socket. Times are in seconds of a mon
 
 from collections import deque
 from collections.abc import Mapping
+from secrets import token_hex
 
-from cavvy.domain.values import Struct
+from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.values import Struct, field
 from cavvy.gateway.canary import CanaryFacts
 
+EPOCH = token_hex(8)  # of this process, whose counters begin at 0
 _SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
 
 
@@ -76,6 +79,9 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     keys_used: dict[str, float]  # the last request of each key, in seconds since 1970
     replicas: tuple[ReplicaFacts, ...]
     canary: CanaryFacts | None = None
+    # by replica, also of gone ones, and by client's key
+    work: dict[str, dict[str, KeyWork]] = field(default_factory=dict)
+    epoch: str = EPOCH
 
 
 class ServiceCounters:

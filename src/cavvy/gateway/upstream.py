@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _CONNECT_S = 5.0
 _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0  # of a replica that refuses connections
 _HEAD_MAX = 65_536
+PRICE_FIELD = b"Cavvy-Price-Micros"
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -134,6 +135,13 @@ class UpstreamConnection(asyncio.Protocol):
             self._tunnel = True
             exchange.sink.switch(head, rest)
             return
+        pool = self.pool
+        if pool.service.route.price_header:
+            share_s = pool.work.share_s(exchange.work_mark, monotonic())
+            exchange.price = b"%b: %d\r\n" % (
+                PRICE_FIELD,
+                round(pool.address.rate_micros * share_s / 3600),
+            )
         if head.length == len(rest):  # the usual small response
             exchange.sink.respond(head, rest, True)
             self._finish(exchange, reusable=not head.close)
@@ -169,6 +177,7 @@ class ReplicaPool:
         self.service = service
         self.address = address
         self.concurrency = address.concurrency or service.route.concurrency
+        self.work = service.find_work(address.id)
         self.in_flight = 0
         self.draining = False
         self.cooling = False

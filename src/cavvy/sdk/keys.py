@@ -323,6 +323,7 @@ class Service(TypedDict):
     regions: NotRequired[str | Sequence[str]]
     residency: NotRequired[str]
     budget: NotRequired[Dollars]
+    price_header: NotRequired[Switch]
     update: NotRequired[str | ServiceUpdateKeys]
 
 

@@ -32,6 +32,7 @@ from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
+from cavvy.domain.request_bills import DividedBill, ReplicaBill
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.trusts import IssuerTrust, SignIn
 from cavvy.domain.units import Money
@@ -288,12 +289,22 @@ class ServiceStore(Protocol):
 
 
 class MeterStore(Protocol):
-    """Bills that no job has; `store/meters.py` says more."""
+    """Bills of volumes and divided bills; `store/meters.py` says more."""
 
     async def volumes(self) -> Sequence[VolumeBill]: ...
     async def owner(self, gang: str) -> VolumeOwner | None: ...
     async def uses(self, gangs: Collection[str]) -> Mapping[str, Sequence[VolumeUse]]: ...
     async def put_volume(self, bill: VolumeBill, postings: Sequence[LedgerPosting]) -> VolumeBill:
+        """Raises StaleVersion."""
+
+    async def replica_bills(self, jobs: Collection[str]) -> Sequence[ReplicaBill]: ...
+    async def late_replicas(self) -> Sequence[str]: ...
+    async def divide(
+        self,
+        divided: DividedBill,
+        postings: Mapping[str, Sequence[LedgerPosting]],
+        labels: Mapping[str, str],
+    ) -> None:
         """Raises StaleVersion."""
 
 
@@ -555,7 +566,7 @@ class Store(Protocol):
 
     @property
     def meters(self) -> MeterStore:
-        """Bills that no job has."""
+        """Bills of volumes, and replicas' bills as they were divided."""
 
     @property
     def services(self) -> ServiceStore:

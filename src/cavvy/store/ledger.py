@@ -18,11 +18,12 @@ from cavvy.domain.ledger import (
     QuantityUnit,
 )
 from cavvy.domain.postings import list_months, month_of, next_month, post, share_of
+from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.store.accounts import in_projects
 from cavvy.store.base import LedgerFilter, RowNotFound
-from cavvy.store.documents import decode_attempt, decode_tags, to_micros, to_time
+from cavvy.store.documents import decode_attempt, decode_tags, decode_task, to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, Row
 from cavvy.store.rows import RowCodec
 
@@ -61,8 +62,9 @@ _DISCOUNTED = (
     f"WHERE kind = '{EntryKind.DISCOUNT}' AND line_since = ? GROUP BY line, subject"
 )
 _ATTEMPT = (
-    "SELECT a.document, j.user_name, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), j.tags "
-    "FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.id = ?"
+    "SELECT a.document, j.user_name, COALESCE(j.removed, j.name), COALESCE(j.machine, ''), j.tags, "
+    "d.task FROM attempts a JOIN jobs j ON j.id = a.job_id "
+    "LEFT JOIN documents d ON d.job_id = j.id WHERE a.id = ?"
 )
 
 
@@ -151,14 +153,24 @@ def _ensure_attempt(session: DatabaseSession, attempt_id: str) -> None:
     row = session.run(_ATTEMPT, (attempt_id,)).fetchone()
     if row is None:
         raise RowNotFound(f"no attempt {attempt_id}")
-    document, user, job, machine, tags = row
+    document, user, job, machine, tags, task = row
     subject = make_subject(decode_attempt(document), user, job, machine, decode_tags(tags))
+    if task is not None and decode_task(task).service is not None:
+        subject = replace(subject, service=subject.tags.get(SERVICE_TAG, ""))
     ensure_subject(session, subject)
 
 
 def ensure_subject(session: DatabaseSession, subject: LedgerSubject) -> None:
     """Write the row of the subject, unless there is one."""
     session.run(f"{SUBJECTS.insert} ON CONFLICT DO NOTHING", SUBJECTS.values(subject))
+
+
+def read_subject(session: DatabaseSession, subject_id: str) -> LedgerSubject:
+    """Raises RowNotFound."""
+    row = session.run(f"{SUBJECTS.select} WHERE id = ?", (subject_id,)).fetchone()
+    if row is None:
+        raise RowNotFound(f"nothing was charged for {subject_id}")
+    return SUBJECTS.make(row)
 
 
 def make_subject(

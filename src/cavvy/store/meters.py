@@ -1,4 +1,4 @@
-"""Bills that no job has: those of volumes between jobs (`SqlStore.meters`)."""
+"""Bills of volumes between jobs, and replicas' bills as they were divided (`SqlStore.meters`)."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -7,13 +7,16 @@ import msgspec
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.jobs import AttemptPhase
-from cavvy.domain.ledger import LedgerPosting, LedgerSubject
+from cavvy.domain.ledger import OF_SUBJECT, LedgerPosting, LedgerSubject
+from cavvy.domain.postings import KINDS
+from cavvy.domain.request_bills import DividedBill, ReplicaBill
+from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import VolumeBill, VolumeOwner, VolumeUse
 from cavvy.store.base import StaleVersion
 from cavvy.store.documents import decode_attempt, decode_tags, encode, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
-from cavvy.store.ledger import append_entries, ensure_subject
+from cavvy.store.ledger import append_entries, ensure_subject, read_subject
 from cavvy.store.rows import insert_into, update_of
 
 _decode_volume = msgspec.json.Decoder(VolumeBill).decode
@@ -26,6 +29,28 @@ _OWNER = (
 )
 _USERS = "SELECT bought_as, id, phase, document FROM attempts WHERE bought_as = ?"
 _CHARGED = "SELECT kind, since, until FROM charges WHERE attempt_id = ?"
+_decode_divided = msgspec.json.Decoder(DividedBill).decode
+_SUMS = (
+    "SELECT attempt_id, kind, MIN(since), MAX(until), CAST(SUM(amount) AS BIGINT) FROM charges "
+    "WHERE job_id = ? GROUP BY attempt_id, kind"
+)
+_RATE = (
+    "SELECT CAST(COALESCE(SUM(rate), 0) AS BIGINT) FROM charges WHERE attempt_id = ? AND until = "
+    "(SELECT MAX(until) FROM charges WHERE attempt_id = ? AND rate > 0)"
+)
+_DIVIDED = "SELECT document FROM divided_bills WHERE attempt_id = ?"
+_NEW_DIVISION = insert_into(
+    "divided_bills", ("moved", "document", "version", "attempt_id"), "ON CONFLICT DO NOTHING"
+)
+_NEXT_DIVISION = update_of(
+    "divided_bills", ("moved", "document", "version"), ("attempt_id", "version")
+)
+_LATE = (
+    "SELECT DISTINCT a.job_id FROM ledger_subjects s JOIN attempts a ON a.id = s.id "
+    "LEFT JOIN divided_bills d ON d.attempt_id = a.id "
+    f"WHERE s.service <> '' AND a.phase = '{AttemptPhase.ENDED}' AND COALESCE(d.moved, 0) <> "
+    "(SELECT COALESCE(SUM(c.amount), 0) FROM charges c WHERE c.attempt_id = a.id)"
+)
 
 
 class SqlMeters:
@@ -58,6 +83,77 @@ class SqlMeters:
         stored = replace(bill, version=bill.version + 1)
         await self._write(lambda session: _put_volume(session, stored, postings))
         return stored
+
+    async def replica_bills(self, jobs: Collection[str]) -> Sequence[ReplicaBill]:
+        """The bills of the attempts of these jobs, which are replicas."""
+        return await self._read(lambda session: _read_bills(session, jobs))
+
+    async def late_replicas(self) -> Sequence[str]:
+        """The jobs of replicas that have ended and whose bills are not wholly divided."""
+        rows = await self._read(lambda session: session.run(_LATE).fetchall())
+        return [row[0] for row in rows]
+
+    async def divide(
+        self,
+        divided: DividedBill,
+        postings: Mapping[str, Sequence[LedgerPosting]],
+        labels: Mapping[str, str],
+    ) -> None:
+        """Store a division with its entries, by client's key. `labels` names keys. Raises
+        StaleVersion if another server was first.
+        """
+        await self._write(lambda session: _divide(session, divided, postings, labels))
+
+
+def _read_bills(session: DatabaseSession, jobs: Collection[str]) -> Sequence[ReplicaBill]:
+    found: dict[str, ReplicaBill] = {}
+    for job_id in jobs:
+        for attempt, kind, since, until, amount in session.run(_SUMS, (job_id,)).fetchall():
+            entry = KINDS[ChargeKind(kind)]
+            known = found.get(attempt)
+            if known is None:
+                row = session.run(_DIVIDED, (attempt,)).fetchone()
+                known = ReplicaBill(
+                    attempt_id=attempt,
+                    job_id=job_id,
+                    since=to_time(since),
+                    until=to_time(until),
+                    amounts={},
+                    rate=HourlyRate(session.run(_RATE, (attempt, attempt)).fetchall()[0][0]),
+                    divided=None if row is None else _decode_divided(row[0]),
+                )
+            amounts = {**known.amounts, entry: known.amounts.get(entry, 0) + amount}
+            found[attempt] = replace(
+                known,
+                since=min(known.since, to_time(since)),
+                until=max(known.until, to_time(until)),
+                amounts=amounts,
+            )
+    return list(found.values())
+
+
+def _divide(
+    session: DatabaseSession,
+    divided: DividedBill,
+    postings: Mapping[str, Sequence[LedgerPosting]],
+    labels: Mapping[str, str],
+) -> None:
+    stored = replace(divided, version=divided.version + 1)
+    moved = sum(stored.moved.values())
+    values: list[object] = [moved, encode(stored), stored.version, stored.attempt_id]
+    if divided.version:
+        done = session.run(_NEXT_DIVISION, [*values, divided.version]).rowcount
+    else:
+        done = session.run(_NEW_DIVISION, values).rowcount
+    if done == 0:
+        raise StaleVersion(f"the bill of {stored.attempt_id} was divided meanwhile")
+    subject = read_subject(session, stored.attempt_id)
+    for key, own in postings.items():
+        place = subject
+        if key:
+            place = replace(subject, id=f"{subject.id}:{key}", key=labels.get(key) or key)
+            ensure_subject(session, place)
+        append_entries(session, place.id, place.project, OF_SUBJECT, own)
 
 
 def _read_uses(

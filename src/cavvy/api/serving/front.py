@@ -275,7 +275,12 @@ class GatewayFront:
                 most = as_revision(service, each.revision).spec.concurrency if tried else None
                 addresses.append(
                     ReplicaAddress(
-                        id=each.id, host=_LOCAL, port=port, concurrency=most, canary=tried
+                        id=each.id,
+                        host=_LOCAL,
+                        port=port,
+                        concurrency=most,
+                        rate_micros=each.rate.micros_per_hour if service.spec.price_header else 0,
+                        canary=tried,
                     )
                 )
         return PublishedService(
@@ -326,6 +331,7 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         replicas=in_flight,
         keys_used=facts.keys_used,
         tried=None if facts.canary is None else _make_tried(facts.canary),
+        work={facts.epoch: facts.work} if facts.work else {},
     )
 
 

@@ -64,6 +64,7 @@ def make_route(service: StoredService) -> ServiceRoute:
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
         canary=canary,
+        price_header=spec.price_header,
     )
 
 

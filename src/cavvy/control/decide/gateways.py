@@ -74,6 +74,7 @@ def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
         p99_s=_find_largest(each.p99_s for each in told),
         replicas=_join([each.replicas for each in told]),
         keys_used=_latest([each.keys_used for each in told]),
+        work={epoch: work for each in told for epoch, work in each.work.items()},
     )
 
 

@@ -19,6 +19,7 @@ from cavvy.domain.services import (
     COMING_REPLICAS,
     HERE,
     REPLICA_MOVES,
+    SERVICE_TAG,
     SERVING,
     ReplicaLoss,
     ReplicaState,
@@ -28,6 +29,7 @@ from cavvy.domain.services import (
 )
 from cavvy.domain.stored_services import KEPT_ENDED, StoredService
 from cavvy.domain.tasks import RetryPolicy, TaskSpec
+from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field, replace
 
 _FIRST_PAUSE = timedelta(seconds=1)  # after a replica that failed to start; doubles with each
@@ -48,6 +50,7 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     phase: JobPhase | None = None
     reason: str = ""
     offer: Offer | None = None
+    rate: HourlyRate | None = None  # what its nodes cost now
     gang: str = ""
     placed_at: datetime | None = None
     claimed_at: datetime | None = None
@@ -175,7 +178,7 @@ def make_replica_task(
         task if market is None else narrow(task, market),
         name=name,
         env={**task.env, "PORT": str(port)},
-        tags={**task.tags, "service": task.name},
+        tags={**task.tags, SERVICE_TAG: task.name},
         retry=RetryPolicy(preemption=0, node=0, exit=0),
     )
 
@@ -187,6 +190,8 @@ def _follow(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
     """The replica after what was seen of it."""
+    if seen.rate is not None and seen.rate != replica.rate:
+        replica = replace(replica, rate=seen.rate)
     if seen.phase in JOB_ENDS or (seen.phase is None and replica.state is not ReplicaState.ORDERED):
         replica = replace(replica, loss=replica.loss or seen.loss)
         return _end(replica, seen.reason or "its job was removed", now)

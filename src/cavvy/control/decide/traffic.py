@@ -10,6 +10,7 @@ from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
+from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
@@ -32,7 +33,9 @@ _FIRST_START_S = 10.0  # how long a start is assumed to take until one was measu
 class ServiceTraffic(Struct, frozen=True, kw_only=True):
     """What the gateway has counted for a service. The first group only grows while the gateway
     runs; `at_s` is the gateway's own clock. `replicas` has the requests in flight of each, and
-    `keys_used` the last use of each key, in seconds since 1970. `tried` is of a canary.
+    `keys_used` the last use of each key, in seconds since 1970. `tried` is of a canary, and `work`
+    has how each gateway, by its epoch, has divided the time of each replica among the requests of
+    each key.
     """
 
     at_s: float
@@ -53,6 +56,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     replicas: Mapping[str, int] = field(default_factory=dict)
     keys_used: Mapping[str, float] = field(default_factory=dict)
     tried: RevisionTraffic | None = None
+    work: Mapping[str, Mapping[str, Mapping[str, KeyWork]]] = field(default_factory=dict)
     whole: bool = True  # whether all gateways have told what they have in flight
 
 

@@ -24,6 +24,7 @@ from cavvy.control.decide.traffic import ServiceTraffic, scale
 from cavvy.control.decide.update import as_revision, decide_update
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.markets import ServiceMarkets
+from cavvy.control.serving.request_bills import RequestBills
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.services import ReplicaState, ServiceReplica
@@ -69,6 +70,7 @@ class ServiceReconciler:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
         self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
         self._pool, self._markets = parts.pool, ServiceMarkets(parts.pool)
+        self._bills = RequestBills(parts.store)
         self._scaled: dict[str, _Scaled] = {}  # by key
         self._services: dict[str, str] = {}  # ID of a replica -> key of its service
         self._shown: dict[str, StoredService] = {}  # that the gateway serves, by key
@@ -150,6 +152,7 @@ class ServiceReconciler:
         self._note_replicas(key, stored)
         await self._show(key, stored, front)
         await self._act(step, stored)
+        await self._bills.divide(stored, traffic, now, last=step.finished)
         if step.finished:
             await self._withdraw(key, front)
             await self._store.services.delete(stored)
@@ -193,6 +196,7 @@ class ServiceReconciler:
         return replace(
             seen,
             offer=attempt.offer,
+            rate=self._bills.rates.get(job.id, attempt.offer.rate.times(attempt.nodes)),
             gang=attempt.gang,
             placed_at=attempt.created_at,
             claimed_at=max(claims, default=None),

@@ -343,5 +343,6 @@ SERVICE = section(
         lambda node: parse_rate(read_text(node)),
         {"type": ["number", "string"]},
     ),
+    price_header=FLAG,
     update=_UPDATE,
 )

@@ -1,0 +1,79 @@
+"""Divides the bills of replicas among the requests of services, as the gateway counts them."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+
+from cavvy.control.decide.bills import ACCRUE
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.costs.requests import divide_bill
+from cavvy.domain.request_bills import ReplicaBill
+from cavvy.domain.services import ReplicaState, ServiceReplica
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.units import HourlyRate
+from cavvy.store.base import StaleVersion, Store
+
+
+class RequestBills:
+    """Divides as often as the bills grow. The division and its entries are one write, which begins
+    with the version of the last one; so a server that is killed repeats nothing.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.rates: dict[str, HourlyRate] = {}  # what replicas cost by their newest charges
+        self._done: dict[str, datetime] = {}  # when a service's bills were divided last, by its ID
+
+    async def divide(
+        self,
+        service: StoredService,
+        traffic: ServiceTraffic | None,
+        now: datetime,
+        *,
+        last: bool = False,
+    ) -> None:
+        """Divide what the bills of the service's replicas have grown by. `last`: the service ends,
+        so that nothing is left to be divided with later counts.
+        """
+        done = self._done.get(service.id)
+        due = done is None or now - done >= ACCRUE
+        if not last and (traffic is None or not due):
+            return
+        self._done[service.id] = now
+        replicas = {each.id: each for each in service.replicas}
+        for bill in await self._store.meters.replica_bills(list(replicas)):
+            self.rates[bill.job_id] = bill.rate
+            await self._divide(bill, replicas[bill.job_id], service, traffic)
+        if last:
+            self._done.pop(service.id, None)
+        for each in service.replicas:
+            if last or each.state is ReplicaState.ENDED:
+                self.rates.pop(each.id, None)
+
+    async def sweep(self) -> None:
+        """Divide what is left of the bills of replicas that have ended, such as late charges."""
+        jobs = await self._store.meters.late_replicas()
+        for bill in await self._store.meters.replica_bills(jobs):
+            await self._divide(bill, None, None, None)
+
+    async def _divide(
+        self,
+        bill: ReplicaBill,
+        replica: ServiceReplica | None,
+        service: StoredService | None,
+        traffic: ServiceTraffic | None,
+    ) -> None:
+        counts = None
+        if traffic is not None:
+            counts = {
+                epoch: work[bill.job_id]
+                for epoch, work in traffic.work.items()
+                if bill.job_id in work
+            }
+        division = divide_bill(bill, counts, None if replica is None else replica.ready_at)
+        if division is not None:
+            keys: Sequence[tuple[str, str]] = (
+                () if service is None else [(each.id, each.label) for each in service.keys]
+            )
+            with suppress(StaleVersion):  # another server was first
+                await self._store.meters.divide(division.divided, division.postings, dict(keys))

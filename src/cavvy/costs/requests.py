@@ -1,0 +1,139 @@
+"""Divides the bill of a replica among the requests of its service.
+
+Each time the bill has grown, what it grew by is divided in proportion to times: the shares of the
+requests of each key (at each moment, the requests in flight share the replica equally), the time
+before the replica was ready (`cold start`), and the rest of the time (`idle`). The entries that
+move an amount add up to zero, so the parts add up to the bill to the micro-dollar. What a gateway
+that was killed had counted and not told is idle. So is what a bill becomes more or less after its
+replica's end.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from cavvy.domain.ledger import EntryKind, EntrySource, LedgerPosting, QuantityUnit
+from cavvy.domain.postings import split_months
+from cavvy.domain.request_bills import DividedBill, KeyWork, ReplicaBill, RequestCounts
+from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import Struct, replace
+
+REQUEST_LINE = "requests"
+_US = timedelta(microseconds=1)
+_Part = tuple[EntryKind, str]  # with the client's key
+_Move = tuple[EntryKind, str, int, int]  # with the amount and the number of requests
+_IDLE: _Part = (EntryKind.IDLE, "")
+_COLD: _Part = (EntryKind.COLD_START, "")
+_NO_WORK = KeyWork(requests=0, work_us=0)
+
+
+class Division(Struct, frozen=True, kw_only=True):
+    """What is new: the entries for each client's key ("": for the replica itself), and what the
+    next division begins with.
+    """
+
+    divided: DividedBill
+    postings: Mapping[str, tuple[LedgerPosting, ...]]
+
+
+def divide_bill(
+    bill: ReplicaBill, counts: RequestCounts | None, ready_at: datetime | None
+) -> Division | None:
+    """The division of what the bill has grown by, or None if it has not changed."""
+    before = bill.divided or DividedBill(attempt_id=bill.attempt_id, until=bill.since)
+    kinds = {*bill.amounts, *before.moved}
+    more = {kind: bill.amounts.get(kind, 0) - before.moved.get(kind, 0) for kind in sorted(kinds)}
+    if not any(more.values()):
+        return None
+    divided = replace(
+        before,
+        until=max(bill.until, before.until),
+        moved={kind: bill.amounts.get(kind, 0) for kind in kinds},
+        ready_at=ready_at or before.ready_at,
+    )
+    fresh: dict[str, KeyWork] = {}
+    if counts is not None:
+        fresh = _subtract(counts, before)
+        told = {epoch: dict(work) for epoch, work in counts.items()}
+        divided = replace(divided, counted={**before.counted, **told})
+    moves = [(kind, "", -amount, 0) for kind, amount in more.items()]
+    moves += _list_parts(sum(more.values()), before.until, divided, fresh)
+    return Division(divided=divided, postings=_post_all(bill, before.until, divided.until, moves))
+
+
+def _list_parts(
+    total: int, since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]
+) -> Iterable[_Move]:
+    weights = _weigh(since, divided, fresh) if total > 0 else {}
+    for (kind, key), amount in _split(total, weights, _IDLE if divided.ready_at else _COLD).items():
+        yield kind, key, amount, fresh[key].requests if kind is EntryKind.REQUEST else 0
+
+
+def _post_all(
+    bill: ReplicaBill, since: datetime, until: datetime, moves: Iterable[_Move]
+) -> Mapping[str, tuple[LedgerPosting, ...]]:
+    found: dict[str, tuple[LedgerPosting, ...]] = {}
+    for kind, key, amount, requests in moves:
+        if amount:
+            posting = _make_posting(bill, (since, until), kind, amount, requests)
+            found[key] = (*found.get(key, ()), *split_months(posting))
+    return found
+
+
+def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
+    """What was counted since the last division. A gateway that was not there then has begun at
+    0.
+    """
+    found: dict[str, KeyWork] = {}
+    for epoch, work in counts.items():
+        for key, now in work.items():
+            then = before.counted.get(epoch, {}).get(key, _NO_WORK)
+            total = found.get(key, _NO_WORK)
+            found[key] = KeyWork(
+                requests=total.requests + max(0, now.requests - then.requests),
+                work_us=total.work_us + max(0, now.work_us - then.work_us),
+            )
+    return found
+
+
+def _weigh(since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]) -> dict[_Part, int]:
+    """The parts of the period that begins at `since`, in microseconds."""
+    until, ready_at = divided.until, divided.ready_at
+    warm_from = until if ready_at is None else min(max(ready_at, since), until)
+    weights = {(EntryKind.REQUEST, key): each.work_us for key, each in fresh.items()}
+    idle = max(0, (until - warm_from) // _US - sum(weights.values()))
+    return {**weights, _IDLE: idle, _COLD: (warm_from - since) // _US}
+
+
+def _split(total: int, weights: Mapping[_Part, int], rest: _Part) -> dict[_Part, int]:
+    """The amount in proportion to the weights; what rounding leaves goes to the largest
+    remainders. Without weights, `rest` gets all of it.
+    """
+    whole = sum(weights.values())
+    if not whole:
+        return {rest: total}
+    parts = {key: total * weight // whole for key, weight in weights.items()}
+    order = sorted(weights, key=lambda key: (-(total * weights[key] % whole), key))
+    for key in order[: total - sum(parts.values())]:
+        parts[key] += 1
+    return {key: amount for key, amount in parts.items() if amount}
+
+
+def _make_posting(
+    bill: ReplicaBill,
+    period: tuple[datetime, datetime],
+    kind: EntryKind,
+    amount: int,
+    requests: int,
+) -> LedgerPosting:
+    return LedgerPosting(
+        kind=kind,
+        line=REQUEST_LINE,
+        line_since=bill.since,
+        since=period[0],
+        until=period[1],
+        quantity=requests,
+        unit=QuantityUnit.REQUESTS if kind is EntryKind.REQUEST else QuantityUnit.NONE,
+        rate=HourlyRate(),
+        amount=Money(amount),
+        source=EntrySource.DIVISION,
+    )

@@ -1,0 +1,67 @@
+"""How a replica's time is divided among its requests.
+
+At each moment, the requests in flight share the replica equally. So the
+shares of all requests add up to the time in which the replica had at least one. `_virtual` is the
+share of a request that was in flight all the time: it grows by dt / n. The share of a request is
+the difference between its end and its start, in constant time.
+"""
+
+from collections.abc import Mapping
+
+from cavvy.domain.request_bills import KeyWork
+
+
+class ReplicaWork:
+    """The work of one replica by key, since the gateway began. Times are monotonic seconds."""
+
+    __slots__ = ("_at", "_by_key", "_in_flight", "_virtual")
+
+    def __init__(self) -> None:
+        self._at = self._virtual = 0.0
+        self._in_flight = 0
+        # by key: requests, requests in flight, the shares of those that ended, less the values of
+        # `_virtual` at the starts of those in flight
+        self._by_key: dict[str, list[float]] = {}
+
+    def begin(self, key: str, now: float) -> float:
+        """A request starts. Returns its mark, which ends it."""
+        virtual = self._pass(now)
+        self._in_flight += 1
+        known = self._by_key.get(key)
+        if known is None:
+            self._by_key[key] = [1, 1, -virtual]
+        else:
+            known[0] += 1
+            known[1] += 1
+            known[2] -= virtual
+        return virtual
+
+    def __bool__(self) -> bool:
+        """Whether there was a request."""
+        return bool(self._by_key)
+
+    def end(self, key: str, now: float) -> None:
+        """One of the requests of the key that are in flight has ended."""
+        virtual = self._pass(now)
+        self._in_flight -= 1
+        known = self._by_key[key]
+        known[1] -= 1
+        known[2] += virtual
+
+    def share_s(self, mark: float, now: float) -> float:
+        """The share, until now, of a request that is in flight and began at the mark."""
+        return self._pass(now) - mark
+
+    def describe(self, now: float) -> Mapping[str, KeyWork]:
+        virtual = self._pass(now)
+        return {
+            key: KeyWork(requests=int(begun), work_us=round((done + flying * virtual) * 1e6))
+            for key, (begun, flying, done) in self._by_key.items()
+        }
+
+    def _pass(self, now: float) -> float:
+        if now > self._at:  # the times of two callers may be in another order
+            if self._in_flight:
+                self._virtual += (now - self._at) / self._in_flight
+            self._at = now
+        return self._virtual

@@ -1,0 +1,172 @@
+"""The bills of replicas, divided among requests: exact whatever is killed, on all databases."""
+
+import random
+from collections import Counter
+from datetime import timedelta
+from typing import cast
+
+import pytest
+from tests.contract.store_suite import NOW, after, begin, make_charge, submit
+
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.discounts import post_discounts
+from cavvy.control.serving.request_bills import RequestBills
+from cavvy.costs.discounts import parse_discounts
+from cavvy.domain.jobs import Attempt, AttemptPhase
+from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec
+from cavvy.domain.stored_services import ServiceKey, StoredService
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite, LedgerFilter, StaleVersion, Store
+
+pytestmark = pytest.mark.anyio
+ALL = LedgerFilter()
+TASK = TaskSpec(name="chat", run="serve", service=ServiceSpec(port=80), tags={"service": "chat"})
+KEYS = (ServiceKey(id="k1", sha256="", label="web", created_at=NOW),)
+
+
+async def start(store: Store, job_id: str) -> tuple[ServiceReplica, Attempt]:
+    job = await submit(store, job_id, name=job_id, user="ada", task=replace(TASK, name=job_id))
+    replica = ServiceReplica(
+        id=job_id,
+        service="chat",
+        revision=1,
+        state=ReplicaState.READY,
+        ordered_at=NOW,
+        ready_at=after(20),
+    )
+    return replica, await begin(store, job)
+
+
+def make_service(*replicas: ServiceReplica) -> StoredService:
+    return StoredService(
+        project="p", name="chat", id="s1", task=TASK, created_at=NOW, replicas=replicas, keys=KEYS
+    )
+
+
+def traffic(epoch: str = "g", **work_s: dict[str, float]) -> ServiceTraffic:
+    work = {
+        replica: {
+            key: KeyWork(requests=1, work_us=int(seconds * 1e6)) for key, seconds in of_key.items()
+        }
+        for replica, of_key in work_s.items()
+    }
+    return ServiceTraffic(at_s=0, work={epoch: work})
+
+
+async def sums(store: Store, *by: str) -> dict[tuple[str, ...], int]:
+    found = await store.sum_ledger(ALL, by)
+    return {tuple(each.groups.values()): each.amount.micros for each in found}
+
+
+async def test_requests_cold_start_and_idle_add_up_to_the_bill(store: Store) -> None:
+    replica, attempt = await start(store, "r1")
+    service, bills = make_service(replica), RequestBills(store)
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1001, until=100)]))
+    told = traffic(r1={"k1": 30.0, "": 10.0})
+    await bills.divide(service, told, after(100))
+    await bills.divide(service, told, after(110))  # not due
+    await RequestBills(store).divide(service, told, after(120))  # another server
+    expected = {"request": 400, "cold start": 200, "idle": 401, "node": 0}
+    assert await sums(store, "service", "kind") == {
+        ("chat", kind): amount for kind, amount in expected.items()
+    }
+    assert (await sums(store, "service", "key"))["chat", "web"] == 300
+    assert await sums(store, "user", "job") == {("ada", "r1"): 1001}
+    assert await store.spent("p") == await store.spent("p", after(-1))
+    # the service ends, and later the provider corrects the bill
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1501, until=150)]))
+    await bills.divide(service, None, after(150), last=True)
+    done = replace(attempt, phase=AttemptPhase.ENDED, ended_at=after(150))
+    await store.commit(AtomicWrite(attempts=[done]))
+    assert await store.meters.late_replicas() == []
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1400, until=140)]))
+    assert await store.meters.late_replicas() == ["r1"]
+    await bills.sweep()
+    found = await sums(store, "kind")
+    assert found["idle",] + found["request",] + found["cold start",] == 1400
+    await post_discounts(store, parse_discounts("fake:10%"), after(200))
+    (total,) = await store.sum_ledger(ALL, ("service",))
+    assert (total.amount.micros, total.jobs) == (1260, 1)
+
+
+class _LosingMeters:
+    """Loses the reply of a write, or refuses it, as a server that is killed does."""
+
+    def __init__(self, store: Store, dice: random.Random) -> None:
+        self._store, self._dice = store, dice
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store.meters, name)
+
+    async def divide(self, *given: object) -> None:
+        if self._dice.random() < 0.2:
+            raise ConnectionError("killed before the write")
+        await self._store.meters.divide(*given)  # type: ignore[arg-type]  # passed on
+        if self._dice.random() < 0.2:
+            raise ConnectionError("killed after the write")
+
+
+class LosingStore:
+    def __init__(self, store: Store, dice: random.Random) -> None:
+        self.meters = _LosingMeters(store, dice)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_histories_with_kills_add_up(store: Store, seed: int) -> None:
+    """Servers are killed before and after writes, gateways lose what they have counted, two servers
+    divide at once, bills are corrected, and prices jump.
+    """
+    dice = random.Random(seed)
+    started = [await start(store, f"r{number}") for number in range(3)]
+    service = make_service(*(replica for replica, _ in started))
+    work = {replica.id: {"k1": 0.0, "": 0.0} for replica, _ in started}
+    epoch, billed, rate = 0, Counter[str](), 1000
+    for step in range(1, 25):
+        now = after(60 * step)
+        for replica, attempt in started:
+            if dice.random() < 0.7:
+                more = dice.randrange(rate) - (rate // 3 if dice.random() < 0.2 else 0)
+                billed[attempt.id] = max(0, billed[attempt.id] + more)
+                charge = make_charge(attempt, billed[attempt.id], until=60 * step)
+                await store.commit(AtomicWrite(charges=[charge]))
+            for key in work[replica.id]:
+                work[replica.id][key] += dice.random() * 20
+        if dice.random() < 0.2:  # the gateway is killed
+            epoch += 1
+            work = {name: dict.fromkeys(each, 0.0) for name, each in work.items()}
+        if dice.random() < 0.2:
+            rate = rate * 10 if rate < 10**6 else 1000
+        losing = cast(Store, LosingStore(store, dice))
+        try:
+            await RequestBills(losing).divide(service, traffic(str(epoch), **work), now)
+        except ConnectionError:
+            continue
+        found = await sums(store, "kind")
+        parts = sum(found.get((kind,), 0) for kind in ("request", "idle", "cold start"))
+        assert parts == sum(billed.values())
+    await RequestBills(store).divide(service, None, after(9999), last=True)
+    found = await sums(store, "subject")
+    assert sum(found.values()) == sum(billed.values())
+    assert (
+        sum(
+            amount
+            for (subject,), amount in (await sums(store, "subject")).items()
+            if subject.startswith("r0-1")
+        )
+        == billed["r0-1"]
+    )
+
+
+async def test_a_division_begins_with_the_last_one(store: Store) -> None:
+    replica, attempt = await start(store, "r1")
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1001, until=100)]))
+    (bill,) = await store.meters.replica_bills([replica.id])
+    assert (bill.until - bill.since, bill.divided) == (timedelta(seconds=100), None)
+    await RequestBills(store).divide(make_service(replica), None, after(100), last=True)
+    (again,) = await store.meters.replica_bills([replica.id])
+    assert again.divided is not None
+    with pytest.raises(StaleVersion):
+        await store.meters.divide(replace(again.divided, version=0), {}, {})
+    assert (again.divided.version, len(await store.ledger_lines(ALL))) == (1, 4)

@@ -1,0 +1,148 @@
+"""How a replica's time and bill are divided among requests."""
+
+import itertools
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cavvy.costs.requests import divide_bill
+from cavvy.domain.ledger import EntryKind, QuantityUnit
+from cavvy.domain.request_bills import DividedBill, KeyWork, ReplicaBill, RequestCounts
+from cavvy.domain.units import HourlyRate
+from cavvy.gateway.work import ReplicaWork
+
+T0 = datetime(2026, 11, 1, tzinfo=UTC)
+S = 1_000_000
+
+
+def at(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def bill(amount: int, until: float, divided: DividedBill | None = None) -> ReplicaBill:
+    return ReplicaBill(
+        attempt_id="r-1",
+        job_id="r",
+        since=T0,
+        until=at(until),
+        amounts={EntryKind.NODE: amount},
+        rate=HourlyRate(),
+        divided=divided,
+    )
+
+
+def counts(epoch: str = "g", **work_s: float) -> RequestCounts:
+    work = {key: KeyWork(requests=2, work_us=round(s * S)) for key, s in work_s.items()}
+    return {epoch: work}
+
+
+def amounts(division: object) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for key, postings in division.postings.items():  # type: ignore[attr-defined]  # a Division
+        for each in postings:
+            place = (str(each.kind), key)
+            found[place] = found.get(place, 0) + each.amount.micros
+    return found
+
+
+def test_a_bill_is_divided_by_time() -> None:
+    division = divide_bill(bill(1000, 100), counts(a=30, b=10), at(20))
+    assert amounts(division) == {
+        ("node", ""): -1000,
+        ("request", "a"): 300,
+        ("request", "b"): 100,
+        ("idle", ""): 400,
+        ("cold start", ""): 200,
+    }
+    assert division is not None
+    (entry,) = division.postings["a"]
+    assert (entry.quantity, entry.unit) == (2, QuantityUnit.REQUESTS)
+    assert divide_bill(bill(1000, 100, division.divided), counts(a=99), at(20)) is None
+
+
+def test_only_what_is_new_is_divided() -> None:
+    first = divide_bill(bill(1000, 100), counts(a=30), at(0))
+    assert first is not None
+    again = divide_bill(bill(2000, 200, first.divided), counts(a=130), at(0))
+    assert amounts(again) == {("node", ""): -1000, ("request", "a"): 1000}
+    other = divide_bill(bill(2000, 200, first.divided), counts("h", a=50), at(0))
+    assert amounts(other) == {("node", ""): -1000, ("request", "a"): 500, ("idle", ""): 500}
+    silent = divide_bill(bill(2000, 200, first.divided), None, None)
+    assert amounts(silent) == {("node", ""): -1000, ("idle", ""): 1000}
+
+
+def test_a_correction_is_idle_and_a_replica_that_was_never_ready_is_cold() -> None:
+    first = divide_bill(bill(1000, 100), counts(a=30), at(0))
+    assert first is not None
+    less = divide_bill(bill(900, 90, first.divided), counts(a=40), at(0))
+    assert amounts(less) == {("node", ""): 100, ("idle", ""): -100}
+    assert amounts(divide_bill(bill(1000, 100), None, None)) == {
+        ("node", ""): -1000,
+        ("cold start", ""): 1000,
+    }
+
+
+def test_the_work_of_several_gateways_is_added_up() -> None:
+    """Each has its own counters; one that was not told for a while is not counted again."""
+    first = divide_bill(bill(1000, 100), counts(a=10) | counts("h", a=20, b=30), at(0))
+    assert amounts(first)["request", "a"] == 300
+    assert amounts(first)["request", "b"] == 300
+    assert first is not None
+    second = divide_bill(bill(2000, 200, first.divided), counts(a=20), at(0))
+    assert amounts(second)["request", "a"] == 100
+    assert second is not None
+    more = counts(a=20) | counts("h", a=30, b=30)
+    third = divide_bill(bill(3000, 300, second.divided), more, at(0))
+    assert amounts(third) == {("node", ""): -1000, ("request", "a"): 100, ("idle", ""): 900}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_entries_add_up_to_nothing_and_parts_to_the_bill(seed: int) -> None:
+    dice = random.Random(seed)
+    divided, total, moved, until = None, 0, 0, 0.0
+    work: dict[str, float] = {}
+    for _ in range(30):
+        until += dice.random() * 10**6
+        total = max(0, total + dice.randrange(-50, 10**6))
+        for key in dice.sample(["", "a", "b"], 2):
+            work[key] = work.get(key, 0.0) + dice.random() * 100
+        epoch = dice.choice("gggh")
+        told = {epoch: {key: KeyWork(requests=1, work_us=int(s * S)) for key, s in work.items()}}
+        division = divide_bill(bill(total, until, divided), told, at(dice.choice([0, 50])))
+        if division is None:
+            continue
+        found = amounts(division)
+        assert sum(found.values()) == 0
+        moved += sum(each for (kind, _), each in found.items() if kind != "node")
+        divided = division.divided
+    assert moved == total
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shares_are_those_of_a_replica_that_is_shared_equally(seed: int) -> None:
+    dice, work = random.Random(seed), ReplicaWork()
+    requests = []
+    for _ in range(40):
+        start = dice.randrange(0, 200)
+        requests.append((start, start + dice.randrange(1, 60), dice.choice("ab")))
+    moments = sorted({moment for start, end, _ in requests for moment in (start, end)})
+    truth = {"a": 0.0, "b": 0.0}
+    for since, until in itertools.pairwise(moments):
+        here = [key for start, end, key in requests if start <= since and until <= end]
+        for key in here:
+            truth[key] += (until - since) / len(here)
+    marks: dict[int, float] = {}
+    shares = 0.0
+    for moment in moments:
+        for number, (start, end, key) in enumerate(requests):
+            if end == moment:
+                shares += work.share_s(marks[number], moment)
+                work.end(key, moment)
+            elif start == moment:
+                marks[number] = work.begin(key, moment)
+    told = work.describe(moments[-1] + 1000.0)
+    for key in "ab":
+        assert told[key].work_us == pytest.approx(truth[key] * S, abs=2)
+        assert told[key].requests == sum(1 for each in requests if each[2] == key)
+    assert shares == pytest.approx(sum(truth.values()))
