@@ -194,6 +194,12 @@ class GatewaySuite:
     def test_a_body_that_ends_with_its_connection(self, plane: Any, one: ReplicaStandIn) -> None:
         assert ask(plane.port, "GET", "/close").body == b"until the end"
 
+    def test_a_connection_that_ends_with_a_response_gets_no_other_request(
+        self, plane: Any, one: ReplicaStandIn
+    ) -> None:
+        calls = [Background(ask, plane.port, "POST", "/old", b"x") for _ in range(12)]
+        assert {call.result().status for call in calls} == {200}
+
     def test_events_pass_one_by_one(self, plane: Any, one: ReplicaStandIn) -> None:
         with Talk(plane.port) as talk:
             talk.send(write_request("GET", "/chunks?n=3&paced=1"))

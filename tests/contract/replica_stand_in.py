@@ -171,6 +171,14 @@ class ReplicaStandIn:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nuntil the end")
         return False
 
+    async def _do_old(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:
+        """A response in two parts, after which the connection ends."""
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.write(b"hello")
+        return False
+
     async def _do_status(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:
         length = b"Content-Length: 0\r\n" if asked["code"] >= "500" else b""
         writer.write(b"HTTP/1.1 %b X\r\n%b\r\n" % (asked["code"].encode(), length))

@@ -22,7 +22,7 @@ PRICE_FIELD = b"Cavvy-Price-Micros"
 class UpstreamConnection(asyncio.Protocol):
     """A connection to a replica. It serves one exchange at a time."""
 
-    __slots__ = ("_body", "_buffer", "_exchange", "_tunnel", "closed", "pool", "transport")
+    __slots__ = ("_body", "_buffer", "_ends", "_exchange", "_tunnel", "closed", "pool", "transport")
 
     transport: asyncio.Transport
 
@@ -32,6 +32,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._body: Body | None = None  # None: the head of the response has not come
         self._buffer = b""
         self._tunnel = False
+        self._ends = False  # the replica closes it after this response
         self.closed = False
 
     def begin(self, exchange: Exchange) -> None:
@@ -106,7 +107,7 @@ class UpstreamConnection(asyncio.Protocol):
             if payload or body.done:
                 exchange.sink.send(payload, body.done)
             if body.done:
-                self._finish(exchange, reusable=not body.rest)
+                self._finish(exchange, reusable=not (self._ends or body.rest))
             return
         if self._buffer:
             data = self._buffer + data
@@ -146,6 +147,7 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.sink.respond(head, rest, True)
             self._finish(exchange, reusable=not head.close)
             return
+        self._ends = head.close
         body = self._body = make_body(head.length)
         payload = body.feed(rest) if rest or not body.done else b""
         exchange.sink.respond(head, payload, body.done)
