@@ -141,7 +141,15 @@ HEAD = st.builds(
 WORDS = st.lists(st.text("ab語", min_size=1, max_size=12), min_size=1, max_size=6).map(" ".join)
 # Modules whose tables need more than a client: a measurement, an engine, a simulation,
 # a backup.
-APART = {"bench.py", "image.py", "estimate.py", "simulation.py", "restore.py", "serving.py"}
+APART = {
+    "bench.py",
+    "estimate.py",
+    "image.py",
+    "restore.py",
+    "service_ways.py",
+    "serving.py",
+    "simulation.py",
+}
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cavvy.cli.task.load import param_option, read_any_task, read_params
+from cavvy.cli.task.load_options import load_options
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     metavar="SIZE",
     help="Size of the results to download at the end, such as 50GB, to include egress costs.",
 )
+@load_options
 @param_option
 @output_option
 def command(
@@ -67,24 +69,43 @@ def command(
     output_size: str | None,
     param: tuple[str, ...],
     output: str,
+    **load: Any,
 ) -> None:
     """Rank the offers that a task could run on, with cost, time and reasons.
 
     Nothing is launched and nothing costs money. Estimates use the task's `work` and limits; notes
-    below the table state their assumptions.
+    below the table state their assumptions. With --load, compare ways to run a service on recorded
+    requests instead.
     """
     from cavvy.cli.task.bucket_regions import with_regions
     from cavvy.cli.task.profiles import with_rates
     from cavvy.cli.task.sizes import with_sizes
-    from cavvy.cli.view.output import json_out
     from cavvy.planner.candidates import join_reasons, tasks_of
 
     task = with_rates(read_any_task(file, read_params(param), options), Path(file).parent)
+    if load["load"] is not None:
+        from cavvy.cli.task.service_plan import show_ways
+
+        show_ways(task, load, output)
+        return
     task, warnings = with_regions(*with_sizes(task))
     wishes = tasks_of(task)
     answers = [
         _answer(each, by, limit, all_locations, ready, _size(output_size)) for each in wishes
     ]
+    _put_out(answers, task, output, all_locations)
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    _print_notes(answers, output)
+    if all(each.message for each in answers):
+        raise CommandFailure(join_reasons([each.message for each in answers]))
+
+
+def _put_out(
+    answers: "Sequence[_Alternative]", task: "TaskSpec", output: str, all_locations: bool
+) -> None:
+    from cavvy.cli.view.output import json_out
+
     match output:
         case "json":
             documents = [_document(each) for each in answers]
@@ -94,11 +115,6 @@ def command(
             _csv_out(answers)
         case _:
             _show(answers, task.resources.ordered, all_locations)
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
-    _print_notes(answers, output)
-    if all(each.message for each in answers):
-        raise CommandFailure(join_reasons([each.message for each in answers]))
 
 
 def show_plan(task: "TaskSpec", file: str) -> None:

@@ -1,5 +1,5 @@
-"""Plots simulated services: cost against requests on time, and the replicas over time. Requires
-matplotlib.
+"""Plots simulated services: cost against requests on time, the replicas over time, and the cost of
+ways to run a service. Requires matplotlib.
 """
 
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from cavvy.sim.serving.comparison import LoadCosts, WayCrossing
 from cavvy.sim.serving.run import ServingScore
 from cavvy.sim.traces.plots import save_figure
 
@@ -49,4 +50,30 @@ def plot_replicas(scores: Sequence[ServingScore], path: Path) -> None:
     above.legend(fontsize="small")
     for panel in (above, below):
         panel.grid(alpha=0.3)
+    save_figure(figure, path)
+
+
+def plot_costs(loads: Sequence[LoadCosts], crossings: Sequence[WayCrossing], path: Path) -> None:
+    """Plot the cost per month of each way against the requests per day. Dotted lines are where
+    another way becomes the cheapest; the dashed line is the recorded load.
+    """
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    panel = figure.subplots()
+    ordered = sorted(loads, key=lambda each: each.per_day)
+    for at, first in enumerate(ordered[0].costs):
+        points = [(each.per_day, each.costs[at].usd_month) for each in ordered]
+        known = [(load, cost) for load, cost in points if cost is not None]
+        if known:
+            panel.plot(*zip(*known, strict=True), marker="o", label=first.way)
+    for each in crossings:
+        panel.axvline(each.per_day, color="grey", linestyle=":", linewidth=0.8)
+    for load in loads:
+        if load.factor == 1:
+            panel.axvline(load.per_day, color="black", linestyle="--", linewidth=0.8)
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xlabel("requests per day; dashed: the recorded load")
+    panel.set_ylabel("$ per month")
+    panel.grid(alpha=0.3, which="both")
+    panel.legend(fontsize="small")
     save_figure(figure, path)

@@ -126,6 +126,18 @@ def _read_plain(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Request]:
         yield float(row["arrival_s"]), float(row["service_s"])
 
 
+def _read_counts(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
+    """Numbers of requests in steps that begin at `start_s`. Arrivals are spread over each step at
+    random, and times of service are exponentially distributed.
+    """
+    counts = sorted((float(row["start_s"]), int(row["requests"])) for row in rows)
+    step = min((b - a for (a, _), (b, _) in pairwise(counts)), default=3600.0)
+    random = Random(options.seed)
+    for start, count in counts:
+        for _ in range(count):
+            yield start + step * random.random(), random.expovariate(1.0 / options.service_s)
+
+
 def _read_azure(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
     """Azure LLM inference traces of 2023 and 2024."""
     for row in rows:
@@ -188,6 +200,7 @@ _READERS: tuple[
     tuple[frozenset[str], Callable[[Iterable[_Row], RequestOptions], Iterator[_Request]]], ...
 ] = (
     (frozenset({"arrival_s", "service_s"}), _read_plain),
+    (frozenset({"start_s", "requests"}), _read_counts),
     (frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _read_azure),
     (frozenset({"Timestamp", "Request tokens", "Response tokens"}), _read_burst_gpt),
     (frozenset({"gmt_create", "exec_time_seconds"}), _read_executions),

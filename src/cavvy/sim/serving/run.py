@@ -215,12 +215,17 @@ def run_service(
     markets: Sequence[ReplicaMarket] = (),
     *,
     warm: bool = True,
+    ready: int = 0,
 ) -> ServingScore:
-    """Run the service until its last request has ended."""
+    """Run the service until its last request has ended. It begins with `ready` replicas, or with
+    those that the first load needs if it is `warm`.
+    """
     service = SimulatedService(
         trace, setting, markets or [on_demand_market(setting)], holds=controller.holds
     )
-    if warm:
+    if ready:
+        service.start_warm(_find_demand(service), ready)
+    elif warm:
         _start_warm(service)
     history = []
     second = 0
@@ -247,8 +252,11 @@ def _start_warm(service: SimulatedService) -> None:
     first = bisect_right(trace.arrivals_s, _WARM_S)
     slots = service.setting.concurrency * _WARM_USE
     count = max(1, ceil(sum(trace.services_s[:first]) / _WARM_S / slots))
-    demand = next(at for at, market in enumerate(service.markets) if not market.spot)
-    service.start_warm(demand, count)
+    service.start_warm(_find_demand(service), count)
+
+
+def _find_demand(service: SimulatedService) -> int:
+    return next(at for at, market in enumerate(service.markets) if not market.spot)
 
 
 def _score(

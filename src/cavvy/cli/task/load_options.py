@@ -1,0 +1,68 @@
+"""The options of `cavvy plan` that compare ways to run a service on recorded requests."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cavvy.cli.view.numbers import NumberRange
+
+_POSITIVE = NumberRange(min=0, min_open=True)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OPTIONS = (
+    click.option(
+        "--load",
+        metavar="FILE",
+        type=_FILE,
+        help="Recorded requests, for a service: compare always on, down to zero, a mix with spot, "
+        "managed endpoints and serverless GPUs. CSV with start_s and requests, with arrival_s and "
+        "service_s, or a trace as for `cavvy simulate serve`.",
+    ),
+    click.option(
+        "--service-time",
+        type=_POSITIVE,
+        default=1.0,
+        metavar="SECONDS",
+        help="With --load: the mean time of service, if the file states none.",
+    ),
+    click.option(
+        "--cold-start",
+        type=_POSITIVE,
+        default=60.0,
+        metavar="SECONDS",
+        help="With --load: the time from the order of a replica until it is ready.",
+    ),
+    click.option(
+        "--spot-capacity",
+        metavar="FOLDER",
+        type=click.Path(exists=True, path_type=Path),
+        help="With --load: recorded spot capacity of several zones; without it, spot is assumed "
+        "never to be lost.",
+    ),
+    click.option(
+        "--managed-price",
+        type=_POSITIVE,
+        metavar="USD",
+        help="With --load: the price per hour of a replica of a managed endpoint.",
+    ),
+    click.option(
+        "--serverless-price",
+        type=_POSITIVE,
+        metavar="USD",
+        help="With --load: the price per hour of a serverless GPU while it works.",
+    ),
+    click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="With --load: draw the costs per month over the load (.svg, .png or .pdf).",
+    ),
+)
+
+
+def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

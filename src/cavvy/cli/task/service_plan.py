@@ -1,0 +1,138 @@
+"""`cavvy plan SERVICE --load FILE`: compares ways to run a service, with prices of the catalog."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cavvy.cli.task.available import gather
+from cavvy.cli.view import service_ways
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.control.decide.traffic import make_terms
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.services import ServiceSpec
+from cavvy.domain.tasks import SpotPolicy, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.packages import extra_command
+from cavvy.sim.serving.comparison import (
+    ComparisonTerms,
+    compare_ways,
+    find_crossings,
+)
+from cavvy.sim.serving.requests import RequestOptions, RequestTrace, read_requests
+from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting
+from cavvy.sim.traces.readers import TraceError, list_traces, read_series
+
+if TYPE_CHECKING:
+    from cavvy.cli.view.service_ways import WayPrices
+
+# multiples of the recorded load that are simulated, as long as they have few enough requests
+_FACTORS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
+_MOST_REQUESTS = 50_000
+_ZONES = 3  # of a mix with spot without recorded capacity
+_DRAWN = (".svg", ".png", ".pdf")
+
+
+def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
+    """Compare the ways and print them. Raises CommandFailure."""
+    spec, plot = task.service, options["plot"]
+    if spec is None:
+        raise CommandFailure("--load is for services, and the file describes a job", exit_code=2)
+    if plot is not None and plot.suffix.lower() not in _DRAWN:
+        text = f"{plot}: expected a name that ends in .svg, .png or .pdf"
+        raise CommandFailure(text, exit_code=2)
+    try:
+        trace = read_requests(options["load"], RequestOptions(service_s=options["service_time"]))
+        demand, spot = _find_prices(task)
+        terms = _make_terms(spec, options, demand, spot)
+        loads = [compare_ways(trace, terms, each) for each in _list_factors(trace)]
+        if plot is not None:
+            from cavvy.sim.serving.plots import plot_costs
+
+            plot_costs(loads, find_crossings(loads), plot)
+    except TraceError as error:
+        raise CommandFailure(str(error), exit_code=2) from error
+    except ModuleNotFoundError as error:
+        text = f"plots need {error.name}, which is not installed"
+        raise CommandFailure(text, extra_command("sim")) from error
+    prices = _describe(demand, spot, options)
+    service_ways.print_ways(loads, find_crossings(loads), prices, output)
+
+
+def _find_prices(task: TaskSpec) -> tuple[Offer, Offer | None]:
+    """The cheapest on-demand offer with a price that fits a replica, and the cheapest on spot."""
+    both = replace(task, resources=replace(task.resources, spot=SpotPolicy.AUTO))
+    found = gather(both, anywhere=True, output_mib=None)
+    paid = [each for each in found.offers if each.rate.micros_per_hour > 0]
+    demand = [each for each in paid if each.purchase is Purchase.ON_DEMAND]
+    spot = [each for each in paid if each.purchase is Purchase.SPOT]
+    if not demand:
+        raise CommandFailure(
+            "no on-demand offer with a price fits a replica", "`cavvy plan FILE` says why"
+        )
+    return min(demand, key=_rate), min(spot, key=_rate, default=None)
+
+
+def _rate(offer: Offer) -> int:
+    return offer.rate.micros_per_hour
+
+
+def _usd(offer: Offer, nodes: int) -> float:
+    return offer.rate.micros_per_hour * nodes / 1e6
+
+
+def _make_terms(
+    spec: ServiceSpec, options: Mapping[str, Any], demand: Offer, spot: Offer | None
+) -> ComparisonTerms:
+    scaling = replace(
+        make_terms(spec), cold_start_s=options["cold_start"], service_s=options["service_time"]
+    )
+    setting = ServiceSetting(
+        concurrency=spec.concurrency,
+        cold_start_s=options["cold_start"],
+        slo_wait_s=scaling.wait_s,
+        most_replicas=spec.replicas.most,
+        on_demand_usd_hr=_usd(demand, 1),
+    )
+    return ComparisonTerms(
+        scaling=scaling,
+        setting=setting,
+        spot=[] if spot is None else _list_spot(options["spot_capacity"], _usd(spot, 1)),
+        managed_usd_hr=options["managed_price"],
+        serverless_usd_hr=options["serverless_price"],
+    )
+
+
+def _list_spot(folder: Path | None, usd_hr: float) -> Sequence[ReplicaMarket]:
+    if folder is None:
+        return [
+            ReplicaMarket(name=f"zone-{number}", region="", spot=True, usd_hr=usd_hr)
+            for number in range(_ZONES)
+        ]
+    found = [read_series(path) for path in list_traces([folder])]
+    return [
+        ReplicaMarket(
+            name=each.market.name,
+            region=each.market.region,
+            spot=True,
+            usd_hr=usd_hr,
+            capacity=tuple(each.counts),
+            step_s=each.gap_s,
+        )
+        for each in found
+    ]
+
+
+def _list_factors(trace: RequestTrace) -> list[float]:
+    count = len(trace.arrivals_s)
+    return [each for each in _FACTORS if each <= 1 or each * count <= _MOST_REQUESTS]
+
+
+def _describe(demand: Offer, spot: Offer | None, options: Mapping[str, Any]) -> "WayPrices":
+    recorded = options["spot_capacity"] is not None
+    return service_ways.WayPrices(
+        demand=demand,
+        spot=spot,
+        spot_recorded=recorded,
+        managed_usd_hr=options["managed_price"],
+        serverless_usd_hr=options["serverless_price"],
+    )

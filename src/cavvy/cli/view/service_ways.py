@@ -1,0 +1,117 @@
+"""Shows what ways to run a service cost, with the source and date of each price."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.view.output import TableColumn, json_out, rows_out
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import Money, format_usd
+from cavvy.domain.values import Struct, asdict
+from cavvy.sim.serving.comparison import ServingWay
+
+if TYPE_CHECKING:
+    from cavvy.sim.serving.comparison import LoadCosts, WayCost, WayCrossing
+
+_UNKNOWN = "the catalog has no price of it"
+_NO_SPOT = "no offer on spot fits"
+
+
+class WayPrices(Struct, frozen=True, kw_only=True):
+    """The prices of the ways: offers, or what the user stated. `spot_recorded` is whether spot
+    could be lost.
+    """
+
+    demand: Offer
+    spot: Offer | None
+    spot_recorded: bool
+    managed_usd_hr: float | None
+    serverless_usd_hr: float | None
+
+
+def _money(usd: float) -> str:
+    return format_usd(Money(round(usd * 1e6)))
+
+
+_COLUMNS = (
+    TableColumn("way"),
+    TableColumn("usd_month", "$/MONTH", show=_money),
+    TableColumn("on_time_percent", "ON TIME", show=lambda value: f"{value:.1f}%"),
+    TableColumn("wait_p99_s", "WAIT P99", show=lambda value: f"{value:.1f}s", drop=1),
+    TableColumn("most", "MOST REPLICAS", drop=2),
+    TableColumn("price", below=True),
+    TableColumn("source", below=True, drop=3),
+    TableColumn("as_of", below=True, drop=4),
+)
+
+
+def print_ways(
+    loads: "Sequence[LoadCosts]",
+    crossings: "Sequence[WayCrossing]",
+    prices: WayPrices,
+    output: str,
+) -> None:
+    """Print one row for each way under the recorded load, and where the cheapest way changes."""
+    [recorded] = [each for each in loads if each.factor == 1]
+    if output == "json":
+        rows = [dict(zip(_names(), _row(each, prices), strict=True)) for each in recorded.costs]
+        document = {"requests_per_day": recorded.per_day, "ways": rows}
+        others = {
+            "loads": [asdict(each) for each in loads],
+            "crossings": [asdict(each) for each in crossings],
+        }
+        json_out({**document, **others})
+        return
+    rows_out(_COLUMNS, [_row(each, prices) for each in recorded.costs], output)
+    if output != "table":
+        return
+    click.echo(f"for {recorded.per_day:,.0f} requests a day, and a month of 730.5 hours")
+    for each in crossings:
+        click.echo(
+            f"below {each.per_day:,.0f} requests a day, {each.below} is the cheapest; above, "
+            f"{each.above}"
+        )
+    if not crossings:
+        least, most = (f(each.per_day for each in loads) for f in (min, max))
+        click.echo(f"one way is the cheapest from {least:,.0f} to {most:,.0f} requests a day")
+    if prices.spot is not None and not prices.spot_recorded:
+        click.echo("note: spot is assumed never to be lost; add --spot-capacity", err=True)
+    if prices.serverless_usd_hr is not None:
+        click.echo(
+            "note: serverless is billed for work only here; providers add idle time", err=True
+        )
+
+
+def _names() -> list[str]:
+    return [each.name for each in _COLUMNS]
+
+
+def _row(cost: "WayCost", prices: WayPrices) -> tuple[object, ...]:
+    on_time = None if cost.on_time is None else 100 * cost.on_time
+    simulated = on_time, cost.wait_p99_s, cost.most
+    if cost.usd_month is None:
+        simulated = None, None, None
+    return cost.way, cost.usd_month, *simulated, *_price(cost.way, prices)
+
+
+def _price(way: ServingWay, prices: WayPrices) -> tuple[str, str | None, object]:
+    """The price as text, its source and its date."""
+    if way is ServingWay.MANAGED:
+        return _stated(prices.managed_usd_hr, "--managed-price")
+    if way is ServingWay.SERVERLESS:
+        return _stated(prices.serverless_usd_hr, "--serverless-price")
+    if way is not ServingWay.SPOT_MIX:
+        return _offered(prices.demand)
+    return (_NO_SPOT, None, None) if prices.spot is None else _offered(prices.spot)
+
+
+def _stated(usd_hr: float | None, option: str) -> tuple[str, str | None, object]:
+    if usd_hr is None:
+        return f"{_UNKNOWN}; add {option}", None, None
+    return f"${usd_hr:g}/h", f"stated by {option}", None
+
+
+def _offered(offer: Offer) -> tuple[str, str | None, object]:
+    where = f"{offer.provider}/{offer.region} {offer.instance_type}"
+    return f"{_money(offer.rate.micros_per_hour / 1e6)}/h {where}", offer.source, offer.as_of

@@ -1,0 +1,225 @@
+"""Compares ways to run a service on the same requests: always on, down to zero, one replica kept,
+a mix with spot, a managed endpoint, and serverless GPUs. Costs are per month of 730.5 hours.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from itertools import pairwise
+from math import ceil, exp, log
+from random import Random
+
+from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.values import Struct, replace
+from cavvy.sim.serving.requests import RequestTrace
+from cavvy.sim.serving.run import (
+    AutoscalerController,
+    ServingScore,
+    on_demand_market,
+    run_service,
+)
+from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting, SimulatedService
+
+MONTH_HOURS = 730.5
+_JITTER_S = 30.0  # copies of a request arrive within this time of it
+_DAY_S = 86_400.0
+
+
+class ServingWay(StrEnum):
+    """A way to run a service."""
+
+    ALWAYS_ON = "always on"
+    ONE_KEPT = "one kept"
+    TO_ZERO = "to zero"
+    SPOT_MIX = "spot mix"
+    MANAGED = "managed endpoint"
+    SERVERLESS = "serverless"
+
+
+class WayCost(Struct, frozen=True, kw_only=True):
+    """What a way costs per month; None if its price is not known. The share of requests on time,
+    the wait that 99 of 100 do not exceed, and the most replicas; None if it was not simulated.
+    """
+
+    way: ServingWay
+    usd_month: float | None
+    on_time: float | None = None
+    wait_p99_s: float | None = None
+    most: int | None = None
+
+
+class LoadCosts(Struct, frozen=True, kw_only=True):
+    """The ways under one load."""
+
+    factor: float  # of the recorded load
+    per_day: float
+    costs: Sequence[WayCost]
+
+
+class WayCrossing(Struct, frozen=True, kw_only=True):
+    """Below `per_day` requests a day, `below` is the cheapest way, and above it `above`."""
+
+    per_day: float
+    below: ServingWay
+    above: ServingWay
+
+
+class ComparisonTerms(Struct, frozen=True, kw_only=True):
+    """What is compared. `managed_usd_hr` is the price of a replica of a managed endpoint, and
+    `serverless_usd_hr` that of a serverless GPU while it works; None if they are not known.
+    `spot` are markets for a mix; () if there is none.
+    """
+
+    scaling: ScalingTerms
+    setting: ServiceSetting
+    spot: Sequence[ReplicaMarket] = ()
+    managed_usd_hr: float | None = None
+    serverless_usd_hr: float | None = None
+
+
+def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.0) -> LoadCosts:
+    """The cost of each way for the load of the trace, which is taken for whole days."""
+    days = max(1, ceil(trace.length_s / _DAY_S))
+    load = scale_load(trace, factor, terms.setting.seed)
+    months = days * 24 / MONTH_HOURS
+    kept = replace(terms.scaling, least=max(1, terms.scaling.least))
+    demand = on_demand_market(terms.setting)
+    costs = [
+        *_cost_steady(load, terms, months),
+        _scaled(ServingWay.ONE_KEPT, load, terms, kept, [demand], months),
+        _scaled(ServingWay.TO_ZERO, load, terms, replace(kept, least=0), [demand], months),
+        WayCost(way=ServingWay.SPOT_MIX, usd_month=None)
+        if not terms.spot
+        else _scaled(
+            ServingWay.SPOT_MIX, load, terms, terms.scaling, [demand, *terms.spot], months
+        ),
+    ]
+    costs.sort(key=lambda each: list(ServingWay).index(each.way))
+    return LoadCosts(factor=factor, per_day=len(load.arrivals_s) / days, costs=costs)
+
+
+def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
+    """The ways whose costs need no autoscaler."""
+    steady = find_steady(load, terms)
+    busy_hours = load.work_s / terms.scaling.concurrency / 3600
+    demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr
+    endpoint = None if managed is None else steady.most * managed * MONTH_HOURS
+    serverless = terms.serverless_usd_hr
+    return [
+        _cost(ServingWay.ALWAYS_ON, steady, steady.most * demand * MONTH_HOURS),
+        _cost(ServingWay.MANAGED, steady, endpoint),
+        WayCost(
+            way=ServingWay.SERVERLESS,
+            usd_month=None if serverless is None else busy_hours * serverless / months,
+        ),
+    ]
+
+
+def find_steady(load: RequestTrace, terms: ComparisonTerms) -> ServingScore:
+    """The run with the fewest replicas, always on, with which enough requests are on time, or with
+    the most that the service may have.
+    """
+    most = terms.scaling.most
+    few = max(1, int(load.work_s / max(load.length_s, 1.0) / terms.scaling.concurrency))
+    low, high = 0, min(few, most)
+    found = _run_steady(load, terms, high)
+    while found.on_time < terms.scaling.on_time and high < most:
+        low, high = high, min(2 * high, most)
+        found = _run_steady(load, terms, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = _run_steady(load, terms, middle)
+        if tried.on_time >= terms.scaling.on_time:
+            high, found = middle, tried
+        else:
+            low = middle
+    return found
+
+
+def scale_load(trace: RequestTrace, factor: float, seed: int) -> RequestTrace:
+    """The trace with a multiple of its requests: some are left out, or copied with arrivals within
+    half a minute.
+    """
+    if factor == 1:
+        return trace
+    random, found = Random(seed), list[tuple[float, float]]()
+    for at, length in zip(trace.arrivals_s, trace.services_s, strict=True):
+        copies = int(factor) + (random.random() < factor % 1)
+        for number in range(copies):
+            jitter = random.uniform(-_JITTER_S, _JITTER_S) if number else 0.0
+            found.append((min(max(0.0, at + jitter), trace.length_s), length))
+    found = sorted(found) or [(trace.arrivals_s[0], trace.services_s[0])]
+    return RequestTrace(
+        name=trace.name,
+        arrivals_s=tuple(at for at, _ in found),
+        services_s=tuple(length for _, length in found),
+    )
+
+
+def find_crossings(loads: Sequence[LoadCosts]) -> Sequence[WayCrossing]:
+    """Where another way becomes the cheapest, between two neighbouring loads. The costs between
+    them are interpolated by their logarithms.
+    """
+    found = []
+    ordered = sorted(loads, key=lambda each: each.per_day)
+    for lower, upper in pairwise(ordered):
+        before, after = _known(lower), _known(upper)
+        below, above = min(before, key=before.__getitem__), min(after, key=after.__getitem__)
+        if below is above:
+            continue
+        start = log(before[above] / before[below])
+        end = log(after[above] / after[below])
+        share = start / (start - end)
+        span = log(upper.per_day / lower.per_day)
+        per_day = lower.per_day * exp(share * span)
+        found.append(WayCrossing(per_day=per_day, below=below, above=above))
+    return found
+
+
+class FixedReplicas:
+    """Orders the same number of replicas all the time."""
+
+    interval_s, holds = 1, True
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def order(self, service: SimulatedService) -> Sequence[int]:
+        return [self._count]
+
+    def watch(self, service: SimulatedService) -> None:
+        """It does not look at the load."""
+
+
+def _run_steady(load: RequestTrace, terms: ComparisonTerms, count: int) -> ServingScore:
+    found = run_service("steady", load, terms.setting, FixedReplicas(count), ready=count)
+    return replace(found, most=count)
+
+
+def _scaled(
+    way: ServingWay,
+    load: RequestTrace,
+    terms: ComparisonTerms,
+    scaling: ScalingTerms,
+    markets: Sequence[ReplicaMarket],
+    months: float,
+) -> WayCost:
+    controller = AutoscalerController(scaling)
+    score = run_service(way, load, terms.setting, controller, markets)
+    # the rest of the last day costs what the least replicas cost
+    rest_h = max(0.0, months * MONTH_HOURS - load.length_s / 3600)
+    usd = score.usd + rest_h * scaling.least * terms.setting.on_demand_usd_hr
+    return _cost(way, score, usd / months)
+
+
+def _cost(way: ServingWay, score: ServingScore, usd_month: float | None) -> WayCost:
+    return WayCost(
+        way=way,
+        usd_month=usd_month,
+        on_time=score.on_time,
+        wait_p99_s=score.wait_s[2],
+        most=score.most,
+    )
+
+
+def _known(load: LoadCosts) -> Mapping[ServingWay, float]:
+    return {each.way: each.usd_month for each in load.costs if each.usd_month is not None}

@@ -1,0 +1,54 @@
+"""`cavvy plan` with recorded requests: ways to run a service, with the source of each price."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from cavvy.cli.main import cli
+
+SERVICE = "{name: chat, run: s, resources: {gpu: L4}, service: {port: 80, replicas: {max: 4}}}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CAVVY_CONFIG", str(tmp_path / "settings.toml"))
+    (tmp_path / "settings.toml").touch()
+    (tmp_path / "service.yaml").write_text(SERVICE)
+    (tmp_path / "job.yaml").write_text("{name: job, run: s}")
+    (tmp_path / "day.csv").write_text("start_s,requests\n0,8\n600,2\n1200,0\n")
+    return tmp_path
+
+
+def plan(folder: Path, *arguments: str, file: str = "service.yaml") -> tuple[int, str]:
+    load = ["--load", str(folder / "day.csv"), *arguments]
+    found = CliRunner().invoke(cli, ["plan", str(folder / file), *load])
+    return found.exit_code, found.output
+
+
+def test_ways_are_compared_with_prices_of_the_catalog(folder: Path) -> None:
+    plot = folder / "ways.svg"
+    code, text = plan(folder, "--serverless-price", "3", "--plot", str(plot), "-o", "json")
+    assert code == 0, text
+    found = json.loads(text[text.index("{") :])
+    ways = {each["way"]: each for each in found["ways"]}
+    assert ways["always on"]["source"].startswith("skypilot-catalog")
+    assert ways["always on"]["as_of"] is not None
+    assert ways["to zero"]["usd_month"] < ways["always on"]["usd_month"]
+    assert ways["managed endpoint"]["usd_month"] is None
+    assert "the catalog has no price of it" in ways["managed endpoint"]["price"]
+    assert ways["serverless"]["source"] == "stated by --serverless-price"
+    assert found["requests_per_day"] == 10
+    assert plot.stat().st_size > 1000
+    code, text = plan(folder)
+    assert "for 10 requests a day, and a month of 730.5 hours" in text
+    assert "spot is assumed never to be lost" in text
+
+
+def test_mistakes_are_told(folder: Path) -> None:
+    assert "the file describes a job" in str(plan(folder, file="job.yaml"))
+    assert "ends in .svg" in str(plan(folder, "--plot", "a.txt"))
+    (folder / "day.csv").write_text("a,b\n1,2\n")
+    assert "of no known format" in str(plan(folder))
