@@ -102,6 +102,7 @@ async def test_a_move_lifts_no_policy_silently(api: Api) -> None:
 
     async def move(token: str, name: str, **ask: object) -> tuple[int, str]:
         headers = {"Authorization": f"Bearer {token}"}
+        ask = {**ask, "accept_budgets": True}
         answer = await team.http.post(f"/v1/projects/{name}/move", json=ask, headers=headers)
         return answer.status_code, answer.json().get("code", "")
 

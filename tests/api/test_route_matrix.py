@@ -91,6 +91,8 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("PUT", "/v1/policy"): {"admin"},
     ("DELETE", "/v1/policy"): {"admin"},
     ("POST", "/v1/projects/{project}/move"): {"admin"},
+    ("POST", "/v1/projects/{project}/archive"): {"admin"},
+    ("DELETE", "/v1/projects/{project}/archive"): {"admin"},
     ("PUT", "/v1/projects/{project}/policy"): {"admin"},
     ("DELETE", "/v1/projects/{project}/policy"): {"admin"},
     ("PUT", "/v1/budgets/{name}"): {"admin"},

@@ -1,5 +1,7 @@
 """Accounts, tokens, projects and roles, in every store."""
 
+import asyncio
+
 import pytest
 from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
@@ -8,6 +10,7 @@ from cavvy.domain.credentials import SealedCredential
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -15,6 +18,8 @@ from cavvy.store.base import (
     AtomicWrite,
     LedgerFilter,
     NameConflict,
+    ProjectArchived,
+    ProjectBusy,
     RowNotFound,
     SealedSecret,
     Store,
@@ -132,6 +137,66 @@ async def test_a_project_is_moved_with_those_below_it_but_never_below_itself(sto
             await store.move_project(former, parent)
     await store.move_project(Project(name="b", parent="d"), None)
     assert {each.name: each.parent for each in await store.projects()}["b"] is None
+
+
+async def test_nothing_is_stored_in_an_archived_project(store: Store) -> None:
+    for name, parent in (("a", None), ("b", "a"), ("c", "b"), ("d", None)):
+        await store.add_project(Project(name=name, parent=parent), adopt=False)
+    await store.archive.put(["c"], after(1))
+    job = await submit(store, "1", project="b")
+    service = StoredService(
+        project="a", name="s", id="9", task=TaskSpec(name="s", run="true"), created_at=NOW
+    )
+    stored = await store.services.put(service)
+    for busy in ("service s", "job train"):
+        with pytest.raises(ProjectBusy, match=busy):
+            await store.archive.put(["a", "b", "c"], after(2))
+        if busy == "service s":
+            await store.services.delete(stored)
+    assert [each.archived_at for each in await store.projects()] == [None, None, after(1), None]
+    await store.archive.put(["a", "b", "c"], after(3), busy=True)
+    ended = replace(job, phase=JobPhase.STOPPED, ended_at=after(4))
+    await store.commit(AtomicWrite(jobs=[ended]))  # what runs may end
+    for project in ("a", "b", "c"):
+        with pytest.raises(ProjectArchived):
+            await submit(store, f"in-{project}", project=project)
+        with pytest.raises(ProjectArchived):
+            await store.archive.check(project)
+    with pytest.raises(ProjectArchived):
+        await store.services.put(service)
+    with pytest.raises(ProjectArchived):
+        await store.add_project(Project(name="new", parent="a"), adopt=True)
+    with pytest.raises(ProjectArchived):
+        await store.move_project(Project(name="d"), "b")
+    with pytest.raises(NameConflict):
+        await store.add_project(Project(name="c"), adopt=True)
+    assert (await store.find_job("b", "train")).phase is JobPhase.STOPPED
+    with pytest.raises(ProjectArchived):
+        await store.archive.lift("b")
+    await store.archive.lift("a")  # not `c`, which was archived before
+    found = {each.name: each.archived_at for each in await store.projects()}
+    assert found == {"a": None, "b": None, "c": after(1), "d": None}
+    for project in ("a", "nowhere"):
+        with pytest.raises(RowNotFound):
+            await store.archive.lift(project)
+    await submit(store, "again", project="b")
+
+
+async def test_submissions_at_the_same_time_are_stored_or_refused(store: Store) -> None:
+    await store.add_project(Project(name="a"), adopt=False)
+
+    async def put(number: int) -> str:
+        try:
+            return (await submit(store, str(number), project="a" if number % 2 else "b")).id
+        except ProjectArchived:
+            return ""
+
+    sent = [asyncio.create_task(put(number)) for number in range(20)]
+    await store.archive.put(["a"], NOW, busy=True)
+    stored = {each for each in await asyncio.gather(*sent) if each}
+    listed = {job.id for job in (await store.list_jobs(None, limit=100)).jobs}
+    assert listed == stored
+    assert {str(number) for number in range(0, 20, 2)} <= stored, "those of the other project"
 
 
 async def test_lists_are_limited_to_a_set_of_projects(store: Store) -> None:

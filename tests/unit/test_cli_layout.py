@@ -322,7 +322,9 @@ def make_accounts() -> dict[str, list[Any]]:
     return {
         "accounts": [account_wire.AccountView(name=USER, kind="service", created_at=at(0))],
         "tokens": [token],
-        "projects": [account_wire.ProjectView(name=PROJECT, parent="company", roles=roles)],
+        "projects": [
+            account_wire.ProjectView(name=PROJECT, parent="company", roles=roles, archived_at=at(0))
+        ],
         "roles": [account_wire.RoleView(account=USER, project=PROJECT, role="operator")],
     }
 

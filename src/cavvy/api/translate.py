@@ -8,6 +8,14 @@ from cavvy.store import base as store
 
 KNOWN = (SpecError, JobServiceError, store.StoreError, providers.ProviderError, OSError)
 
+_OF_STORE = {
+    store.StaleVersion: "conflict",
+    store.NameConflict: "conflict",
+    store.AllocationConflict: "conflict",
+    store.HashMismatch: "invalid-request",
+    store.RowNotFound: "job-not-found",
+}
+
 
 def explain(error: Exception) -> ApiProblem | None:
     """Return the ApiProblem for an error of another module, or None if the error shows a bug in
@@ -23,12 +31,10 @@ def explain(error: Exception) -> ApiProblem | None:
             return RetryLater("disk-full", str(error), after_s=10)
         case store.StoreUnusable() | store.LeaseLost():
             return _explain_unusable(error)
-        case store.StaleVersion() | store.NameConflict() | store.AllocationConflict():
-            return ApiProblem("conflict", str(error))
-        case store.HashMismatch():
-            return ApiProblem("invalid-request", str(error))
-        case store.RowNotFound():
-            return ApiProblem("job-not-found", str(error))
+        case store.ProjectArchived():
+            return ApiProblem("project-archived", str(error))
+        case store.ProjectBusy():
+            return ApiProblem("project-busy", str(error))
         case providers.TryAgain() | providers.NoCapacity():
             return RetryLater("provider-unreachable", str(error), after_s=5)
         case providers.ProviderError():
@@ -38,7 +44,9 @@ def explain(error: Exception) -> ApiProblem | None:
                 "disk-full", f"the server's disk is full: {error.strerror}", after_s=10
             )
         case _:
-            return None
+            codes = (code for kind, code in _OF_STORE.items() if isinstance(error, kind))
+            code = next(codes, None)
+            return None if code is None else ApiProblem(code, str(error))
 
 
 def _explain_unusable(error: store.StoreError) -> ApiProblem:

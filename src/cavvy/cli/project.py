@@ -1,8 +1,12 @@
 """`cavvy project`: manages the tree of projects."""
 
+import sys
+
 import click
+from msgspec import structs
 
 from cavvy.cli.reach.session import session
+from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 
@@ -36,19 +40,63 @@ def create(name: str, parent: str | None) -> None:
     is_flag=True,
     help="Also if policies of its former place no longer apply to it.",
 )
-def move(name: str, parent: str | None, top: bool, lift_policies: bool) -> None:
+@click.option(
+    "--accept-budgets",
+    is_flag=True,
+    help="Also if other budgets then count what it spends; without it, you are asked.",
+)
+def move(
+    name: str, parent: str | None, top: bool, lift_policies: bool, accept_budgets: bool
+) -> None:
     """Move a project below another one, with the projects below it.
 
-    Its jobs, costs, budgets and own policies stay with it. Roles and policies of the projects above
-    it change.
+    Its jobs, costs, budgets and own policies stay with it. Roles, policies and budgets of the
+    projects above it change.
     """
+    from cavvy.client.account_wire import ProjectMove
     from cavvy.client.accounts import AccountClient
+    from cavvy.client.errors import ApiError
 
     if (parent is None) is not top:
         raise click.UsageError("give either --parent or --top")
     with session() as client:
-        AccountClient(client).move_project(name, parent, lift_policies=lift_policies)
+        accounts = AccountClient(client)
+        ask = ProjectMove(parent=parent, lift_policies=lift_policies, accept_budgets=accept_budgets)
+        try:
+            accounts.move_project(name, ask)
+        except ApiError as error:
+            if error.code != "project-budgets" or not sys.stdin.isatty():
+                raise
+            click.confirm(f"{error}. Move it?", abort=True, err=True)
+            accounts.move_project(name, structs.replace(ask, accept_budgets=True))
     click.echo(f"project {name} is now {f'below {parent}' if parent else 'at the top'}")
+
+
+@command.command("archive")
+@click.argument("name")
+@click.option("--stop", is_flag=True, help="Stop the jobs and services that run in it.")
+def archive(name: str, stop: bool) -> None:
+    """Archive a project, with the projects below it: nothing new starts in them.
+
+    Jobs, logs, costs, statements, budgets, policies and roles stay, and the names stay taken.
+    `cavvy project unarchive` puts them in use again.
+    """
+    from cavvy.client.accounts import AccountClient
+
+    with session() as client:
+        AccountClient(client).archive_project(name, stop=stop)
+    click.echo(f"project {name} is archived{'; its work is being stopped' if stop else ''}")
+
+
+@command.command("unarchive")
+@click.argument("name")
+def unarchive(name: str) -> None:
+    """Put an archived project in use again, with those that were archived with it."""
+    from cavvy.client.accounts import AccountClient
+
+    with session() as client:
+        AccountClient(client).unarchive_project(name)
+    click.echo(f"project {name} is in use again")
 
 
 @command.command("list")
@@ -61,6 +109,7 @@ def list_projects(output: str) -> None:
         TableColumn("name"),
         TableColumn("parent"),
         TableColumn("roles", "YOUR ROLES", show=_show_roles),
+        TableColumn("archived_at", "ARCHIVED", show=formatting.show_ago),
     ]
     with session() as client:
         rows = AccountClient(client).projects()

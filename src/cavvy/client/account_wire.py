@@ -91,11 +91,19 @@ class ProjectAsk(Ask, frozen=True, kw_only=True):
 
 class ProjectMove(Ask, frozen=True, kw_only=True):
     """The new place of a project: below `parent` or, if that is null, below the installation.
-    `lift_policies` permits that policies of its former place no longer apply to it.
+    `lift_policies` permits that policies of its former place no longer apply to it, and
+    `accept_budgets` that other budgets count what it spends.
     """
 
     parent: str | None
     lift_policies: bool = False
+    accept_budgets: bool = False
+
+
+class ProjectArchiveAsk(Ask, frozen=True, kw_only=True):
+    """Archives a project with those below it. `stop` permits that work in them is stopped."""
+
+    stop: bool = False
 
 
 class ProjectView(Answer, frozen=True, kw_only=True):
@@ -106,3 +114,4 @@ class ProjectView(Answer, frozen=True, kw_only=True):
     name: str
     parent: str | None
     roles: list[str]
+    archived_at: datetime | None = None

@@ -58,12 +58,20 @@ class AccountClient:
         ask = wire.ProjectAsk(name=name, parent=parent)
         return self._post("/v1/projects", ask, wire.ProjectView)
 
-    def move_project(
-        self, name: str, parent: str | None, *, lift_policies: bool = False
-    ) -> wire.ProjectView:
-        """Raises ApiError `policy-lifted`, `project-loop`, `project-not-found`."""
-        ask = wire.ProjectMove(parent=parent, lift_policies=lift_policies)
+    def move_project(self, name: str, ask: wire.ProjectMove) -> wire.ProjectView:
+        """Raises ApiError `policy-lifted`, `project-budgets`, `project-loop`, `project-not-found`,
+        `project-archived`.
+        """
         return self._post(f"{project_path(name)}/move", ask, wire.ProjectView)
+
+    def archive_project(self, name: str, *, stop: bool = False) -> wire.ProjectView:
+        """Raises ApiError `project-busy`, `project-not-found`."""
+        ask = wire.ProjectArchiveAsk(stop=stop)
+        return self._post(f"{project_path(name)}/archive", ask, wire.ProjectView)
+
+    def unarchive_project(self, name: str) -> None:
+        """Raises ApiError `project-archived`, `project-not-found`."""
+        self._change("DELETE", f"{project_path(name)}/archive")
 
     def roles(self, project: str | None) -> list[wire.RoleView]:
         """The roles in a project or, for None, those that apply in all projects."""

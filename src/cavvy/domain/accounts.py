@@ -68,10 +68,13 @@ class AccountToken(Struct, frozen=True, kw_only=True):
 
 
 class Project(Struct, frozen=True, kw_only=True):
-    """A project. Roles in its `parent` apply in it, too. None stands for the installation."""
+    """A project. Roles in its `parent` apply in it, too. None stands for the installation. Nothing
+    new starts in a project that is archived; the projects below it are archived, too.
+    """
 
     name: str
     parent: str | None = None
+    archived_at: datetime | None = None
 
 
 class RoleBinding(Struct, frozen=True, kw_only=True):

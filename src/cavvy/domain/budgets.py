@@ -56,6 +56,17 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
         )
 
 
+def compare_lines(
+    budgets: Sequence[SpendingBudget], former: Sequence[str], new: Sequence[str]
+) -> tuple[Sequence[SpendingBudget], Sequence[SpendingBudget]]:
+    """The budgets that begin to count what a project spends, and those that no longer do, if the
+    projects in its line change from `former` to `new`.
+    """
+    gained = [each for each in budgets if each.project in new and each.project not in former]
+    lost = [each for each in budgets if each.project in former and each.project not in new]
+    return gained, lost
+
+
 class ChargedRate(Struct, frozen=True, kw_only=True):
     """What an open job's nodes cost per hour by their newest charges, which end at `until`."""
 

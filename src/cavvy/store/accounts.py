@@ -5,8 +5,9 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
-from cavvy.store.base import NameConflict, RowNotFound
-from cavvy.store.documents import to_micros
+from cavvy.domain.policies import ProjectPolicy
+from cavvy.store.base import NameConflict, ProjectArchived, RowNotFound
+from cavvy.store.documents import encode, to_micros
 from cavvy.store.drivers import DatabaseSession
 from cavvy.store.rows import RowCodec, insert_into
 
@@ -16,6 +17,11 @@ PROJECTS = RowCodec(Project, "projects")
 BINDINGS = RowCodec(RoleBinding, "role_bindings", only=("account", "project", "role"))
 GROUP_ROLES = RowCodec(RoleBinding, "group_roles")
 _INSERT_TOKEN = insert_into("tokens", (*TOKENS.columns, "hash"))
+_PUT_POLICY = insert_into(
+    "project_policies",
+    ("project", "document"),
+    "ON CONFLICT (project) DO UPDATE SET document = excluded.document",
+)
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
 # tables whose rows show that a project without a row of its own is in use
 _USES = (
@@ -126,8 +132,9 @@ def family_of(first: str) -> str:
 
 def add_project(session: DatabaseSession, project: Project, *, adopt: bool) -> None:
     """Raises NameConflict if the project exists or, unless `adopt` is set, if its name is in use.
-    Raises RowNotFound if its parent does not exist.
+    Raises RowNotFound if its parent does not exist, ProjectArchived if it is archived.
     """
+    _check_parent(session, project.parent)
     taken = any(
         session.run(f"SELECT 1 FROM {table} WHERE project = ? LIMIT 1", (project.name,)).fetchone()
         for table in (() if adopt else _USES)
@@ -137,10 +144,26 @@ def add_project(session: DatabaseSession, project: Project, *, adopt: bool) -> N
         raise NameConflict(f"the project name {project.name} is in use already")
 
 
+def _check_parent(session: DatabaseSession, parent: str | None) -> None:
+    """Raise ProjectArchived if no project may be placed below `parent`."""
+    sql = "SELECT 1 FROM projects WHERE name = ? AND archived_at IS NOT NULL"
+    if parent is not None and session.run(sql, (parent,)).fetchone():
+        raise ProjectArchived(f"project {parent} is archived, so nothing new starts below it")
+
+
+def put_policy(session: DatabaseSession, project: str, policy: ProjectPolicy | None) -> None:
+    if policy is None:
+        session.run("DELETE FROM project_policies WHERE project = ?", (project,))
+    else:
+        session.run(_PUT_POLICY, (project, encode(policy)))
+
+
 def move_project(session: DatabaseSession, former: Project, parent: str | None) -> None:
     """Raises RowNotFound if the project is no longer at its former place or the new parent does not
-    exist, and NameConflict if the new parent is the project itself or below it.
+    exist, and NameConflict if the new parent is the project itself or below it. Raises
+    ProjectArchived if the new parent is archived.
     """
+    _check_parent(session, parent)
     if not session.driver.is_sqlite:  # two moves at the same time could make a loop
         session.run("LOCK TABLE projects IN SHARE ROW EXCLUSIVE MODE")
     parents = {each.name: each.parent for each in list_projects(session)}

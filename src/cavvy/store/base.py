@@ -66,6 +66,14 @@ class NameConflict(StoreError):
     """The name is already in use."""
 
 
+class ProjectArchived(StoreError):
+    """Nothing new starts in this project."""
+
+
+class ProjectBusy(StoreError):
+    """The project has work that has not ended. The message names some."""
+
+
 class SignInConflict(StoreError):
     """The ID token was used before, or its account cannot sign in. The message says which."""
 
@@ -268,6 +276,25 @@ class BudgetStore(Protocol):
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
         """What the gangs that may cost money cost by their newest charges, by job ID."""
+
+
+class ArchiveStore(Protocol):
+    """Archived projects. No job and no service is stored in them: submissions at the same time are
+    stored before, or raise ProjectArchived.
+    """
+
+    async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:
+        """Archive created projects; those that are archived stay as they are. Raises ProjectBusy
+        unless `busy` is set or nothing runs in them.
+        """
+
+    async def check(self, project: str) -> None:
+        """Raises ProjectArchived."""
+
+    async def lift(self, project: str) -> None:
+        """Put a project in use again, with those below it that were archived at the same time.
+        Raises RowNotFound if it is not archived, ProjectArchived if the one above it is.
+        """
 
 
 class ServiceStore(Protocol):
@@ -546,6 +573,10 @@ class Store(Protocol):
         it is not as `former` says or the parent does not exist, and NameConflict if it is below the
         project.
         """
+
+    @property
+    def archive(self) -> ArchiveStore:
+        """Archives projects."""
 
     async def projects(self) -> Sequence[Project]:
         """The projects that were created, and those that exist only as names of jobs."""

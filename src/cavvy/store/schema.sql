@@ -260,6 +260,7 @@ CREATE INDEX tokens_account ON tokens (account, id);
 CREATE TABLE projects (
     name TEXT NOT NULL,
     parent TEXT,
+    archived_at BIGINT,
     PRIMARY KEY (name),
     FOREIGN KEY(parent) REFERENCES projects (name)
 );

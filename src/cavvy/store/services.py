@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.store.accounts import in_projects
+from cavvy.store.archive import check_open
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 from cavvy.store.documents import decode_service, encode
 from cavvy.store.drivers import DatabaseSession, RunTransaction
@@ -61,5 +62,7 @@ class SqlServices:
 def _change(
     session: DatabaseSession, sql: str, values: Sequence[object], service: StoredService
 ) -> None:
+    if sql == _INSERT:
+        check_open(session, [service.project])
     if session.run(sql, values).rowcount == 0:
         raise StaleVersion(f"service {service.name} is not at version {service.version}")

@@ -24,6 +24,7 @@ from cavvy.domain.provider_state import ProviderDocument
 from cavvy.domain.units import Money
 from cavvy.store import accounts, ledger
 from cavvy.store.accounts import in_projects
+from cavvy.store.archive import SqlArchive
 from cavvy.store.audit import PENDING, append, read_records, recorded
 from cavvy.store.base import (
     PER_MACHINE,
@@ -40,7 +41,7 @@ from cavvy.store.base import (
 )
 from cavvy.store.budgets import SqlBudgets
 from cavvy.store.credentials import SqlCredentials
-from cavvy.store.documents import encode, to_micros, to_time
+from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
 from cavvy.store.fence import FENCE, fenced
 from cavvy.store.meters import SqlMeters
@@ -61,7 +62,6 @@ from cavvy.store.rows import (
     DocumentCache,
     RowCodec,
     RowReader,
-    insert_into,
 )
 from cavvy.store.services import SqlServices
 from cavvy.store.sign_in import SqlSignIns
@@ -119,6 +119,7 @@ class SqlStore:
         self.sign_ins, self.budgets = SqlSignIns(*database), SqlBudgets(*database)
         self.services, self.meters = SqlServices(*database), SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
+        self.archive = SqlArchive(self._write)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
@@ -520,12 +521,7 @@ class SqlStore:
         return PolicyBook(rows, await self.projects() if rows else ())
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
-        if policy is None:
-            await self._change("DELETE FROM project_policies WHERE project = ?", project)
-            return
-        insert = insert_into("project_policies", ("project", "document"))
-        sql = f"{insert} ON CONFLICT (project) DO UPDATE SET document = excluded.document"
-        await self._change(sql, project, encode(policy))
+        await self._write(lambda session: accounts.put_policy(session, project, policy))
 
     async def grant_role(self, binding: RoleBinding) -> None:
         await self._write(lambda session: accounts.grant_role(session, binding))

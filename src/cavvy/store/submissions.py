@@ -12,6 +12,7 @@ from cavvy.domain.audit import AuditEntry
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.values import Struct, replace
+from cavvy.store.archive import check_open
 from cavvy.store.audit import PENDING, append_all
 from cavvy.store.base import StaleVersion
 from cavvy.store.documents import check_readable, storable_event, storable_job
@@ -135,9 +136,10 @@ def _insert_rest(
 
 
 def _insert(session: DatabaseSession, jobs: Sequence[JobRecord]) -> dict[str, JobRecord]:
-    """Insert those jobs whose IDs and names are free; return them by ID."""
+    """Insert those jobs whose IDs and names are free; return them by ID. Raises ProjectArchived."""
     if not jobs:
         return {}
+    check_open(session, {job.project for job in jobs})
     by_name = sorted(jobs, key=lambda job: (job.project, job.name, job.id))  # same order for all
     rows = [job_values(job, 1) for job in by_name]
     then = "ON CONFLICT DO NOTHING RETURNING id"

@@ -11,6 +11,7 @@ from cavvy.domain.jobs import Attempt, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.values import Struct, replace
 from cavvy.store.allocations import check_allocation
+from cavvy.store.archive import check_open
 from cavvy.store.base import (
     AllocationConflict,
     AtomicWrite,
@@ -98,8 +99,9 @@ def write_changes(
 
 def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRecord:
     """Insert the new job, its documents and its first event. If the job's name is in use, the job
-    gets the name NAME-N with the first free number N.
+    gets the name NAME-N with the first free number N. Raises ProjectArchived.
     """
+    check_open(session, [job.project])
     stored = storable_job(replace(job, version=0))
     texts = check_readable(job)
     while not _insert_job(session, stored, texts):
@@ -166,6 +168,7 @@ def save_checkpoint(
 def _write_job(session: DatabaseSession, job: JobRecord, documents: DocumentCache) -> WrittenJob:
     stored = storable_job(job)
     if job.version == 0:
+        check_open(session, [job.project])
         if not _insert_job(session, stored, check_readable(job)):
             raise NameConflict(f"project {job.project} has a job named {job.name} already")
         return WrittenJob(stored, documents=True)

@@ -340,6 +340,7 @@ async def list_projects(request: Request) -> Response:
                 name=name,
                 parent=each.parent if each.parent in seen else None,
                 roles=[str(each) for each in sorted(list_roles(principal, name))],
+                archived_at=each.archived_at,
             )
             for name, each in sorted(seen.items())
         ]

@@ -76,7 +76,7 @@ async def down(request: Request) -> Response:
     require(request, Permission.OPERATE, ask.project or INSTALLATION)
     note_project(request, ask.project)
     note_reading(request, ask.dry_run)
-    jobs = await _unfinished(app_state, ask.project)
+    jobs = await list_unfinished(app_state, ask.project)
     idle = await _idle(app_state, ask.project)
     sweep = OrphanReport()
     if ask.dry_run:
@@ -92,12 +92,12 @@ async def down(request: Request) -> Response:
     elif ask.project is None:
         sweep = await app_state.control_plane.down()
     else:
-        await _empty_project(app_state, ask.project, jobs)
+        await empty_project(app_state, ask.project, jobs)
     found = _jobs_and_machines(jobs, idle, done=not ask.dry_run)
     return reply(wire.CleanupReport(found=found + _gangs(sweep)))
 
 
-async def _empty_project(app_state: AppState, project: str, jobs: Sequence[JobSummary]) -> None:
+async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSummary]) -> None:
     """End the services of a project, stop its jobs, and release all of its nodes."""
     control_plane = app_state.control_plane
     await control_plane.services.end_all(project)
@@ -155,7 +155,7 @@ def _jobs_and_machines(
     ]
 
 
-async def _unfinished(app_state: AppState, project: str | None) -> Sequence[JobSummary]:
+async def list_unfinished(app_state: AppState, project: str | None) -> Sequence[JobSummary]:
     jobs: list[JobSummary] = []
     cursor = None
     while True:

@@ -300,11 +300,12 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
         "Queue an ended job again.",
         rule=in_path(Permission.RUN),
         answer=wire.JobListing,
-        errors=("job-not-found", "job-not-ended", "job-done", "conflict"),
+        errors=("job-not-found", "job-not-ended", "job-done", "conflict", "project-archived"),
     ),
 )
 async def retry(request: Request, project: ProjectPath, name: JobPath) -> Response:
     app_state = app_state_of(request)
+    await app_state.store.archive.check(project)
     try:
         return await _row(app_state, await app_state.control_plane.jobs.retry(project, name))
     except TooLate as error:

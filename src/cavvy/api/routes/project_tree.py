@@ -1,4 +1,6 @@
-"""The route that moves a project to another place in the tree."""
+"""The routes that move a project to another place in the tree, and archive it."""
+
+from collections.abc import Sequence
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -8,12 +10,14 @@ from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
+from cavvy.api.routes.fleet import empty_project, list_unfinished
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.rules import in_path, principal_of, require
-from cavvy.api.wire import read, reply
+from cavvy.api.wire import done, read, reply
 from cavvy.client import account_wire as wire
 from cavvy.domain.accounts import INSTALLATION, Permission, Project
-from cavvy.domain.authorization import list_roles
+from cavvy.domain.authorization import Principal, list_below, list_line, list_roles
+from cavvy.domain.budgets import SpendingBudget, compare_lines
 from cavvy.domain.policies import find_lifted
 from cavvy.store.base import NameConflict, RowNotFound
 
@@ -27,7 +31,7 @@ router = APIRouter(prefix="/v1/projects/{project}", tags=["accounts"])
         rule=in_path(Permission.MANAGE),
         ask=wire.ProjectMove,
         answer=wire.ProjectView,
-        errors=("policy-lifted", "project-loop"),
+        errors=("policy-lifted", "project-archived", "project-budgets", "project-loop"),
     ),
 )
 async def move_project(request: Request, project: ProjectPath) -> Response:
@@ -40,6 +44,7 @@ async def move_project(request: Request, project: ProjectPath) -> Response:
     _require_above(request, former)
     require(request, Permission.MANAGE, ask.parent or INSTALLATION)
     await _check_policies(app_state, former, ask)
+    await _check_budgets(request, former, ask)
     note_change(request, before={"parent": former.parent}, after={"parent": ask.parent})
     try:
         await app_state.store.move_project(former, ask.parent)
@@ -48,9 +53,59 @@ async def move_project(request: Request, project: ProjectPath) -> Response:
     except NameConflict as error:
         raise ApiProblem("project-loop", str(error)) from error
     app_state.control_plane.pool.expire()  # the cached offers are those of the former policies
+    app_state.control_plane.budgets.expire()
     roles = list_roles(principal_of(request), ask.parent or INSTALLATION)
     told = [str(each) for each in sorted(roles)]
-    return reply(wire.ProjectView(name=project, parent=ask.parent, roles=told))
+    view = wire.ProjectView(
+        name=project, parent=ask.parent, roles=told, archived_at=former.archived_at
+    )
+    return reply(view)
+
+
+@router.post(
+    "/archive",
+    **document(
+        "Archive a project and those below it: nothing new starts in them, and all stays readable.",
+        rule=in_path(Permission.MANAGE),
+        ask=wire.ProjectArchiveAsk,
+        answer=wire.ProjectView,
+        errors=("project-busy",),
+    ),
+)
+async def archive(request: Request, project: ProjectPath) -> Response:
+    app_state = app_state_of(request)
+    ask = await read(request, wire.ProjectArchiveAsk)
+    found = await _find(app_state, project)
+    parents = {each.name: each.parent for each in await app_state.store.projects()}
+    names, now = list_below(project, parents), app_state.now()
+    note_change(request, after={"archived": sorted(names), "stop": ask.stop})
+    # first, so that nothing can start while the rest stops
+    await app_state.store.archive.put(names, now, busy=ask.stop)
+    for name in sorted(names) if ask.stop else ():
+        await empty_project(app_state, name, await list_unfinished(app_state, name))
+    roles = [str(each) for each in sorted(list_roles(principal_of(request), project))]
+    at = found.archived_at or now
+    view = wire.ProjectView(name=project, parent=found.parent, roles=roles, archived_at=at)
+    return reply(view)
+
+
+@router.delete(
+    "/archive",
+    **document(
+        "Put an archived project in use again, with those that were archived with it.",
+        rule=in_path(Permission.MANAGE),
+        status=204,
+        errors=("project-archived",),
+    ),
+)
+async def unarchive(request: Request, project: ProjectPath) -> Response:
+    app_state = app_state_of(request)
+    note_change(request, after={"archived": None})
+    try:
+        await app_state.store.archive.lift(project)
+    except RowNotFound as error:
+        raise ApiProblem("project-not-found", str(error)) from error
+    return done()
 
 
 async def _find(app_state: AppState, name: str) -> Project:
@@ -81,3 +136,35 @@ async def _check_policies(app_state: AppState, former: Project, ask: wire.Projec
         raise ApiProblem(
             "policy-lifted", f"the policy of {owners} would no longer apply to {former.name}"
         )
+
+
+async def _check_budgets(request: Request, former: Project, ask: wire.ProjectMove) -> None:
+    """Raise ApiProblem if other budgets would count what the project spends, this month included,
+    and the caller has not said that they may.
+    """
+    app_state = app_state_of(request)
+    parents = {each.name: each.parent for each in await app_state.store.projects()}
+    above = list_line(ask.parent or INSTALLATION, parents)
+    if ask.accept_budgets or former.name in above:  # the store refuses to make a loop
+        return
+    line = [former.name, *above]
+    found = await app_state.store.budgets.list()
+    gained, lost = compare_lines(found, list_line(former.name, parents), line)
+    told = [
+        f"{verb} {_name_budgets(principal_of(request), each)}"
+        for verb, each in (("start to count for", gained), ("no longer count for", lost))
+        if each
+    ]
+    if told:
+        spent = f"what {former.name} spends, this month's costs included"
+        raise ApiProblem("project-budgets", f"{spent}, would {', and '.join(told)}")
+
+
+def _name_budgets(principal: Principal, budgets: Sequence[SpendingBudget]) -> str:
+    """The budgets in words. Those of projects that are hidden from the caller have no names."""
+    return " and ".join(
+        f"the budget {each.name} of project {each.project}"
+        if list_roles(principal, each.project)
+        else "a budget above"
+        for each in budgets
+    )

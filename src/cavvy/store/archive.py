@@ -1,0 +1,77 @@
+"""Archived projects: `SqlStore.archive`."""
+
+from collections.abc import Collection
+from datetime import datetime
+
+from cavvy.domain.authorization import list_below
+from cavvy.domain.jobs import JOB_ENDS, AttemptPhase
+from cavvy.store.accounts import in_projects, list_projects
+from cavvy.store.base import ProjectArchived, ProjectBusy, RowNotFound
+from cavvy.store.documents import to_micros
+from cavvy.store.drivers import DatabaseSession, RunTransaction
+
+_ENDS = ", ".join(f"'{each}'" for each in sorted(JOB_ENDS))
+# what runs, by the words for it
+_BUSY = {
+    "service": "SELECT name FROM services WHERE {own}",
+    "job": f"SELECT name FROM jobs WHERE {{own}} AND phase NOT IN ({_ENDS}) AND removed IS NULL",
+    "gang": f"SELECT gang FROM attempts WHERE {{own}} AND phase <> '{AttemptPhase.ENDED}'",
+}
+_MOST = 3  # names in a message
+
+
+class SqlArchive:
+    """The rows of projects, as far as their archive."""
+
+    def __init__(self, write: RunTransaction) -> None:
+        self._write = write
+
+    async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:
+        await self._write(lambda session: _put(session, projects, at, busy=busy))
+
+    async def check(self, project: str) -> None:
+        await self._write(lambda session: check_open(session, [project]))
+
+    async def lift(self, project: str) -> None:
+        await self._write(lambda session: _lift(session, project))
+
+
+def check_open(session: DatabaseSession, projects: Collection[str]) -> None:
+    """Raise ProjectArchived if one of the projects is archived. It stays as it is until the
+    transaction ends.
+    """
+    where, values = in_projects("name", projects)
+    # the archive's own UPDATE waits for this lock, and this lock for the UPDATE
+    lock = "" if session.driver.is_sqlite else " FOR SHARE"
+    sql = f"SELECT name, archived_at FROM projects WHERE {where} ORDER BY name{lock}"
+    for name, archived_at in session.run(sql, values).fetchall():
+        if archived_at is not None:
+            raise ProjectArchived(f"project {name} is archived, so nothing new starts in it")
+
+
+def _put(session: DatabaseSession, projects: Collection[str], at: datetime, *, busy: bool) -> None:
+    for name in sorted(projects):  # in the order in which `check_open` locks them
+        sql = "UPDATE projects SET archived_at = ? WHERE name = ? AND archived_at IS NULL"
+        session.run(sql, (to_micros(at), name))
+    where, values = in_projects("project", projects)
+    if busy:
+        return
+    for what, sql in _BUSY.items():
+        found = session.run(f"{sql.format(own=where)} LIMIT {_MOST + 1}", values).fetchall()
+        if found:
+            named = ", ".join(name for (name,) in found[:_MOST])
+            more = " and more" if len(found) > _MOST else ""
+            raise ProjectBusy(f"{what} {named}{more} did not end")
+
+
+def _lift(session: DatabaseSession, project: str) -> None:
+    known = {each.name: each for each in list_projects(session)}
+    found = known.get(project)
+    if found is None or found.archived_at is None:
+        raise RowNotFound(f"project {project} is not archived")
+    if found.parent is not None and known[found.parent].archived_at is not None:
+        raise ProjectArchived(f"project {found.parent}, above {project}, is archived")
+    below = list_below(project, {each.name: each.parent for each in known.values()})
+    where, values = in_projects("name", below)
+    sql = f"UPDATE projects SET archived_at = NULL WHERE archived_at = ? AND {where}"
+    session.run(sql, (to_micros(found.archived_at), *values))
