@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 
 
@@ -38,6 +39,13 @@ def test_levels_are_added_and_counters_only_grow() -> None:
     assert count(totals) == 38
     totals = add(totals, b=tell(25))  # a's server is gone
     assert count(totals) == 38
+
+
+def test_the_work_of_each_gateway_is_kept_apart() -> None:
+    worked = {"r1": {"key": KeyWork(requests=1, work_us=7)}}
+    totals = add(GatewayTotals(), a=tell(1, work={"a1": worked}), b=tell(1, work={"b1": worked}))
+    assert totals.sum is not None
+    assert totals.sum.work == {"a1": worked, "b1": worked}
 
 
 def test_a_gateway_that_counted_before_its_server_came_does_not_count_twice() -> None:
