@@ -1,7 +1,12 @@
 """The HAProxy data plane keeps the contract of both planes."""
 
-import subprocess
-from collections.abc import Iterator, Sequence
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,18 +22,20 @@ from tests.contract.gateway_suite import (
     GatewaySuite,
     replicas,
 )
+from tests.contract.http_talk import Background, ask
 from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.packages import install_packages
 from tests.system.ports import free_port
-from tests.system.tied import start_tied
+from tests.waits import START_S
 
-from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
-from cavvy.gateway.haproxy.configuration import HaproxyListener, write_configuration
-from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy, is_ready, list_arguments
-from cavvy.gateway.haproxy.runtime import HaproxyRuntime
+from cavvy.api.serving.haproxy_plane import HaproxyPlane
+from cavvy.api.serving.listener import ServiceListener
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.gateway.config import ReplicaAddress, ServiceRoute
+from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 
 
-class HaproxyPlane(GatewayProcess):
+class HaproxyPlaneProcess(GatewayProcess):
     lacks = {  # noqa: RUF012
         "half-closed": "HAProxy takes a half-closed client for one that has left",
         "x-private": "HAProxy passes fields on that Connection names",
@@ -44,46 +51,61 @@ class HaproxyPlane(GatewayProcess):
     def __init__(self, program: Any, **config: Any) -> None:
         super().__init__(**config)
         self._gateway_port, self.port = self.port, free_port()
-        socket = self.folder / "haproxy"
-        listener = HaproxyListener(
-            host="127.0.0.1",
-            port=self.port,
-            socket=socket,
-            gateway_host="127.0.0.1",
-            gateway_port=self._gateway_port,
-        )
-        services = msgspec.convert(config["services"], tuple[ServiceRoute, ...])
-        path = self.folder / "haproxy.cfg"
-        path.write_text(write_configuration(listener, services, GatewayLimits()))
-        self.haproxy = start_tied(list_arguments(program, path), stderr=subprocess.DEVNULL)
-        self.runtime = HaproxyRuntime(socket)
-        wait_for(lambda: is_ready(self.runtime))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        listener = ServiceListener(port=self.port)
+        self.plane = HaproxyPlane(self.folder, str(self.folder / "haproxy"), listener, program)
+        self._routes = msgspec.convert(config["services"], tuple[ServiceRoute, ...])
+        self._replicas: dict[str, tuple[ReplicaAddress, ...]] = {}
+        self.keep()
+
+    def do(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_S)
+
+    def keep(self) -> None:
+        """As the server does once a second, and when something changes."""
+        self.do(self.plane.keep(self._routes, self._replicas, self._gateway_port))
+
+    def add_route(self, route: dict[str, Any]) -> None:
+        self._routes = (*self._routes, msgspec.convert(route, ServiceRoute))
+        self.keep()
+
+    def count(self, service: str) -> ServiceTraffic:
+        traffic: ServiceTraffic = self.do(self.plane.count(service, ServiceTraffic(at_s=0)))
+        return traffic
 
     def set_replicas(self, service: str, replicas: Sequence[ReplicaStandIn], **more: Any) -> None:
         super().set_replicas(service, replicas, **more)
         if service == "svc":
-            rows = [ReplicaAddress(id=r.name, host="127.0.0.1", port=r.port) for r in replicas]
-            self.runtime.set_replicas(service, rows, 4)
+            self._replicas[service] = tuple(
+                ReplicaAddress(id=r.name, host="127.0.0.1", port=r.port) for r in replicas
+            )
+            self.keep()
 
     def count_waiting(self, service: str) -> int:
         held: int = self.facts(service)["backlog"]
-        return held + self.runtime.read_load(service).backlog
+        return held + self.count(service).backlog
 
     def remove(self) -> None:
-        self.haproxy.kill()
-        self.haproxy.wait()
+        self.do(self.plane.end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(START_S)
+        self._loop.close()
         super().remove()
 
 
 @pytest.fixture(scope="module")
-def plane() -> Iterator[HaproxyPlane]:
+def plane() -> Iterator[HaproxyPlaneProcess]:
     try:
         program = find_haproxy()
     except HaproxyMissing as error:
         if why := install_packages(["haproxy"]):
             pytest.skip(f"{error}; {why}")
         program = find_haproxy()
-    plane = HaproxyPlane(program, services=(SERVICE, KEYED, RATED, MODEL, KEYED_MODEL, CANARY))
+    plane = HaproxyPlaneProcess(
+        program, services=(SERVICE, KEYED, RATED, MODEL, KEYED_MODEL, CANARY)
+    )
     yield plane
     plane.remove()
 
@@ -93,3 +115,51 @@ class TestHaproxy(GatewaySuite):
 
 
 __all__ = ["plane", "replicas"]  # fixtures
+
+
+def find_haproxies(plane: HaproxyPlaneProcess) -> list[int]:
+    config = str(plane.folder / "haproxy.cfg").encode()
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if config in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found
+
+
+def test_a_killed_process_is_started_again_with_its_services(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("svc", replicas[:2])
+    before = plane.count("svc")
+    assert ask(plane.port, "GET", "/echo").status == 200
+    counted = plane.count("svc")
+    assert (counted.arrivals, counted.answered) == (before.arrivals + 1, before.answered + 1)
+    [pid] = find_haproxies(plane)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not find_haproxies(plane))
+    plane.keep()
+    assert {ask(plane.port, "GET", "/echo").json["replica"] for _ in range(6)} == {
+        each.name for each in replicas[:2]
+    }
+    after = plane.count("svc")
+    assert after.arrivals == counted.arrivals + 6, "what the killed process counted is not lost"
+
+
+def test_another_set_of_services_loses_no_request(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    for each in replicas:
+        each.reset()
+    plane.set_replicas("svc", replicas[:1])
+    [former] = find_haproxies(plane)
+    held = Background(ask, plane.port, "GET", "/hold")
+    wait_for(lambda: replicas[0].in_flight == 1)
+    plane.add_route({"name": "more", "hosts": ["more.example"]})
+    assert len(find_haproxies(plane)) == 2
+    assert ask(plane.port, "GET", "/echo").json["replica"] == replicas[0].name
+    assert not plane.count("svc").whole, "the former process may have requests in flight"
+    replicas[0].release.set()
+    assert held.result().status == 200
+    wait_for(lambda: former not in find_haproxies(plane))
+    wait_for(lambda: plane.count("svc").whole)

@@ -47,3 +47,8 @@ def test_the_servers_certificate_is_used_if_there_is_no_other() -> None:
 def test_addresses_that_cannot_be_used_are_told(address: str) -> None:
     with pytest.raises(StateDirError, match=r"services\.listen"):
         read(services_listen=address)
+
+
+def test_an_unknown_plane_is_refused() -> None:
+    with pytest.raises(StateDirError, match="expected one of embedded, haproxy"):
+        read(services_plane="nginx")

@@ -23,6 +23,7 @@ from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.serving.front import GatewayFront
+from cavvy.api.serving.haproxy_plane import HaproxyPlane
 from cavvy.api.serving.listener import read_listener
 from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.api.serving.shared_traffic import SharedTraffic
@@ -191,7 +192,11 @@ class _ServerParts(Struct, frozen=True):
         listener = read_listener(self.settings, shared=self.shares)
         folder, path = Path(self.home.path) / "gateway", self.home.gateway_path()
         shared = None if self.share is None else _make_shared(self.share)
-        return GatewayFront(folder, path, listener, relays, shared)
+        plane = None
+        if listener.haproxy is not None:
+            haproxy_path = self.home.haproxy_path()
+            plane = HaproxyPlane(folder, haproxy_path, listener, listener.haproxy)
+        return GatewayFront(folder, path, listener, relays, shared, plane)
 
 
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:

@@ -151,6 +151,10 @@ class StateDir:
             return path
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.gateway.sock"
 
+    def haproxy_path(self) -> str:
+        """The path of the socket of HAProxy's runtime API, which needs room for a longer name."""
+        return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.haproxy.sock"
+
     def socket_path(self) -> str:
         """The path of the socket. It is in the state folder or, if that file system cannot have
         sockets, in a folder of this user on a local disk.

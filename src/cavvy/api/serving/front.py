@@ -12,6 +12,7 @@ from pathlib import Path
 from cavvy.api.serving.gateway_child import GatewayChild
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
 from cavvy.api.serving.gateway_route import list_routes, make_route
+from cavvy.api.serving.haproxy_plane import HaproxyPlane
 from cavvy.api.serving.listener import ServiceListener
 from cavvy.api.serving.probes import ProbedPort, ReplicaProbes
 from cavvy.api.serving.relays import ReplicaRelays
@@ -34,6 +35,7 @@ from cavvy.gateway.control_socket import (
     SetReplicas,
     SetServices,
 )
+from cavvy.gateway.haproxy.runtime import HaproxyRefused
 from cavvy.gateway.statistics import ServiceFacts
 
 _LOCAL = "127.0.0.1"
@@ -56,7 +58,7 @@ class PublishedService(Struct, frozen=True, kw_only=True):
 class GatewayFront:
     """Implements `ServiceFront` with a gateway of its own process on this machine. The gateway runs
     while there are services, and is started again when it ends. `shared` is what the gateways of
-    other servers have counted; None if there are no others.
+    other servers have counted; None if there are no others. `plane` is what stands before it.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class GatewayFront:
         listener: ServiceListener,
         relays: ReplicaRelays,
         shared: SharedTraffic | None = None,
+        plane: HaproxyPlane | None = None,
     ) -> None:
         self._listener = listener
-        self._child = GatewayChild(folder, control, listener)
+        self._plane = plane
+        self._child = GatewayChild(folder, control, listener.of_gateway)
         self._relays = relays
         self._probes = ReplicaProbes()
         self._shared = shared
@@ -100,7 +104,7 @@ class GatewayFront:
         return any(port == each.port for service in services for each in service.open)
 
     def locate(self, service: StoredService) -> str:
-        port = self._child.port
+        port = self._child.port if self._plane is None else self._plane.port
         return self._listener.locate(service.spec.hosts, service.path, port) if port else ""
 
     def permits(self, host: str) -> bool:
@@ -135,6 +139,8 @@ class GatewayFront:
                 await self._set_services(link)
             if old is None or old.replicas != new.replicas:
                 await link.ask(SetReplicas(service=service.id, replicas=new.replicas))
+            if not await self._keep_plane():
+                return
             self._done[service.id] = max(self._done.get(service.id, 0), service.version)
         except GatewayLost:
             link.close()  # so that another link is opened, and the gateway gets all of it
@@ -152,6 +158,7 @@ class GatewayFront:
             if self._link is not None:
                 with suppress(GatewayLost):
                     await self._set_services(self._link)
+                    await self._keep_plane()
             return
         self._needed.clear()
         await self._end_child()
@@ -160,8 +167,8 @@ class GatewayFront:
         done = self._done.get(service.id, 0)
         found = (await self._read()).get(service.id)
         if self._shared is None:
-            return None if found is None else make_traffic(found)
-        counted = None if found is None else self._count(done, found)
+            return None if found is None else await self._make_traffic(found)
+        counted = None if found is None else await self._count(done, found)
         return await self._shared.read(service, counted)
 
     # the gateway's life
@@ -207,8 +214,9 @@ class GatewayFront:
                 await self._set_services(link)
                 for name, each in sent.items():
                     await link.ask(SetReplicas(service=name, replicas=each.replicas))
-            self._done = {name: each.service.version for name, each in sent.items()}
             self._link = link
+            if await self._keep_plane():
+                self._done = {name: each.service.version for name, each in sent.items()}
             return link
 
     async def _end_child(self) -> None:
@@ -216,6 +224,8 @@ class GatewayFront:
             if self._link is not None:
                 self._link.close()
                 self._link = None
+            if self._plane is not None:
+                await self._plane.end()
             await self._child.end(_DRAIN_S)
 
     async def _follow(self, link: GatewayLink) -> None:
@@ -245,25 +255,41 @@ class GatewayFront:
 
     async def _look(self, link: GatewayLink) -> None:
         """Wake the services whose traffic has changed."""
+        await self._keep_plane()
         done = dict(self._done)
-        found = _by_name(await link.ask(ReadStatistics()))
+        facts = _by_name(await link.ask(ReadStatistics()))
+        found = {name: await self._count(done.get(name, 0), each) for name, each in facts.items()}
         if self._shared is not None:
-            await self._shared.tell(
-                {
-                    name: self._count(done[name], facts)
-                    for name, facts in found.items()
-                    if name in done
-                }
-            )
-        for name, facts in found.items():
-            active = facts.backlog or facts.in_flight or self._arrivals.get(name) != facts.arrivals
-            self._arrivals[name] = facts.arrivals
+            await self._shared.tell({name: each for name, each in found.items() if name in done})
+        for name, counted in found.items():
+            seen = counted.traffic
+            active = seen.backlog or seen.in_flight or self._arrivals.get(name) != seen.arrivals
+            self._arrivals[name] = seen.arrivals
             if active and name in self._published:
                 self._wake(self._published[name].service)
 
-    def _count(self, version: int, facts: ServiceFacts) -> GatewayCount:
-        traffic, fresh = make_traffic(facts), self._child.started
+    async def _count(self, version: int, facts: ServiceFacts) -> GatewayCount:
+        traffic, fresh = await self._make_traffic(facts), self._child.started
         return GatewayCount(version=version, traffic=traffic, fresh=fresh)
+
+    async def _make_traffic(self, facts: ServiceFacts) -> ServiceTraffic:
+        traffic = make_traffic(facts)
+        return traffic if self._plane is None else await self._plane.count(facts.name, traffic)
+
+    async def _keep_plane(self) -> bool:
+        """Let HAProxy serve what the gateway serves. Returns whether it does; the next look tries
+        again.
+        """
+        if self._plane is None or not self._child.port:
+            return self._plane is None
+        routes = list_routes(each.service for each in self._published.values())
+        replicas = {name: each.replicas for name, each in self._published.items()}
+        try:
+            await self._plane.keep(routes, replicas, self._child.port)
+        except (OSError, HaproxyRefused) as error:
+            _log.warning("HAProxy does not serve all services: %s", error)
+            return False
+        return True
 
     def _make_published(
         self, service: StoredService, replicas: Sequence[ServiceReplica]

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from cavvy.api.state_dir import StateDirError
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
+from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 from cavvy.settings import Settings
 
+_PLANES = ("embedded", "haproxy")
 _LOCAL = "127.0.0.1"
 _LOOPBACK = (_LOCAL, "::1", "localhost")
 
@@ -23,6 +25,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
     name: str = ""  # of the host, in URLs; "": as it listens
     domains: tuple[str, ...] = ()
     shared: bool = False  # other servers have gateways for the same services
+    haproxy: Path | None = None  # the program that stands before the gateway; None: none does
 
     def locate(self, hosts: tuple[str, ...], path: str, port: int) -> str:
         """The URL of a service."""
@@ -32,6 +35,13 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
         place = f"[{host}]" if ":" in host else host
         place += "" if port == usual else f":{port}"
         return f"{scheme}://{place}" if hosts else f"{scheme}://{place}{path}"
+
+    @property
+    def of_gateway(self) -> "ServiceListener":
+        """Where the gateway itself listens."""
+        if self.haproxy is None:
+            return self
+        return replace(self, host=_LOCAL, port=0, certificate="", key="", folder="")
 
     def permits(self, host: str) -> bool:
         """Whether a service may have this host name."""
@@ -48,6 +58,15 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
     key = settings.text("services.tls_key") or settings.text("server.tls_key")
     if not certificate and host not in _LOOPBACK:
         raise _wrong(f"services.listen {host} can be reached from outside, but there is no TLS")
+    plane, haproxy = settings.text("services.plane"), None
+    if plane not in _PLANES:
+        raise _wrong(f"services.plane is {plane!r}; expected one of {', '.join(_PLANES)}")
+    if plane == "haproxy":
+        try:
+            haproxy = find_haproxy()
+        except HaproxyMissing as error:
+            message, hint = f"services.plane: {error}", "or set services.plane to embedded"
+            raise StateDirError("settings-invalid", message, hint) from error
     domains = settings.text("services.domains").replace(",", " ").split()
     return ServiceListener(
         host=host,
@@ -58,6 +77,7 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
         name=settings.text("services.name"),
         domains=tuple(each.lower().strip(".") for each in domains),
         shared=shared,
+        haproxy=haproxy,
     )
 
 

@@ -54,7 +54,7 @@ class SharedTraffic:
             return None
         wanted = alive | {self._share.me.id}
         whole = known.keys() == wanted and all(
-            each.version >= service.version for each in known.values()
+            each.version >= service.version and each.traffic.whole for each in known.values()
         )
         before = self._totals.get(service.id, GatewayTotals())
         totals = add_reports(before, known, time.monotonic(), whole=whole)

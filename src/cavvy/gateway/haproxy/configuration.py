@@ -12,6 +12,7 @@ from cavvy.domain.values import Struct
 from cavvy.gateway.config import GatewayLimits, ServiceRoute
 
 HOLD = "hold"
+_HARD_STOP = "10m"  # how long a process that was replaced may finish its requests
 _IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
 _DROPPED = (
     "Keep-Alive",
@@ -40,6 +41,7 @@ class HaproxyListener(Struct, frozen=True, kw_only=True):
     gateway_host: str
     gateway_port: int
     certificate: Path | None = None  # certificate and key in one PEM file: TLS, with HTTP/2
+    certificates: Path | None = None  # a folder with those of single host names
 
 
 def name_backend(service: str) -> str:
@@ -75,7 +77,8 @@ def _write_global(listener: HaproxyListener, limits: GatewayLimits) -> str:
     )
     return f"""\
 global
-    stats socket {listener.socket} mode 600 level admin
+    stats socket {listener.socket} mode 600 level admin expose-fd listeners
+    hard-stop-after {_HARD_STOP}
     tune.bufsize {limits.head_bytes}
     tune.http.maxhdr {limits.headers}
 
@@ -97,7 +100,10 @@ defaults
 
 
 def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], connections: int) -> str:
-    tls = f" ssl crt {listener.certificate} alpn h2,http/1.1" if listener.certificate else ""
+    more = listener.certificates
+    hosts = f" crt {more}" if more is not None and any(more.glob("*.pem")) else ""
+    first = listener.certificate
+    tls = f" ssl crt {first}{hosts} alpn h2,http/1.1" if first else ""
     lines = [
         "frontend clients",
         f"    bind {listener.host}:{listener.port}{tls}",

@@ -7,10 +7,10 @@ The socket takes one line of commands and closes. Documented in HAProxy's manage
 import csv
 import io
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, field
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.haproxy.configuration import HOLD, name_backend
 
@@ -26,11 +26,16 @@ class HaproxyRefused(Exception):
 
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
-    """What HAProxy itself does for a service; what waits in the gateway is not in it."""
+    """What HAProxy itself does for a service; what it passed to the gateway is not in it.
+    `answer_s` is the mean time of the last answers, in steps of a millisecond.
+    """
 
-    in_flight: int
-    backlog: int
-    arrivals: int
+    in_flight: int = 0
+    backlog: int = 0
+    arrivals: int = 0
+    per_s: int = 0
+    answer_s: float = 0.0
+    replicas: Mapping[str, int] = field(default_factory=dict)  # the requests in flight of each
 
 
 class HaproxyRuntime:
@@ -87,10 +92,19 @@ class HaproxyRuntime:
         rows = self._list_rows(name_backend(service))
         servers = [row for row in rows if row["svname"] not in (HOLD, "BACKEND")]
         whole = next(row for row in rows if row["svname"] == "BACKEND")
+        hold = next(row for row in rows if row["svname"] == HOLD)
+        replicas: dict[str, int] = {}
+        for row in servers:
+            name = row["svname"].rpartition(".")[0]
+            replicas[name] = replicas.get(name, 0) + int(row["scur"])
+        answer_ms = int(whole["ttime"] or 0) - int(whole["qtime"] or 0)
         return HaproxyLoad(
             in_flight=sum(int(row["scur"]) for row in servers),
             backlog=int(whole["qcur"]),
-            arrivals=int(whole["stot"]),
+            arrivals=int(whole["stot"]) - int(hold["stot"]),
+            per_s=max(int(whole["rate"]) - int(hold["rate"]), 0),
+            answer_s=max(answer_ms, 1) / 1000,
+            replicas=replicas,
         )
 
     def _list_rows(self, backend: str) -> list[dict[str, str]]:

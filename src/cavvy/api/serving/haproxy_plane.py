@@ -1,0 +1,227 @@
+"""HAProxy before the gateway: keeps it running for the services that it can serve by itself.
+
+HAProxy gets new replicas over its runtime API. Only another set of such services, a renewed
+certificate or another port of the gateway needs another process, which takes over the listening
+sockets; the former one finishes its requests. So does one that a killed server has left.
+"""
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from cavvy.api.serving.listener import ServiceListener
+from cavvy.client.state import write_private
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.values import Struct, replace
+from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
+from cavvy.gateway.haproxy.configuration import HaproxyListener, is_direct, write_configuration
+from cavvy.gateway.haproxy.program import list_arguments
+from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
+
+_LOCAL = "127.0.0.1"
+_START_S = 10.0
+_PAUSE_S = 0.02
+_log = logging.getLogger(__name__)
+
+
+class DirectCount(Struct, frozen=True, kw_only=True):
+    """What all processes of HAProxy have counted for a service, and the last answer of this one."""
+
+    arrivals: int = 0
+    answered: int = 0
+    service_s: float = 0.0
+    last: HaproxyLoad = HaproxyLoad()
+
+
+class HaproxyPlane:
+    """`path` is that of the runtime API's socket. `listener` is where clients connect."""
+
+    def __init__(self, folder: Path, path: str, listener: ServiceListener, program: Path) -> None:
+        self._folder, self._listener, self._program = folder, listener, program
+        self._path = Path(path)
+        self._process: asyncio.subprocess.Process | None = None
+        self._former: list[asyncio.subprocess.Process] = []  # that finish their requests
+        self._runtime = HaproxyRuntime(self._path)
+        self._serves: tuple[object, ...] = ()  # what the process was started with
+        self._set: dict[str, tuple[ReplicaAddress, ...]] = {}
+        self._counts: dict[str, DirectCount] = {}
+        self._turn = asyncio.Lock()
+        self.port = 0  # 0 while it does not run
+
+    async def keep(
+        self,
+        routes: Iterable[ServiceRoute],
+        replicas: Mapping[str, tuple[ReplicaAddress, ...]],
+        gateway_port: int,
+    ) -> None:
+        """Serve these services with these replicas. Raises OSError, HaproxyRefused."""
+        async with self._turn:
+            direct = [each for each in routes if is_direct(each)]
+            port = self.port or self._find_port()
+            listener = self._make_listener(port, gateway_port)
+            text = write_configuration(listener, tuple(direct), GatewayLimits())
+            serves = (text, *self._read_stamps())
+            ended = self._process is None or self._process.returncode is not None
+            if ended or serves != self._serves:
+                await self._start(text)
+                self._serves, self.port = serves, port
+            for route in direct:
+                wanted = replicas.get(route.name, ())
+                if self._set.get(route.name) != wanted:
+                    most = route.concurrency
+                    await asyncio.to_thread(self._runtime.set_replicas, route.name, wanted, most)
+                    self._set[route.name] = wanted
+
+    async def count(self, service: str, traffic: ServiceTraffic) -> ServiceTraffic:
+        """The traffic with the requests that HAProxy has passed to replicas by itself."""
+        if service not in self._set:
+            return traffic
+        with suppress(OSError, StopIteration):
+            load = await asyncio.to_thread(self._runtime.read_load, service)
+            self._counts[service] = add_load(self._counts.get(service, DirectCount()), load)
+        counted = self._counts.get(service)
+        if counted is None:
+            return replace(traffic, whole=False)
+        self._former = [each for each in self._former if each.returncode is None]
+        return add_direct(traffic, counted, whole=not self._former)
+
+    async def end(self) -> None:
+        for process in (self._process, *self._former):
+            if process is not None and process.returncode is None:
+                process.terminate()
+                await process.wait()
+        self._process, self._former, self._serves, self.port = None, [], (), 0
+        self._set.clear()
+
+    async def _start(self, text: str) -> None:
+        """Start a process that takes the place of the one that runs. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self._folder / "haproxy.cfg"
+        write_private(str(file), text.encode())
+        former = await asyncio.to_thread(read_pid, self._runtime)
+        command = list_arguments(self._program, file)
+        if former:
+            command += ["-x", str(self._path), "-sf", str(former)]
+        with (self._folder / "haproxy.log").open("ab") as log:
+            started = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        if self._process is not None and self._process.returncode is None:
+            self._former.append(self._process)
+        self._process = started
+        self._runtime = HaproxyRuntime(self._path)
+        self._set.clear()
+        async with asyncio.timeout(_START_S):
+            while await asyncio.to_thread(read_pid, self._runtime) != started.pid:
+                if started.returncode is not None:
+                    raise OSError(f"HAProxy did not start; see {self._folder / 'haproxy.log'}")
+                await asyncio.sleep(_PAUSE_S)
+
+    def _make_listener(self, port: int, gateway_port: int) -> HaproxyListener:
+        return HaproxyListener(
+            host=self._listener.host,
+            port=port,
+            socket=self._path,
+            gateway_host=_LOCAL,
+            gateway_port=gateway_port,
+            certificate=self._write_certificate(),
+            certificates=Path(self._listener.folder) if self._listener.folder else None,
+        )
+
+    def _write_certificate(self) -> Path | None:
+        """The certificate and its key in one file, as HAProxy wants it."""
+        if not self._listener.certificate:
+            return None
+        parts = (self._listener.certificate, self._listener.key)
+        both = b"".join(Path(each).read_bytes() + b"\n" for each in parts)
+        file = self._folder / "haproxy.pem"
+        if not file.exists() or file.read_bytes() != both:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(str(file), both)
+        return file
+
+    def _read_stamps(self) -> tuple[object, ...]:
+        """What changes when a certificate is renewed."""
+        files = [Path(each) for each in (self._listener.certificate, self._listener.key) if each]
+        if self._listener.folder:
+            files += sorted(Path(self._listener.folder).glob("*.pem"))
+        return tuple((str(each), each.stat().st_mtime_ns) for each in files)
+
+    def _find_port(self) -> int:
+        """The one of the settings, the last one if it is free or still ours, or any."""
+        if self._listener.port:
+            return self._listener.port
+        file = self._folder / "haproxy.port"
+        with suppress(OSError, ValueError):
+            port = int(file.read_text())
+            if read_pid(self._runtime) or _is_free(self._listener.host, port):
+                return port
+        with socket.socket() as found:
+            found.bind((self._listener.host, 0))
+            port = int(found.getsockname()[1])
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(str(file), str(port).encode())
+        return port
+
+
+def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
+    """The counts with what HAProxy says now. A new process counts from 0."""
+    last = counted.last if load.arrivals >= counted.last.arrivals else HaproxyLoad()
+    arrived = load.arrivals - last.arrivals
+    answered = (load.arrivals - load.in_flight - load.backlog) - (
+        last.arrivals - last.in_flight - last.backlog
+    )
+    return DirectCount(
+        arrivals=counted.arrivals + arrived,
+        answered=counted.answered + max(answered, 0),
+        service_s=counted.service_s + max(answered, 0) * load.answer_s,
+        last=load,
+    )
+
+
+def add_direct(traffic: ServiceTraffic, counted: DirectCount, *, whole: bool) -> ServiceTraffic:
+    """The traffic of the gateway with that of HAProxy. Of requests that HAProxy lets wait, it is
+    not known how many were late.
+    """
+    load, replicas = counted.last, dict(traffic.replicas)
+    for name, count in load.replicas.items():
+        replicas[name] = replicas.get(name, 0) + count
+    return replace(
+        traffic,
+        arrivals=traffic.arrivals + counted.arrivals,
+        answered=traffic.answered + counted.answered,
+        started=traffic.started + counted.arrivals - load.backlog,
+        service_s=traffic.service_s + counted.service_s,
+        in_flight=traffic.in_flight + load.in_flight,
+        backlog=traffic.backlog + load.backlog,
+        per_s=traffic.per_s + load.per_s,
+        replicas=replicas,
+        whole=traffic.whole and whole,
+    )
+
+
+def read_pid(runtime: HaproxyRuntime) -> int:
+    """The process that answers; 0 if none does."""
+    with suppress(OSError):
+        found = re.search(r"^Pid: (\d+)$", runtime.command("show info"), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError:
+            return False
+    return True
