@@ -181,7 +181,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         )
     notes.check()
     assert found.task is not None  # A file that describes no task was already refused above.
-    if found.kind == Dialect.CAVVY:
+    if found.kind in (Dialect.CAVVY, Dialect.KUBERNETES):
         return found.task
     from cavvy.importers.translation_header import add_translation_header
 
@@ -243,7 +243,9 @@ def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
     """The tool with this name; None if the name is empty. Raises SpecError for an unknown name."""
     found = next((each for each in Dialect if each.lower() == name.lower()), None)
     if name and found is None:
-        notes.outside(f"--as {name}", "unknown tool", expected="skypilot, dstack or cavvy")
+        notes.outside(
+            f"--as {name}", "unknown tool", expected="skypilot, dstack, kubernetes or cavvy"
+        )
         notes.check()
     return found
 
@@ -347,6 +349,10 @@ def translate(
     from cavvy.importers.readers import set_variables
     from cavvy.importers.yaml11 import recast
 
+    if dialect is Dialect.KUBERNETES:
+        from cavvy.importers.kubernetes.deployment import translate as translate_kubernetes
+
+        return translate_kubernetes(documents, notes)
     trees = [recast(each, notes) for each in documents]
     if variables:
         key = "envs" if dialect is Dialect.SKYPILOT else "env"

@@ -18,6 +18,7 @@ class Dialect(StrEnum):
     CAVVY = "Cavvy"
     SKYPILOT = "SkyPilot"
     DSTACK = "dstack"
+    KUBERNETES = "Kubernetes"
 
 
 _NAMED = re.compile(r"(?:.*\.)?(sky|skypilot|dstack)\.ya?ml")
@@ -63,14 +64,23 @@ _DSTACK_KEYS = _words(
 
 def find_dialect(documents: "Sequence[Node]") -> Dialect:
     """The tool for which the documents of a file were written. The default is Cavvy. A file with
-    several documents is always for SkyPilot.
+    several documents is for SkyPilot, unless each is an object of Kubernetes.
     """
+    if documents and all(map(_is_object, documents)):
+        return Dialect.KUBERNETES
     if len(documents) == 1:
         return _find_one(documents[0])
     several = any(_find_one(each) is Dialect.SKYPILOT for each in documents) or (
         bool(documents) and all(_is_neutral(each) for each in documents)
     )
     return Dialect.SKYPILOT if several else Dialect.CAVVY
+
+
+def _is_object(node: "Node") -> bool:
+    from cavvy.spec.tree import MapNode
+
+    keys = {key.text for key, _ in node.entries} if isinstance(node, MapNode) else set[str]()
+    return keys >= {"apiVersion", "kind"}
 
 
 def names_no_tool(documents: "Sequence[Node]") -> bool:

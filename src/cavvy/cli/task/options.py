@@ -29,7 +29,7 @@ _COMMAND = "cavvy.command"
 as_option = click.option(
     "--as",
     "dialect",
-    type=click.Choice(["skypilot", "dstack", "cavvy"]),
+    type=click.Choice(["skypilot", "dstack", "kubernetes", "cavvy"]),
     help="The tool whose file format this is; by default, it is detected from the file's keys.",
 )
 # Each row: option, key of the task file, metavar ("" for a switch, + if the option is repeatable),

@@ -1,0 +1,209 @@
+"""Translates the objects of a Kubernetes file to a task with a service."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from shlex import quote
+
+from cavvy.domain.services import ReadinessProbe, ReplicaCount, ServiceSpec
+from cavvy.domain.tasks import TaskSpec
+from cavvy.importers.common_fields import UNBOUNDED
+from cavvy.importers.detect import Dialect
+from cavvy.importers.kept_keys import Translation, TranslationNotes
+from cavvy.importers.kubernetes.needs import read_resources, read_volumes
+from cavvy.importers.kubernetes.objects import ServiceObjects, Values, at, read_objects
+from cavvy.spec.problems import ProblemNotes, slug
+from cavvy.spec.tree import Node
+
+# variables that the agent sets for each replica, also written by `cavvy export kubernetes`
+_AGENT = frozenset(
+    [
+        "PORT",
+        "SERVE_HOST",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NNODES",
+        "NODE_RANK",
+        "NPROC_PER_NODE",
+        "CAVVY_HOSTS",
+    ]
+)
+_SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("sh", "bash"))
+_VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
+_NOTED = {
+    "affinity": "which nodes fit is decided by `resources`",
+    "tolerations": "which nodes fit is decided by `resources`",
+    "serviceAccountName": "replicas get no account of a cluster",
+    "priorityClassName": "write `priority`",
+    "securityContext": "the image's user runs the program",
+}
+_REFUSED = {
+    "initContainers": "write their commands in `setup`",
+    "imagePullSecrets": "write `image_login` with a secret of Cavvy's",
+    "hostNetwork": "replicas have no network of the host",
+}
+_REFUSED_OF_CONTAINER = {
+    "envFrom": "write the variables in `env`",
+    "lifecycle": "write the commands in `run`",
+}
+
+
+def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
+    """Translate a file with one Deployment. What the service would lack is refused."""
+    kept_keys = TranslationNotes()
+    objects = read_objects(documents, kept_keys)
+    task = None
+    if objects is not None:
+        try:
+            task = _read_task(objects, kept_keys)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            # Kubernetes' own schema is not checked here, only what this module reads
+            message = f"the objects do not have the form of Kubernetes' ({error})"
+            hint = "`kubectl apply --dry-run=server -f FILE` checks them"
+            notes.add(objects.mark, message, suggestion=hint)
+    return Translation(
+        kind=Dialect.KUBERNETES,
+        what="service",
+        tasks=() if task is None else (task,),
+        kept=kept_keys.list_kept(),
+    )
+
+
+def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec | None:
+    mark, pod, container = objects.mark, objects.pod, objects.container
+    for table, reasons in ((pod, _REFUSED), (container, _REFUSED_OF_CONTAINER)):
+        for key in reasons.keys() & table.keys():
+            kept_keys.refuse(mark, f"spec.template.spec.{key}", reasons[key])
+    for key in _NOTED.keys() & pod.keys():
+        kept_keys.note(mark, f"spec.template.spec.{key}", _NOTED[key])
+    if len(pod.get("containers") or ()) != 1:
+        kept_keys.refuse(mark, "spec.template.spec.containers", "expected one container")
+    env, secrets = _read_env(objects, kept_keys)
+    service = _read_service(objects, kept_keys)
+    run = _read_command(objects, kept_keys)
+    return TaskSpec(
+        name=slug(str(at(objects.deployment, "metadata").get("name", ""))),
+        run=run,
+        image=container.get("image"),
+        env=env,
+        secrets=secrets,
+        resources=read_resources(objects, kept_keys),
+        volumes=read_volumes(objects, kept_keys),
+        service=service,
+    )
+
+
+def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
+    """The container's command as a line of shell. The program of an image is not known, so the file
+    must name one.
+    """
+    container = objects.container
+    words = [
+        str(each) for each in (*(container.get("command") or ()), *(container.get("args") or ()))
+    ]
+    if not container.get("command"):
+        reason = "the image's own program is not known here; write `command`"
+        kept_keys.refuse(objects.mark, "spec.template.spec.containers.command", reason)
+    scripts = [words[2]] if len(words) == 3 and _is_shell(words) else []
+    if len(words) == 4 and _is_shell(words) and words[2].endswith('-c "$0"'):
+        scripts = [words[3]]  # a script for the shell that the image has, as `export` writes it
+    if scripts:
+        return _expand(scripts[0], lambda text: text).rstrip("\n")
+    return " ".join(["exec", *(_expand(each, quote) for each in words)])
+
+
+def _is_shell(words: Sequence[str]) -> bool:
+    return words[0] in _SHELLS and words[1] == "-c"
+
+
+def _expand(text: str, write: Callable[[str], str]) -> str:
+    """The text with variables as a shell writes them: $(NAME) of Kubernetes, and $$ for $."""
+    parts, start = list[str](), 0
+    for found in _VARIABLE.finditer(text):
+        if text[: found.start()].endswith("$"):
+            continue
+        before = text[start : found.start()]
+        parts += [write(before) if before else "", f'"${{{found[1]}}}"']
+        start = found.end()
+    rest = text[start:]
+    return "".join([*parts, write(rest) if rest or not parts else ""]).replace("$$(", "$(")
+
+
+def _read_env(
+    objects: ServiceObjects, kept_keys: TranslationNotes
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    env: dict[str, str] = {}
+    secrets: list[str] = []
+    for each in objects.container.get("env") or ():
+        name, source = str(each.get("name")), at(each, "valueFrom")
+        if "secretKeyRef" in source:
+            kept_keys.note(objects.mark, f"env.{name}", f"set it with `cavvy secret set {name}`")
+            secrets.append(name)
+        elif source:
+            reason = f"{next(iter(source))} has no equivalent; write a value"
+            kept_keys.refuse(objects.mark, f"env.{name}", reason)
+        elif name not in _AGENT:
+            env[name] = str(each.get("value", ""))
+    return env, tuple(secrets)
+
+
+def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> ServiceSpec | None:
+    port = _find_port(objects)
+    if port is None:
+        kept_keys.refuse(objects.mark, "ports", "no port is named; write `containerPort`")
+        return None
+    own = {str(each.get("name")) for each in objects.container.get("env") or ()}
+    grace_s = objects.pod.get("terminationGracePeriodSeconds", _GRACE_S)
+    return ServiceSpec(
+        port=port,
+        fixed_port="PORT" not in own,
+        replicas=_read_replicas(objects, kept_keys),
+        concurrency=UNBOUNDED,
+        probe=_read_probe(objects, kept_keys),
+        drain=timedelta(seconds=int(grace_s)),
+    )
+
+
+def _find_port(objects: ServiceObjects) -> int | None:
+    """The port of the container that the Service leads to, else its first one."""
+    ports = objects.container.get("ports") or ()
+    named = {str(each.get("name")): each.get("containerPort") for each in ports}
+    fronts = at(objects.service, "spec").get("ports") or ()
+    for front in fronts:
+        target = front.get("targetPort", front.get("port"))
+        found = named.get(str(target), target)
+        if isinstance(found, int):
+            return found
+    numbers: Iterable[object] = (each.get("containerPort") for each in ports)
+    return next((each for each in numbers if isinstance(each, int)), None)
+
+
+def _read_replicas(objects: ServiceObjects, kept_keys: TranslationNotes) -> ReplicaCount:
+    spec = at(objects.scaler, "spec")
+    if not spec:
+        count = int(at(objects.deployment, "spec").get("replicas", 1))
+        return ReplicaCount(least=count, most=max(1, count))
+    if spec.get("metrics"):
+        reason = "the autoscaler counts requests; write `service.replicas.target`"
+        kept_keys.note(objects.mark, "HorizontalPodAutoscaler.spec.metrics", reason)
+    return ReplicaCount(least=int(spec.get("minReplicas", 1)), most=int(spec["maxReplicas"]))
+
+
+def _read_probe(objects: ServiceObjects, kept_keys: TranslationNotes) -> ReadinessProbe:
+    container = objects.container
+    probe: Values = container.get("readinessProbe") or container.get("startupProbe") or {}
+    get, first = at(probe, "httpGet"), at(container, "startupProbe")
+    if "exec" in probe or "grpc" in probe:
+        reason = "only HTTP and TCP can be probed; write `httpGet`"
+        kept_keys.refuse(objects.mark, "readinessProbe", reason)
+    every = float(probe.get("periodSeconds", _PERIOD_S))
+    start_s = float(first.get("periodSeconds", _PERIOD_S)) * int(first.get("failureThreshold", 0))
+    return ReadinessProbe(
+        path=str(get.get("path", "/")),
+        every=timedelta(seconds=every),
+        timeout=timedelta(seconds=min(every, float(probe.get("timeoutSeconds", _TIMEOUT_S)))),
+        start=timedelta(seconds=start_s) if start_s else ReadinessProbe().start,
+        failures=int(probe.get("failureThreshold", _FAILURES)),
+        any_status=not get,
+    )

@@ -1,0 +1,114 @@
+"""Translates the resources and volumes of a pod."""
+
+from collections.abc import Iterator, Mapping
+
+from cavvy.catalog.accelerators import find_accelerator
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, Volume, VolumeKind
+from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.importers.kubernetes.objects import ServiceObjects, Values, at
+
+_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+# labels of nodes that name the GPU: of NVIDIA's device plugin, GKE, and EKS with Karpenter
+_PRODUCTS = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+_BYTES: Mapping[str, float] = {
+    **{unit: 1000.0 ** (power + 1) for power, unit in enumerate("kMGT")},
+    **{f"{unit}i": 1024.0 ** (power + 1) for power, unit in enumerate("KMGT")},
+    "": 1.0,
+}
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> ResourceSpec:
+    """The requests of the container; of GPUs, the limit."""
+    container = objects.container
+    limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
+    asked = {**limits, **requests}
+    cpus, memory = asked.get("cpu"), asked.get("memory")
+    gpus = next((limits[key] for key in _GPUS if key in limits), None)
+    needs = () if gpus is None else (_need_gpus(objects, int(gpus), kept_keys),)
+    return ResourceSpec(
+        accelerators=needs,
+        cpus_min=None if cpus is None else read_quantity(cpus),
+        memory_min_mib=None if memory is None else round(read_quantity(memory) / _MIB),
+    )
+
+
+def read_volumes(objects: ServiceObjects, kept_keys: TranslationNotes) -> tuple[Volume, ...]:
+    """The mounted claims, folders of the node and NFS exports."""
+    sources = {each.get("name"): each for each in objects.pod.get("volumes") or ()}
+    found = []
+    for mount in objects.container.get("volumeMounts") or ():
+        name = mount.get("name")
+        source = sources.get(name, {})
+        read_only = bool(mount.get("readOnly", False))
+        made = next(_list_volumes(objects, source, str(mount.get("mountPath")), read_only), None)
+        if made is not None:
+            found.append(made)
+        elif "emptyDir" in source:
+            kept_keys.note(objects.mark, f"volumes.{name}", "a folder of the container is used")
+        else:
+            kind = next((key for key in source if key != "name"), "nothing")
+            kept_keys.refuse(objects.mark, f"volumes.{name}", f"{kind} has no equivalent")
+    return tuple(found)
+
+
+def read_quantity(value: object) -> float:
+    """A quantity of Kubernetes, such as 500m, 16Gi or 2. Raises ValueError."""
+    text = str(value).strip()
+    number = text.rstrip("kKMGTim")
+    unit = text[len(number) :]
+    return float(number) / 1000 if unit == "m" else float(number) * _BYTES[unit]
+
+
+def _list_volumes(
+    objects: ServiceObjects, source: Values, path: str, read_only: bool
+) -> Iterator[Volume]:
+    """The volume of this source; none if it has no equivalent."""
+    if claim := at(source, "persistentVolumeClaim"):
+        name = str(claim.get("claimName"))
+        spec = next(
+            (
+                at(each, "spec")
+                for each in objects.claims
+                if at(each, "metadata").get("name") == name
+            ),
+            {},
+        )
+        size = at(spec, "resources", "requests").get("storage")
+        yield Volume(
+            kind=VolumeKind.NAMED,
+            source=name,
+            path=path,
+            read_only=read_only,
+            size_gib=None if size is None else max(1, round(read_quantity(size) / _GIB)),
+            type=str(spec.get("storageClassName") or ""),
+        )
+    if host := at(source, "hostPath"):
+        kind, where = VolumeKind.HOST, str(host.get("path"))
+        yield Volume(kind=kind, source=where, path=path, read_only=read_only)
+    if nfs := at(source, "nfs"):
+        where = f"{nfs.get('server')}:{nfs.get('path')}"
+        yield Volume(kind=VolumeKind.NFS, source=where, path=path, read_only=read_only)
+
+
+def _need_gpus(objects: ServiceObjects, count: int, kept_keys: TranslationNotes) -> AcceleratorNeed:
+    """So many GPUs of the product that a label of the nodes names; of any, if there is none."""
+    labels = at(objects.pod, "nodeSelector")
+    product = next((str(labels[each]) for each in _PRODUCTS if each in labels), "")
+    for label in labels.keys() - set(_PRODUCTS):
+        reason = "labels of nodes have no equivalent; `resources` decides"
+        kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
+    known = find_accelerator(product) if product else None
+    if product and known is None:
+        reason = f"{product} is no GPU of the catalog; write `resources.gpu`"
+        kept_keys.refuse(objects.mark, "nodeSelector", reason)
+    return AcceleratorNeed(
+        name=None if known is None else known.accelerator.name,
+        count_min=count,
+        memory_min_mib=None if known is None else known.memory_mib,
+        memory_max_mib=None if known is None else known.memory_mib,
+    )

@@ -1,0 +1,87 @@
+"""The objects of a Kubernetes file, as plain values."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cavvy.domain.values import Struct, field
+from cavvy.importers.kept_keys import TranslationNotes
+from cavvy.spec.problems import SourceMark
+from cavvy.spec.tree import Node, to_value
+
+Values = dict[str, Any]
+
+_SCALER, _CLAIM = "HorizontalPodAutoscaler", "PersistentVolumeClaim"
+_USED = ("Deployment", "Service", _SCALER, _CLAIM)
+
+
+class ServiceObjects(Struct, frozen=True, kw_only=True):
+    """The objects that describe one service; {} for those that the file does not have. `mark` is
+    the place of the Deployment.
+    """
+
+    mark: SourceMark
+    deployment: Values = field(default_factory=dict)
+    service: Values = field(default_factory=dict)
+    scaler: Values = field(default_factory=dict)
+    claims: Sequence[Values] = ()
+
+    @property
+    def pod(self) -> Values:
+        return at(self.deployment, "spec", "template", "spec")
+
+    @property
+    def container(self) -> Values:
+        return dict(next(iter(self.pod.get("containers") or ()), {}))
+
+
+def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> ServiceObjects | None:
+    """The objects of the service; None if there is not exactly one Deployment."""
+    found: dict[str, list[tuple[SourceMark, Values]]] = {}
+    for node in documents:
+        values = to_value(node)
+        assert isinstance(values, dict)
+        found.setdefault(str(values.get("kind")), []).append((node.mark, values))
+    for kind, objects in found.items():
+        if kind not in _USED:
+            kept_keys.note(objects[0][0], kind, "it has no meaning here; `cavvy serve` needs none")
+    deployments = found.get("Deployment", [])
+    if len(deployments) != 1:
+        mark = next(iter(documents)).mark
+        reason = f"expected one Deployment in the file, not {len(deployments)}"
+        kept_keys.refuse(mark, "kind", reason)
+        return None
+    mark, deployment = deployments[0]
+    others = {kind: [each for _, each in found.get(kind, [])] for kind in _USED}
+    return _join(mark, deployment, others)
+
+
+def _join(
+    mark: SourceMark, deployment: Values, others: Mapping[str, Sequence[Values]]
+) -> ServiceObjects:
+    """The Deployment with the objects that belong to it."""
+    labels = at(deployment, "spec", "template", "metadata", "labels")
+    name = at(deployment, "metadata").get("name")
+    services = (each for each in others["Service"] if _selects(each, labels))
+    scalers = (
+        each for each in others[_SCALER] if at(each, "spec", "scaleTargetRef").get("name") == name
+    )
+    return ServiceObjects(
+        mark=mark,
+        deployment=deployment,
+        service=next(services, {}),
+        scaler=next(scalers, {}),
+        claims=others[_CLAIM],
+    )
+
+
+def at(values: Values, *keys: str) -> Values:
+    """The table at this path; {} if there is none."""
+    for key in keys:
+        found = values.get(key)
+        values = found if isinstance(found, dict) else {}
+    return values
+
+
+def _selects(service: Values, labels: Values) -> bool:
+    selector = at(service, "spec", "selector")
+    return bool(selector) and selector.items() <= labels.items()

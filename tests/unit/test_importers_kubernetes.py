@@ -1,0 +1,163 @@
+"""Kubernetes Deployments as services."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import yaml
+
+from cavvy.domain.services import ReplicaCount
+from cavvy.domain.tasks import TaskSpec, VolumeKind
+from cavvy.importers import ReadOptions, Translation, parse_file, parse_task
+from cavvy.importers.kubernetes.needs import read_quantity
+from cavvy.providers.kubernetes.export import make_export
+from cavvy.providers.kubernetes.options import read_options
+from cavvy.spec import SpecError
+
+FILE = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: chat}}
+  template:
+    metadata: {labels: {app: chat}}
+    spec:
+      nodeSelector: {cloud.google.com/gke-accelerator: nvidia-l4, disk: fast}
+      terminationGracePeriodSeconds: 45
+      containers:
+        - name: server
+          image: registry.example.com/chat:1
+          command: [python, serve.py]
+          args: ["--model", "$(MODEL)", "--say", "it's $$(1)"]
+          env:
+            - {name: MODEL, value: tiny}
+            - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}
+          ports: [{name: http, containerPort: 8080}]
+          resources: {limits: {nvidia.com/gpu: 1, memory: 16Gi}, requests: {cpu: 500m}}
+          readinessProbe: {httpGet: {path: /ready, port: http}, failureThreshold: 5}
+          startupProbe: {httpGet: {path: /ready, port: http}, failureThreshold: 60}
+          volumeMounts: [{name: weights, mountPath: /weights}, {name: shm, mountPath: /dev/shm}]
+      volumes:
+        - {name: weights, persistentVolumeClaim: {claimName: chat-weights}}
+        - {name: shm, emptyDir: {medium: Memory}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: chat}
+spec: {selector: {app: chat}, ports: [{port: 80, targetPort: http}]}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: chat-weights}
+spec: {storageClassName: fast, resources: {requests: {storage: 50Gi}}}
+---
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {name: chat}
+spec: {scaleTargetRef: {kind: Deployment, name: chat}, minReplicas: 1, maxReplicas: 6, metrics: [{}]}
+"""
+
+
+def read(text: str) -> tuple[Translation, TaskSpec]:
+    found = parse_file(text)
+    (task,) = found.tasks
+    return found, task
+
+
+def test_a_deployment_is_a_service() -> None:
+    found, task = read(FILE)
+    assert (found.kind, task.name, task.image) == (
+        "Kubernetes",
+        "chat",
+        "registry.example.com/chat:1",
+    )
+    assert task.run == """exec python serve.py --model "${MODEL}" --say 'it'"'"'s $(1)'"""
+    assert (task.env, task.secrets) == ({"MODEL": "tiny"}, ("HF_TOKEN",))
+    needs = task.resources
+    assert (needs.cpus_min, needs.memory_min_mib) == (0.5, 16384)
+    assert [(each.name, each.count_min) for each in needs.accelerators] == [("L4", 1)]
+    (volume,) = task.volumes
+    assert (volume.kind, volume.source, volume.path) == (
+        VolumeKind.NAMED,
+        "chat-weights",
+        "/weights",
+    )
+    assert (volume.size_gib, volume.type) == (50, "fast")
+    service = task.service
+    assert service is not None
+    assert (service.port, service.fixed_port, service.drain) == (8080, True, timedelta(seconds=45))
+    assert service.replicas == ReplicaCount(least=1, most=6)
+    probe = service.probe
+    assert (probe.path, probe.failures, probe.start) == ("/ready", 5, timedelta(minutes=10))
+    assert {each.key for each in found.kept} == {
+        "HorizontalPodAutoscaler.spec.metrics",
+        "env.HF_TOKEN",
+        "nodeSelector.disk",
+        "volumes.shm",
+    }
+    assert found.refused == ()
+    assert parse_task(FILE, options=ReadOptions(serves=True)) == task
+
+
+def export(task: TaskSpec) -> list[Any]:
+    return list(yaml.safe_load_all(make_export(task, None, 1, read_options({}))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image: vllm/vllm-openai\nresources: {gpu: 1, cpu: 4+, memory: 16GiB+}\n"
+        "volumes: [{name: weights, path: /weights}]\nenv: {A: x y}\n"
+        "service: {engine: vllm, model: org/tiny, replicas: {min: 1, max: 3}, drain: 90s}",
+        "image: a\nrun: |\n  cd /app\n  exec ./serve --port $PORT\n"
+        "service: {port: 80, replicas: 2, probe: {path: /, every: 5s, timeout: 2s, start: 1m}}",
+    ],
+)
+def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
+    (task,) = parse_file(f"name: chat\n{text}").tasks
+    exported = make_export(task, None, 1, read_options({}))
+    found, back = read(exported)
+    assert found.refused == ()
+    assert back.run.strip() == task.run.strip()
+    assert back.service is not None
+    assert not back.service.fixed_port
+    assert export(back) == export(task)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("command: [python, serve.py]", "", "the image's own program is not known"),
+        ("ports: [{name: http, containerPort: 8080}]", "", "no port is named"),
+        ("secretKeyRef", "configMapKeyRef", "configMapKeyRef has no equivalent"),
+        ("emptyDir: {medium: Memory}", "secret: {secretName: a}", "secret has no equivalent"),
+        ("nvidia-l4", "abacus", "abacus is no GPU of the catalog"),
+        ("      containers:", "      initContainers: [{}]\n      containers:", "in `setup`"),
+        ("kind: Deployment\nmetadata", "kind: StatefulSet\nmetadata", "one Deployment"),
+    ],
+)
+def test_what_the_service_would_lack_is_refused(old: str, new: str, said: str) -> None:
+    assert old in FILE
+    text = FILE.replace(old, new)
+    if "no port" in said:
+        text = text.replace("targetPort: http", "name: http")
+        text = text.replace("kind: Service\n", "kind: Ingress\n")
+    with pytest.raises(SpecError, match=said):
+        parse_task(text, options=ReadOptions(serves=True))
+
+
+def test_quantities() -> None:
+    amounts = ["250m", "2", "1k", "1Gi", "0.5", "3M"]
+    assert [read_quantity(each) for each in amounts] == [0.25, 2, 1000, 1 << 30, 0.5, 3e6]
+
+
+@pytest.mark.parametrize("old", ["containers:\n", "replicas: 2", "50Gi", "maxReplicas: 6"])
+def test_a_wrong_form_is_told(old: str) -> None:
+    wrong = {"containers:\n": "containers: {}\n      x:\n", "replicas: 2": "replicas: [2]"}
+    text = FILE.replace(old, wrong.get(old, "maxReplicas: many" if "max" in old else "lots"))
+    if old == "replicas: 2":
+        text = text.replace("kind: HorizontalPodAutoscaler", "kind: Role")
+    with pytest.raises(SpecError):
+        parse_task(text, options=ReadOptions(serves=True))
