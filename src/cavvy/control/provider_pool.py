@@ -40,7 +40,7 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.objections import list_objections
 from cavvy.scheduler.pools import take
-from cavvy.store.base import CredentialStore
+from cavvy.store.parts import CredentialStore
 
 T = TypeVar("T")
 CALL_TIMEOUT = timedelta(seconds=120)  # clouds can take this long to accept a launch of many nodes

@@ -22,22 +22,24 @@ from typing import Protocol
 from cavvy.domain.accounts import Account, AccountCredential, AccountToken, Project, RoleBinding
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.audit import AuditEntry, AuditOutcome, ChainHead, SealedRecord
-from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.checkpoints import SavedCheckpoint
-from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
-from cavvy.domain.ledger import LedgerLine, LedgerPosting, LedgerSum
+from cavvy.domain.ledger import LedgerLine, LedgerSum
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import MarketTally, Observation
 from cavvy.domain.policies import PolicyBook, ProjectPolicy
 from cavvy.domain.provider_state import ProviderDocument
-from cavvy.domain.request_bills import DividedBill, ReplicaBill
-from cavvy.domain.stored_services import StoredService
-from cavvy.domain.trusts import IssuerTrust, SignIn
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field
-from cavvy.domain.volumes import VolumeBill, VolumeOwner, VolumeUse
+from cavvy.store.parts import (
+    ArchiveStore,
+    BudgetStore,
+    CredentialStore,
+    MeterStore,
+    ServiceStore,
+    SignInStore,
+)
 
 # How many waiting jobs of each machine one pass over the queue reads: the next job, and some more
 # for which a reason is shown. They do not count toward the limit for other jobs, because a machine
@@ -210,129 +212,6 @@ class SealedSecret(Struct, frozen=True, kw_only=True):
     name: str
     sealed: bytes
     updated_at: datetime
-
-
-class SignInStore(Protocol):
-    """Trusted issuers, and sign-ins with their ID tokens."""
-
-    async def trusts(self) -> Sequence[IssuerTrust]:
-        """The issuers whose ID tokens are accepted, by name."""
-
-    async def put_trust(self, trust: IssuerTrust, *, replace: bool = False) -> None:
-        """Raises NameConflict if a trust has this name, unless `replace` is set."""
-
-    async def delete_trust(self, name: str) -> None:
-        """Delete a trust with the tokens and the roles that it gave. Raises RowNotFound."""
-
-    async def identity(self, issuer: str, subject: str) -> str | None:
-        """The account of a person who has signed in before."""
-
-    async def sign_in(
-        self, found: SignIn, token: AccountToken, digest: str, id_token: str, until: datetime
-    ) -> None:
-        """Store the token of a sign-in under its hash `digest`. A person's account is created or
-        linked at the first sign-in. The roles of the person's groups replace those of earlier
-        sign-ins with this trust. `id_token` is the hash of the ID token, which is remembered at
-        least to `until`. Raises SignInConflict.
-        """
-
-
-class CredentialStore(Protocol):
-    """The credentials of projects at providers, which are sealed."""
-
-    async def book(self) -> CredentialBook:
-        """Which projects have credentials at providers."""
-
-    async def list(self) -> Sequence[SealedCredential]:
-        """The credentials of all projects, by project and provider."""
-
-    async def put(self, credential: SealedCredential) -> None:
-        """Insert or replace a credential."""
-
-    async def reseal(self, credential: SealedCredential, sealed: bytes) -> bool:
-        """Like `Store.reseal_secret`."""
-
-    async def delete(self, project: str, provider: str) -> None:
-        """Delete a credential. Raises RowNotFound."""
-
-
-class BudgetStore(Protocol):
-    """Budgets, and the alerts that were sent for them."""
-
-    async def list(self) -> Sequence[SpendingBudget]:
-        """All budgets, by name."""
-
-    async def put(self, budget: SpendingBudget) -> None:
-        """Insert or replace the budget of this name."""
-
-    async def swap(self, before: SpendingBudget, budget: SpendingBudget) -> bool:
-        """Replace the budget `before`. Returns False if the stored one is another by now."""
-
-    async def delete(self, name: str) -> None:
-        """Delete a budget. Raises RowNotFound."""
-
-    async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
-        """Record that an alert is sent. Returns False if it was recorded before."""
-
-    async def charged_rates(self) -> Mapping[str, ChargedRate]:
-        """What the gangs that may cost money cost by their newest charges, by job ID."""
-
-
-class ArchiveStore(Protocol):
-    """Archived projects. No job and no service is stored in them: submissions at the same time are
-    stored before, or raise ProjectArchived.
-    """
-
-    async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:
-        """Archive created projects; those that are archived stay as they are. Raises ProjectBusy
-        unless `busy` is set or nothing runs in them.
-        """
-
-    async def check(self, project: str) -> None:
-        """Raises ProjectArchived."""
-
-    async def lift(self, project: str) -> None:
-        """Put a project in use again, with those below it that were archived at the same time.
-        Raises RowNotFound if it is not archived, ProjectArchived if the one above it is.
-        """
-
-
-class ServiceStore(Protocol):
-    """Services, each with its replicas."""
-
-    async def get(self, project: str, name: str) -> StoredService:
-        """The service with this name. Raises RowNotFound."""
-
-    async def list(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
-        """The services, by project and name."""
-
-    async def put(self, service: StoredService) -> StoredService:
-        """Insert the service (if its version is 0) or replace it, and return what is stored.
-        Raises StaleVersion.
-        """
-
-    async def delete(self, service: StoredService) -> None:
-        """Delete a service. Raises StaleVersion."""
-
-
-class MeterStore(Protocol):
-    """Bills of volumes and divided bills; `store/meters.py` says more."""
-
-    async def volumes(self) -> Sequence[VolumeBill]: ...
-    async def owner(self, gang: str) -> VolumeOwner | None: ...
-    async def uses(self, gangs: Collection[str]) -> Mapping[str, Sequence[VolumeUse]]: ...
-    async def put_volume(self, bill: VolumeBill, postings: Sequence[LedgerPosting]) -> VolumeBill:
-        """Raises StaleVersion."""
-
-    async def replica_bills(self, jobs: Collection[str]) -> Sequence[ReplicaBill]: ...
-    async def late_replicas(self) -> Sequence[str]: ...
-    async def divide(
-        self,
-        divided: DividedBill,
-        postings: Mapping[str, Sequence[LedgerPosting]],
-        labels: Mapping[str, str],
-    ) -> None:
-        """Raises StaleVersion."""
 
 
 class Store(Protocol):
