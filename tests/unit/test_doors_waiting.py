@@ -93,20 +93,21 @@ def test_connections_count_for_their_machine(peer: object, origin: str) -> None:
     assert find_origin(peer) == origin
 
 
-def test_arrivals_are_left_out_of_the_address_with_the_most() -> None:
-    arrivals, made = HandshakeQueue(most=8), dict[str, list[socket.socket]]()
+def test_a_full_queue_leaves_out_connections_of_the_address_with_the_most() -> None:
+    queue, made = HandshakeQueue(most=8), dict[str, list[socket.socket]]()
     for address, count in (("few", 2), ("many", 20), ("one", 1)):
         for _ in range(count):
             made.setdefault(address, []).append(socket.socket())
-            arrivals.add(address, made[address][-1])
+            queue.add(address, made[address][-1])
     left = {address: [each.fileno() >= 0 for each in all_] for address, all_ in made.items()}
     assert left == {"few": [True] * 2, "many": [True] * 5 + [False] * 15, "one": [True]}
-    taken = arrivals.take(lambda address: address != "one")
-    assert taken == [("few", made["few"][0]), ("many", made["many"][0])]
-    assert len(arrivals) == 6
-    for _, connection in taken:
+    taken = [queue.take("many"), queue.take("few")]
+    assert taken == [made["many"][0], made["few"][0]]
+    assert "one" in queue
+    for connection in taken:
         connection.close()
-    arrivals.close()
+    queue.close()
+    assert "one" not in queue
     assert all(each.fileno() < 0 for all_ in made.values() for each in all_)
 
 

@@ -5,6 +5,7 @@ its handshake, but here connections must be counted before it, and handshakes mu
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import ssl
 from collections import deque
@@ -15,48 +16,45 @@ from cavvy.api.turns import HANDSHAKE_S, Turns
 from cavvy.api.waiting import Waiting, find_origin
 
 HANDSHAKE_MOST_S = 10.0  # maximum seconds for a handshake
-QUEUED = 1024  # maximum number of accepted connections that wait for a place, per listener
-_CLOSE_S = 1.0  # maximum seconds in which a closing connection may still be read
+# maximum number of accepted connections that wait for their handshake, per listener; at most a
+# quarter of the file descriptors that the process may have
+QUEUED = 2048
 _ACCEPTED = 16  # maximum number of connections accepted per call
 _REST_S = 1.0  # seconds for which the listener pauses when the process has no free file descriptors
-_LOOK_S = 0.02  # seconds between two looks for free places
+_LOOK_S = 0.02  # seconds until an address without a free place looks again
 _log = logging.getLogger(__name__)
 
 
 class HandshakeQueue:
-    """Accepted connections that wait for a place, by address. All addresses have the same share: if
-    there are too many, the newest connection of the address with the most is left out.
+    """Accepted connections that wait for their handshake, by address. All addresses have the same
+    share: if there are too many, the newest connection of the address with the most is closed.
     """
 
-    def __init__(self, most: int = QUEUED) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._queues: dict[str, deque[socket.socket]] = {}
         self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
+    def __contains__(self, address: str) -> bool:
+        return address in self._queues
 
     def add(self, address: str, connection: socket.socket) -> None:
         self._queues.setdefault(address, deque()).append(connection)
         self._count += 1
         if self._count > self._most:
             longest = max(self._queues, key=lambda each: len(self._queues[each]))
-            self._take(longest, newest=True).close()
+            self._pop(longest, newest=True).close()
 
-    def take(self, has_room: Callable[[str], bool]) -> list[tuple[str, socket.socket]]:
-        """The oldest connection of each address that has room for it."""
-        return [
-            (address, self._take(address)) for address in list(self._queues) if has_room(address)
-        ]
+    def take(self, address: str) -> socket.socket:
+        """The oldest connection of this address."""
+        return self._pop(address)
 
     def close(self) -> None:
-        for queue in self._queues.values():
-            for connection in queue:
-                connection.close()
-        self._queues.clear()
-        self._count = 0
+        for address in list(self._queues):
+            while address in self:
+                self._pop(address).close()
 
-    def _take(self, address: str, *, newest: bool = False) -> socket.socket:
+    def _pop(self, address: str, *, newest: bool = False) -> socket.socket:
         queue = self._queues[address]
         connection = queue.pop() if newest else queue.popleft()
         self._count -= 1
@@ -81,10 +79,11 @@ class Handshakes:
         self._listener, self._waiting, self._turns = listener, waiting, turns
         self._context, self._make = context, make
         self._loop = asyncio.get_running_loop()
-        self._queue = HandshakeQueue()
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._queue = HandshakeQueue(min(QUEUED, files // 4))
+        self._taking: set[str] = set()  # addresses that wait for their turn to start a handshake
         self._tasks: dict[asyncio.Task[None], socket.socket] = {}
         self._open = True
-        self._looks = False  # whether a look for free places is due
         self._begin()
 
     def close(self) -> None:
@@ -103,34 +102,34 @@ class Handshakes:
             try:
                 connection, peer = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
-                break
+                return
             except OSError as error:  # no free file descriptors
                 _log.warning("cannot accept connections: %s", error)
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(_REST_S, self._begin)
-                break
+                return
             connection.setblocking(False)
-            self._queue.add(find_origin(peer), connection)
-        if not self._looks:
-            self._look()
+            address = find_origin(peer)
+            self._queue.add(address, connection)
+            if address not in self._taking:
+                self._taking.add(address)
+                self._wait_for_turn(address)
 
-    def _look(self) -> None:
-        """Give free places to connections that wait, one to each address after the other."""
-        while taken := self._queue.take(self._waiting.make_room):
-            for address, connection in taken:
-                self._waiting.add(connection, address, partial(_shut, connection))
-                self._turns.add(address, partial(self._start, connection), HANDSHAKE_S)
-        self._looks = len(self._queue) > 0
-        if self._looks:
-            self._loop.call_later(_LOOK_S, self._look)
+    def _wait_for_turn(self, address: str) -> None:
+        self._turns.add(address, partial(self._start_next, address), HANDSHAKE_S)
 
-    def _start(self, connection: socket.socket) -> None:
-        if not self._open:
-            connection.close()
-            return
-        task = self._loop.create_task(self._shake(connection))
-        self._tasks[task] = connection
-        task.add_done_callback(self._tasks.pop)
+    def _start_next(self, address: str) -> None:
+        if address not in self._queue:
+            self._taking.discard(address)
+        elif self._waiting.make_room(address):
+            connection = self._queue.take(address)
+            self._waiting.add(connection, address, partial(_shut, connection))
+            task = self._loop.create_task(self._shake(connection))
+            self._tasks[task] = connection
+            task.add_done_callback(self._tasks.pop)
+            self._wait_for_turn(address)
+        else:
+            self._loop.call_later(_LOOK_S, self._wait_for_turn, address)
 
     async def _shake(self, connection: socket.socket) -> None:
         try:
@@ -139,7 +138,6 @@ class Handshakes:
                 connection,
                 ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_MOST_S,
-                ssl_shutdown_timeout=_CLOSE_S,
             )
         except OSError:  # this includes SSLError; an unfinished handshake gets no answer
             self._waiting.remove(connection)

@@ -12,7 +12,7 @@ WAITING_EACH = 64  # maximum number of connections without a request, per addres
 # A connection keeps its place for this many seconds, even if others want it: a crowd of nodes that
 # connect at the same time is served one after the other. If the oldest ones were cut at once, none
 # of the crowd would get through.
-SERVED_S = 2.0
+SERVED_S = 5.0
 
 
 class Waiting:
