@@ -5,6 +5,7 @@ this installation, so tokens need not be stored.
 import base64
 import hmac
 import os
+from functools import lru_cache
 from hashlib import sha256
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.client.state import write_private
 
 _BYTES = 32
+_CACHED = 16_384  # tokens that are kept, each about 200 bytes
 
 
 class GangTokens:
@@ -20,9 +22,15 @@ class GangTokens:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
+        # OpenSSL's HMAC lets other threads run. Without the cache, each request of an agent makes
+        # the event loop wait until threads of the store hand the interpreter back.
+        self._cached = lru_cache(_CACHED)(self._make)
 
     def of(self, gang: str) -> str:
         """The token that the gang's agents send with each request."""
+        return self._cached(gang)
+
+    def _make(self, gang: str) -> str:
         digest = hmac.digest(self._key, b"gang\0" + gang.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
