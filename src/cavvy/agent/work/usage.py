@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GPU_EVERY_S = 10.0
+# Above this number of threads, looking at all processes of the node costs less than asking each
+# thread for its children.
+THREADS = 256
 
 
 class UsageMeter:
@@ -42,10 +45,10 @@ class UsageMeter:
     def look(self) -> None:
         """Measure now. Processes that start and end between two measurements are not measured."""
         now, ticks, pages = time.monotonic(), {}, 0
-        found = list_marked(self._mark) if self._mark else descendants(self._reaper)
+        found = list_marked(self._mark) if self._mark else list_below(self._reaper)
         self.known = bool(found)
         others = self._others()
-        beside = descendants(*others) if others else []
+        beside = list_below(*others) if others else []
         for pid in {*found, *beside}:
             if fields := read_process(pid):
                 ticks[pid] = int(fields[11]) + int(fields[12])
@@ -55,6 +58,29 @@ class UsageMeter:
         self.memory_mib = round(pages * self._page / 1048576, 1)
         self.memory_peak_mib = max(self.memory_peak_mib, self.memory_mib)
         self._before, self._at = ticks, now
+
+
+def list_below(*roots: int) -> list[int]:
+    """Like `descendants`, but without a look at all processes of the node, of which there are many
+    if it runs many jobs. A process that starts at this moment may be missing.
+    """
+    found, todo, threads = list[int](), [*roots], 0
+    while todo:
+        folder = f"/proc/{todo.pop()}/task"
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            threads += 1
+            try:
+                with open(f"{folder}/{name}/children", "rb") as file:
+                    below = [int(pid) for pid in file.read().split()]
+            except (FileNotFoundError, ProcessLookupError):
+                if os.path.isdir(f"{folder}/{name}"):  # the kernel does not list children
+                    return descendants(*roots)
+                continue
+            found += below
+            todo += below
+        if threads > THREADS:
+            return descendants(*roots)
+    return found
 
 
 def list_marked(mark: bytes) -> list[int]:
