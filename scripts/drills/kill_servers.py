@@ -14,10 +14,8 @@ without fsync: the processes crash, the machine does not. The exit code is 1 if 
 import argparse
 import os
 import random
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -25,17 +23,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+# it makes `tests` importable
+from server_pair import find_repeated, run_drill
+from tests.system.postgres import crash_postgres, socket_folder
+from tests.system.replica_site import ReplicaSite
+from tests.system.server_state import kill_server
+from tests.waits import wait_until
 
-from tests.system.postgres import crash_postgres, socket_folder  # noqa: E402
-from tests.system.replica_site import ReplicaSite, replica_site  # noqa: E402
-from tests.system.server_state import kill_server  # noqa: E402
-from tests.waits import wait_until  # noqa: E402
-
-from cavvy.client import ApiError  # noqa: E402
-from cavvy.client.embedded import ensure_server  # noqa: E402
-from cavvy.client.errors import StartFailed  # noqa: E402
+from cavvy.client import ApiError
+from cavvy.client.embedded import ensure_server
+from cavvy.client.errors import StartFailed
 
 _SILENCE_S = 15.0
 _DRAIN_S = 600.0  # how long the last jobs may take after the last crash
@@ -207,8 +204,7 @@ def find_faults(site: ReplicaSite, users: Users) -> list[str]:
         times = path.read_text().count("ran") if path.exists() else 0
         if times > 1 or (times == 0 and phase == "done"):
             wrong.append(f"{name} ran {times} times")
-    many = "SELECT j.name, COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id GROUP BY 1"
-    wrong += [f"{name} has {count} attempts" for name, count in site.ask(many) if count != 1]
+    wrong += find_repeated(site)
     for name, spent, charged, counted in site.ask(_RECOUNT):
         if not spent == charged == counted:
             wrong.append(f"{name} has spent {spent}, charges {charged}, recount {counted}")
@@ -227,6 +223,32 @@ def find_faults(site: ReplicaSite, users: Users) -> list[str]:
     return wrong
 
 
+def drill(site: ReplicaSite, minutes: float, every_s: float, pause_s: float) -> list[str]:
+    """Crash everything while users work, wait until all jobs have ended, and find the faults."""
+    proxy = DatabaseProxy(site.root / "p", f"{socket_folder(site.url)}/.s.PGSQL.5432")
+    start_first(site)
+    wait_until(site.shared)
+    users = Users(site, pause_s)
+    users.start()
+    done = crash_all(site, proxy, minutes, every_s)
+    for name in site.homes:
+        start_again(site, name)
+    users.finish()
+    began = time.monotonic()
+    live = "SELECT COUNT(*) FROM jobs WHERE ended_at IS NULL"
+    wait_until(
+        lambda: site.ask(live) == [(0,)],
+        lambda: str(site.ask("SELECT name, phase, reason FROM jobs WHERE ended_at IS NULL")),
+        _DRAIN_S,
+    )
+    drained_s = time.monotonic() - began
+    wait_until(lambda: site.ask("SELECT COUNT(*) FROM attempts WHERE phase <> 'ended'") == [(0,)])
+    told = ", ".join(f"{count} {what}" for what, count in done.items())
+    print(f"{len(users.names)} jobs, {len(users.stopped)} of them stopped; {told}")
+    print(f"the last job ended {drained_s:.0f} s after the last kill")
+    return find_faults(site, users)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
@@ -234,42 +256,10 @@ def main() -> int:
     parser.add_argument(
         "--pause", type=float, default=2.0, help="seconds between two submissions of a user"
     )
-    arguments = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="cavvy-kill-", dir="/tmp"))
-    root.chmod(0o755)
-    try:
-        with replica_site(root) as site:
-            proxy = DatabaseProxy(root / "p", f"{socket_folder(site.url)}/.s.PGSQL.5432")
-            start_first(site)
-            wait_until(site.shared)
-            users = Users(site, arguments.pause)
-            users.start()
-            done = crash_all(site, proxy, arguments.minutes, arguments.every)
-            for name in site.homes:
-                start_again(site, name)
-            users.finish()
-            began = time.monotonic()
-            live = "SELECT COUNT(*) FROM jobs WHERE ended_at IS NULL"
-            wait_until(
-                lambda: site.ask(live) == [(0,)],
-                lambda: str(
-                    site.ask("SELECT name, phase, reason FROM jobs WHERE ended_at IS NULL")
-                ),
-                _DRAIN_S,
-            )
-            drained_s = time.monotonic() - began
-            wait_until(
-                lambda: site.ask("SELECT COUNT(*) FROM attempts WHERE phase <> 'ended'") == [(0,)]
-            )
-            wrong = find_faults(site, users)
-            told = ", ".join(f"{count} {what}" for what, count in done.items())
-            print(f"{len(users.names)} jobs, {len(users.stopped)} of them stopped; {told}")
-            print(f"the last job ended {drained_s:.0f} s after the last kill; {len(wrong)} faults")
-            for each in wrong[:40]:
-                print("  ", each)
-            return 1 if wrong else 0
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    given = parser.parse_args()
+    return run_drill(
+        "cavvy-kill-", lambda site: drill(site, given.minutes, given.every, given.pause)
+    )
 
 
 if __name__ == "__main__":
