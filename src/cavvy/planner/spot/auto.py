@@ -31,6 +31,12 @@ _HOUR_S = 3600.0
 # after this time, the policy must be asked again, because the price of slack changes even without
 # events
 _LOOK_AGAIN_HR = 0.5
+# The shortest time until a job on demand asks again. Spot that is only assumed to be available ages
+# more slowly than time passes, so it would otherwise approach the required age in many steps.
+_SOONEST_S = 30.0
+# With several markets, the policy plans with this share of the slack in its current market, because
+# the other markets offer chances that are worth more than the average one here.
+_SHARE_HERE = 0.8
 _LASTS = "spot is used while it lasts"
 _BRIEF = "spot may not stay available for long"
 # a move must save at least this share of the remaining cost, because estimates are noisy
@@ -296,12 +302,13 @@ class AutoPolicy(MarketPolicy):
         return cycle
 
     def _problem(self, watch: MarketMemory, moment: TimeLeft) -> CycleProblem:
+        slack = moment.slack - self._overhead
         return CycleProblem(
             watch.stays,
             watch.away,
             watch.saving,
             self._overhead,
-            moment.slack - self._overhead,
+            slack if len(self._watches) == 1 else _SHARE_HERE * slack,
             moment.left,
             None if watch.up else watch.away.beyond(watch.age),
         )
@@ -331,7 +338,7 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _stay(self, view: PolicyView, hours: float, reason: str) -> PolicyDecision:
-        again = view.now_s + max(1.0, min(hours, 10 * _LOOK_AGAIN_HR) * _HOUR_S)
+        again = view.now_s + max(_SOONEST_S, min(hours, 10 * _LOOK_AGAIN_HR) * _HOUR_S)
         return PolicyDecision(RunMode.ON_DEMAND, view.market, again, reason)
 
     def _idle(
