@@ -249,8 +249,9 @@ stays for most of a day. These two kinds cannot be told apart at first, and a wr
 hardly cheaper than on-demand: the worst figure here is {worst:.3f}. {missed} deadlines were missed.
 
 Before a start on spot, and before it leaves on-demand to wait for spot, the policy asks whether spot is expected to save
-the price of one launch. The tables of recorded markets above are older than this question. Without it, jobs in flapping
-markets with spot at 0.95 of on-demand cost 1.056 (told everything) and 1.046 (as production).
+the price of one launch. Before a change from on-demand to spot, it also asks whether spot is expected to save the price
+of this change, with at most the remaining work. Without the first question, jobs in flapping markets with spot at 0.95 of
+on-demand cost 1.056 (told everything) and 1.046 (as production).
 
 """
 
