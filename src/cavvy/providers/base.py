@@ -84,6 +84,7 @@ class Feature(StrEnum):
     VOLUMES = "volumes"  # mounts the provider's own volumes, by name
     MOUNTS = "mounts"  # mounts folders of the node, and NFS exports, for the task
     NETWORK = "network"
+    TUNNEL = "tunnel"  # encrypts the traffic between nodes, for which an agent needs rights
     DISK = "disk"  # accepts a disk size or type
     SELF_END = "self-end"  # a node terminates itself if it loses the control plane
     RESULTS = "results"  # keeps a node's exit code, log and files after the node's end

@@ -40,6 +40,7 @@ def refusals(task: TaskSpec, unsupported: Mapping[str, str]) -> list[Objection]:
         ("image", "image", task.image is not None or task.image_build is not None),
         ("build", "image.build", task.image_build is not None),
         ("login", "image.login", task.image_login is not None),
+        ("tunnel", "encrypt", task.encrypt and task.nodes > 1),
         ("network", "resources.network", _asks_for_network(need.network)),
         ("disk", "resources.disk.type", need.disk_type is not None),
         ("volumes", "volumes", any(each.kind is VolumeKind.NAMED for each in task.volumes)),

@@ -43,6 +43,8 @@ MANIFEST = Manifest(
         f"({_JOBS})",
         Feature.MOUNTS: "a job is a container; folders of its host and EFS are not supported yet "
         f"({_JOBS})",
+        Feature.TUNNEL: "a job is a container without the right to make a "
+        f"WireGuard interface ({_JOBS})",
         Feature.NETWORK: "the compute environment selects the network "
         f"({_GUIDE}/create-compute-environment.html)",
         Feature.DISK: "the compute environment's launch template selects the disk "

@@ -211,6 +211,7 @@ class OfferTests(ScenarioSuite):
                 _task(resources=ResourceSpec(network=NetworkNeed(min_mbps=1))),
             ),
             (Feature.GANG, _task(nodes=2)),
+            (Feature.TUNNEL, _task(nodes=2, encrypt=True)),
             (Feature.BUILD, _task(image_build=ImageBuild(path="."))),
             (Feature.LOGIN, _task(image="box:1", image_login="LOGIN")),
             (Feature.VOLUMES, _task(volumes=(_VOLUME,))),
@@ -219,7 +220,18 @@ class OfferTests(ScenarioSuite):
                 _task(volumes=(replace(_VOLUME, kind=VolumeKind.HOST),)),
             ),
         ],
-        ids=["spot", "image", "disk", "network", "gang", "build", "login", "volumes", "mounts"],
+        ids=[
+            "spot",
+            "image",
+            "disk",
+            "network",
+            "gang",
+            "tunnel",
+            "build",
+            "login",
+            "volumes",
+            "mounts",
+        ],
     )
     @in_scenario
     async def test_what_is_lacking_is_refused_with_its_reason(

@@ -49,6 +49,8 @@ MANIFEST = Manifest(
         f"data from and to a bucket instead ({_GUIDE}/ebs-volumes.html)",
         Feature.MOUNTS: "a task is a container; folders of its host and EFS are not supported yet "
         f"({_TASKS})",
+        Feature.TUNNEL: "a task is a container without the right to make a "
+        f"WireGuard interface ({_TASKS})",
         Feature.NETWORK: f"ECS neither reports nor selects the speed of the network ({_TASKS})",
         Feature.DISK: "a task on Fargate has 20 GiB, and larger disks are not supported yet "
         f"({_STORAGE}); the Auto Scaling group selects the disks of its instances",

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cavvy.domain.tasks import Scalar
+from cavvy.domain.tasks import Objection, Scalar, TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.providers.base import Refused
 
@@ -60,6 +60,19 @@ class PodOptions(Struct, frozen=True, kw_only=True):
     def waits(self) -> bool:
         """True if pods may be created before there is capacity for them."""
         return self.wait or bool(self.queue)
+
+
+def object_to_tunnel(task: TaskSpec, pod: object) -> Objection | None:
+    """Why the task's pods cannot encrypt the traffic between them; None if they may. `pod` are the
+    fields with which the task or the settings change the pods; they may add the right.
+    """
+    if not task.encrypt or task.nodes == 1 or pod:
+        return None
+    reason = (
+        "pods have no right to make a WireGuard interface; add the capability NET_ADMIN with the "
+        "option or the setting `pod`"
+    )
+    return Objection("encrypt", reason)
 
 
 def read_options(settings: Mapping[str, Scalar]) -> PodOptions:

@@ -26,7 +26,7 @@ from cavvy.providers.kubernetes.context import ClusterContext, ContextTerms
 from cavvy.providers.kubernetes.docker_sidecar import find_fault
 from cavvy.providers.kubernetes.exec_tunnels import ExecTunnels
 from cavvy.providers.kubernetes.export import make_export
-from cavvy.providers.kubernetes.options import read_options
+from cavvy.providers.kubernetes.options import object_to_tunnel, read_options
 from cavvy.providers.kubernetes.policy import make_policy
 from cavvy.providers.kubernetes.prices import MachinePrices
 from cavvy.providers.kubernetes.quota import limit
@@ -110,7 +110,10 @@ class KubernetesProvider:
                 "yourself"
             )
             return [Objection("volumes", reason)]
-        docker = read_task_options(task.resources, self.manifest.name).get("docker")
+        given = read_task_options(task.resources, self.manifest.name)
+        if tunnel := object_to_tunnel(task, given.get("pod") or self._options.pod):
+            return [tunnel]
+        docker = given.get("docker")
         fault = None if docker is None else find_fault(docker)
         return [Objection("resources.options.kubernetes.docker", fault)] if fault else []
 
