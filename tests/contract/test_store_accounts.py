@@ -177,8 +177,7 @@ async def test_nothing_is_stored_in_an_archived_project(store: Store) -> None:
     found = {each.name: each.archived_at for each in await store.projects()}
     assert found == {"a": None, "b": None, "c": after(1), "d": None}
     for project in ("a", "nowhere"):
-        with pytest.raises(RowNotFound):
-            await store.archive.lift(project)
+        await store.archive.lift(project)  # it is not archived
     await submit(store, "again", project="b")
 
 

@@ -70,7 +70,7 @@ class AccountClient:
         return self._post(f"{project_path(name)}/archive", ask, wire.ProjectView)
 
     def unarchive_project(self, name: str) -> None:
-        """Raises ApiError `project-archived`, `project-not-found`."""
+        """Raises ApiError `project-archived` if the project above it is."""
         self._change("DELETE", f"{project_path(name)}/archive")
 
     def roles(self, project: str | None) -> list[wire.RoleView]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from cavvy.domain.authorization import list_below
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase
 from cavvy.store.accounts import in_projects, list_projects
-from cavvy.store.base import ProjectArchived, ProjectBusy, RowNotFound
+from cavvy.store.base import ProjectArchived, ProjectBusy
 from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 
@@ -68,7 +68,7 @@ def _lift(session: DatabaseSession, project: str) -> None:
     known = {each.name: each for each in list_projects(session)}
     found = known.get(project)
     if found is None or found.archived_at is None:
-        raise RowNotFound(f"project {project} is not archived")
+        return
     if found.parent is not None and known[found.parent].archived_at is not None:
         raise ProjectArchived(f"project {found.parent}, above {project}, is archived")
     below = list_below(project, {each.name: each.parent for each in known.values()})

@@ -100,7 +100,7 @@ class ArchiveStore(Protocol):
 
     async def lift(self, project: str) -> None:
         """Put a project in use again, with those below it that were archived at the same time.
-        Raises RowNotFound if it is not archived, ProjectArchived if the one above it is.
+        Does nothing if it is not archived. Raises ProjectArchived if the one above it is.
         """
 
 

@@ -99,12 +99,8 @@ async def archive(request: Request, project: ProjectPath) -> Response:
     ),
 )
 async def unarchive(request: Request, project: ProjectPath) -> Response:
-    app_state = app_state_of(request)
     note_change(request, after={"archived": None})
-    try:
-        await app_state.store.archive.lift(project)
-    except RowNotFound as error:
-        raise ApiProblem("project-not-found", str(error)) from error
+    await app_state_of(request).store.archive.lift(project)
     return done()
 
 
