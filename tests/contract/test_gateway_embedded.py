@@ -100,6 +100,24 @@ def test_responses_have_a_price_and_work_is_counted_by_key(
     assert plane.facts("priced")["work"]["r1"]["fast"] == work, "it is told after the replica's end"
 
 
+def test_a_service_whose_budget_is_spent_says_so(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    replicas[0].reset()
+    plane.set_replicas("svc", [])
+    waits = Background(ask, plane.port, "GET", "/echo")
+    wait_for(lambda: plane.count_waiting("svc") == 1)
+    plane.set_services({**SERVICE, "closed": "the budget is spent"}, *SERVICES[1:])
+    for reply in (waits.result(), ask(plane.port, "GET", "/echo")):
+        error = reply.json["error"]
+        assert (reply.status, error["code"]) == (402, "budget-spent")
+        assert (error["message"], error["type"]) == ("the budget is spent", "insufficient_quota")
+        assert "retry-after" not in reply.headers
+    plane.set_services(*SERVICES)
+    plane.set_replicas("svc", replicas[:1])
+    assert ask(plane.port, "GET", "/echo").status == 200
+
+
 def test_only_the_owner_may_open_the_control_socket(plane: Embedded) -> None:
     path = Path(plane.config["control"])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

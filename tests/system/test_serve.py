@@ -1,5 +1,6 @@
 """`cavvy serve`: a cold service answers all requests, grows, loses its replicas, and ends."""
 
+import json
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -40,6 +42,14 @@ def answers(url: str) -> bool:
         return call(url) == 200
     except OSError:
         return False
+
+
+def refusal(url: str) -> tuple[int, str]:
+    """The status and the code of an answer of the gateway's own."""
+    try:
+        return call(url), ""
+    except HTTPError as error:
+        return error.code, json.load(error)["error"]["code"]
 
 
 def read_command(pid: int) -> bytes:
@@ -91,6 +101,11 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     assert user.json("serve", "--yes", "service.yaml")["revision"] == 2
     wait_until(lambda: read_service(user).state == "idle")
     assert call(url) == 200, "from zero again"
+    user.cli("budget", "set", "small", "0.0001", "--service", "hello", "--hard", "100%")
+    wait_until(lambda: refusal(url) == (402, "budget-spent"))
+    wait_until(lambda: read_service(user).state == "idle")
+    user.cli("budget", "remove", "small")
+    wait_until(lambda: answers(url))
     user.cli("unserve", "hello")
     assert user.json("services") == []
     check_clean(user)
@@ -98,9 +113,13 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     assert "pass failed" not in (user.home / "server.log").read_text()
     [bill] = user.json("cost", "--by", "service")
     assert (bill["service"], bill["spent_micros"] > 0) == ("hello", True)
-    parts = {row["kind"]: row["spent_micros"] for row in user.json("cost", "--by", "kind")}
-    left = parts.pop("node") + parts.pop("correction", 0)
-    assert left == 0, "all of it is divided, whatever was killed"
+
+    def sums() -> dict[str, int]:
+        return {row["kind"]: row["spent_micros"] for row in user.json("cost", "--by", "kind")}
+
+    # all of it is divided, whatever was killed
+    wait_until(lambda: sums().get("node", 0) + sums().get("correction", 0) == 0)
+    parts = {kind: spent for kind, spent in sums().items() if kind not in ("node", "correction")}
     assert {kind for kind, spent in parts.items() if spent > 0} == {"request", "idle", "cold start"}
     assert sum(parts.values()) == bill["spent_micros"]
     [replicas] = user.json("cost", "--by", "tag:service")

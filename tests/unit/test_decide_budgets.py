@@ -9,8 +9,10 @@ from cavvy.control.budgets import filter_budget
 from cavvy.control.decide.budgets import (
     BudgetState,
     SeenSpending,
+    ServiceStop,
     find_allowance,
     find_block,
+    find_service_stop,
     list_alerts,
     month_limit,
 )
@@ -51,6 +53,28 @@ def test_a_budget_covers_the_jobs_that_match_all_it_names() -> None:
     assert not made.covers(["q"], "ada", {"team": "x=y"})
     assert not made.covers(["p", "above"], "bob", {"team": "x=y"})
     assert not made.covers(["p", "above"], "ada", {})
+
+
+def test_a_budget_of_a_service_covers_its_replicas() -> None:
+    made = budget(service="chat")
+    assert made.covers(["p"], "ada", {"service": "chat"})
+    assert not made.covers(["p"], "ada", {"service": "other"})
+    assert not made.covers(["p"], "ada", {})
+    assert filter_budget(made, {}, NOW, NOW + HOUR).service == "chat"
+
+
+def test_a_service_is_stopped_so_early_that_its_replicas_can_drain() -> None:
+    running = {"a": seen(600)}
+
+    def stop(posted: int, **fields: object) -> ServiceStop:
+        made = state(posted, running, soft_percent=80, hard_percent=100, **fields)
+        return find_service_stop([made], NOW, HOUR / 10)
+
+    assert stop(799) == ServiceStop()
+    assert stop(800) == ServiceStop(soft="b")
+    assert stop(939) == ServiceStop(soft="b")
+    assert stop(940) == ServiceStop(soft="b", hard="b")
+    assert find_service_stop([], NOW, HOUR) == ServiceStop()
 
 
 def test_spending_since_the_last_entry_counts() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cavvy.control.decide.budgets import ServiceStop
 from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
@@ -229,3 +230,26 @@ def test_a_decision_goes_on_from_the_stored_state() -> None:
     again = scale(service, traffic(1, arrivals=5), traffic(2, arrivals=9), later)
     assert again.scaling != service.scaling
     assert observe(service, None, traffic(2), later).markets[0].cold_starts_s == ()
+
+
+def test_a_soft_stop_orders_no_more_replicas_and_keeps_those_that_run() -> None:
+    service = make("ready", "starting", target=4)
+    seen = {each.id: RUNS for each in service.replicas}
+    step = decide_service(
+        ServiceSnapshot(service=service, seen=seen, stop=ServiceStop(soft="b")), NOW
+    )
+    assert (step.orders, step.stop, step.service.stopped_by) == ((), (), "")
+    assert {each.state for each in step.service.replicas} == {ReplicaState.READY}
+
+
+def test_a_hard_stop_drains_to_zero_and_orders_nothing_for_those_that_wait() -> None:
+    service = make("ready", "starting", target=4)
+    stop = ServiceStop(soft="b", hard="b")
+    seen = {each.id: replace(RUNS, in_flight=1) for each in service.replicas}
+    step = decide_service(ServiceSnapshot(service=service, seen=seen, backlog=9, stop=stop), NOW)
+    assert (step.orders, step.service.stopped_by) == ((), "b")
+    assert ReplicaState.DRAINING in {each.state for each in step.service.replicas}
+    assert not {ReplicaState.READY} & {each.state for each in step.service.replicas}
+    again = decide_service(ServiceSnapshot(service=make(target=1), backlog=9, stop=stop), NOW)
+    assert again.orders == ()
+    assert decide_service(ServiceSnapshot(service=again.service), NOW).orders != ()

@@ -17,10 +17,10 @@ _NEVER = "never"
 
 @click.group("budget")
 def command() -> None:
-    """Limit what a project, a user, or the jobs with a tag may spend in a month.
+    """Limit what a project, a user, the jobs with a tag, or a service may spend in a month.
 
     At the soft share, no new paid work starts. At the hard share, running jobs save a checkpoint
-    and stop.
+    and stop, and services end their replicas.
     """
 
 
@@ -48,6 +48,7 @@ def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int
 @click.option("--project", default="", help="Only jobs of this project.")
 @click.option("--user", default="", help="Only jobs of this user.")
 @click.option("--tag", default="", metavar="NAME=VALUE", help="Only jobs with this tag.")
+@click.option("--service", default="", metavar="NAME", help="Only replicas of this service.")
 @click.option(
     "--alert",
     "alerts",
@@ -120,6 +121,7 @@ def list_all(output: str) -> None:
         TableColumn("project", drop=3),
         TableColumn("user", drop=3),
         TableColumn("tag", drop=3),
+        TableColumn("service", drop=3),
         TableColumn("spent_micros", "SPENT", show),
         TableColumn("month_limit_micros", "LIMIT", show),
         TableColumn("expected_micros", "FORECAST", show, drop=1),
@@ -155,6 +157,7 @@ def _describe(budget: "BudgetView") -> list[tuple[str, object]]:
     amounts += [budget.request.limit_micros] if budget.request is not None else []
     usd = formatting.make_money_format(amounts)
     scope = [("project", budget.project), ("user", budget.user), ("tag", budget.tag)]
+    scope.append(("service", budget.service))
     forecast = "unknown, since there are fewer than two days of spending"
     if budget.expected_micros is not None:
         low, high = usd(budget.low_micros or 0), usd(budget.high_micros or 0)

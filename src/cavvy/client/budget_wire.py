@@ -11,7 +11,8 @@ from cavvy.client.wire import Answer, Ask
 
 
 class BudgetAsk(Ask, frozen=True, kw_only=True):
-    """A budget for each month. Empty texts match every project, user and tag; `tag` is NAME=VALUE.
+    """A budget for each month. Empty texts match every project, user, tag and service; `tag` is
+    NAME=VALUE.
     Percentages are of the month's amount; null means never.
     """
 
@@ -19,6 +20,7 @@ class BudgetAsk(Ask, frozen=True, kw_only=True):
     project: str = ""
     user: str = ""
     tag: str = ""
+    service: str = ""
     alerts: list[int] = field(default_factory=lambda: [50, 80, 100])
     soft_percent: int | None = 100
     hard_percent: int | None = None
@@ -69,6 +71,7 @@ class BudgetView(Answer, frozen=True, kw_only=True):
     hard_percent: int | None
     carry_over: bool
     request: BudgetRequestView | None
+    service: str = ""
 
 
 def list_budgets(client: ApiClient) -> list[BudgetView]:

@@ -12,8 +12,10 @@ from cavvy.control.decide.budgets import (
     BudgetAllowance,
     BudgetState,
     SeenSpending,
+    ServiceStop,
     find_allowance,
     find_block,
+    find_service_stop,
     find_stop,
     list_alerts,
     month_limit,
@@ -25,6 +27,8 @@ from cavvy.domain.authorization import list_below, list_line
 from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.postings import month_of
+from cavvy.domain.services import SERVICE_TAG
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, JobSummary, LedgerFilter, Store
@@ -96,11 +100,21 @@ class BudgetKeeper:
                 await self._alert(state, percent, spent, now)
         return _REFRESH if self._states else None
 
+    async def find_service_stop(self, service: StoredService) -> ServiceStop:
+        """Which budgets stop the service. Its replicas may need `drain` to end."""
+        await self._refresh()
+        tags = {**service.task.tags, SERVICE_TAG: service.task.name}
+        states = self._find(service.project, service.user, tags)
+        return find_service_stop(states, self._clock.now(), service.spec.drain + ACCRUE)
+
     def _covering(self, job: JobRecord) -> list[BudgetState]:
+        return self._find(job.project, job.user, job.task.tags)
+
+    def _find(self, project: str, user: str, tags: Mapping[str, str]) -> list[BudgetState]:
         return [
             self._with_running(state)
             for state in self._states
-            if state.budget.covers(self._line(job.project), job.user, job.task.tags)
+            if state.budget.covers(self._line(project), user, tags)
         ]
 
     def _line(self, project: str) -> Sequence[str]:
@@ -219,6 +233,7 @@ def filter_budget(
         projects=list_below(budget.project, parents) if budget.project else None,
         user=budget.user or None,
         tag=budget.tag_pair,
+        service=budget.service or None,
         since=since,
         until=until,
     )

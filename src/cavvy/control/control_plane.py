@@ -194,6 +194,7 @@ class ControlPlane:
             clock=self._clock,
             jobs=self.jobs,
             pool=self.pool,
+            budgets=self.budgets,
             front=self._outside.front,
             hint=self.hint,
             announce=self._announce,
@@ -504,7 +505,7 @@ class ControlPlane:
         if is_service_key(key):
             return await self._serving.reconcile(key)
         again = await self._jobs.reconcile(key)
-        self._serving.note_job(key)
+        await self._serving.note_job(key)
         return again
 
     async def _run(self) -> None:

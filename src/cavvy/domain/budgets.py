@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct
 
@@ -17,8 +18,9 @@ class BudgetRequest(Struct, frozen=True, kw_only=True):
 
 
 class SpendingBudget(Struct, frozen=True, kw_only=True):
-    """A budget for each month, in UTC, of the jobs that match all of `project`, `user` and `tag`;
-    empty texts match every job. A project includes the projects below it.
+    """A budget for each month, in UTC, of the jobs that match all of `project`, `user`, `tag` and
+    `service` (whose replicas are jobs); empty texts match every job. A project includes the
+    projects below it.
 
     Percentages are of the month's amount. At `soft_percent`, no new paid work starts. At
     `hard_percent`, running work saves a checkpoint and stops. None means never. With `carry_over`,
@@ -30,6 +32,7 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
     project: str = ""
     user: str = ""
     tag: str = ""  # NAME=VALUE
+    service: str = ""
     alerts: tuple[int, ...] = (50, 80, 100)
     soft_percent: int | None = 100
     hard_percent: int | None = None
@@ -53,6 +56,7 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
             (not self.project or self.project in line)
             and self.user in ("", user)
             and (pair is None or tags.get(pair[0]) == pair[1])
+            and self.service in ("", tags.get(SERVICE_TAG))
         )
 
 

@@ -65,6 +65,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     keys: tuple[ServiceKey, ...] = ()
     candidate: CandidateRevision | None = None
     outcome: UpdateOutcome | None = None
+    stopped_by: str = ""  # the budget whose hard stop ended its replicas
     version: int = 0
 
     @property

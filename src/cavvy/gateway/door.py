@@ -189,6 +189,10 @@ class Door:
         if below.startswith(RESULTS) and head.length == 0:
             call_id = below[len(RESULTS) :].decode()
             return ResultRequest(self._calls, connection, service, head, key_id, call_id)
+        if route.closed:
+            service.refuse()
+            connection.refuse(402, AnswerCode.BUDGET, route.closed, head)
+            return None
         preferences = read_prefer(head.prefer) if head.prefer else _NO_PREFERENCES
         if preferences.respond_async and not head.upgrade:
             return DeferredRequest(self._calls, connection, service, head, key_id, target)

@@ -8,11 +8,16 @@ from enum import StrEnum
 
 import msgspec
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}  # others: by the status
+_TYPES = {
+    401: "authentication_error",
+    402: "insufficient_quota",
+    429: "rate_limit_error",
+}  # others: by the status
 _PHRASES = {
     202: "Accepted",
     400: "Bad Request",
     401: "Unauthorized",
+    402: "Payment Required",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -36,6 +41,7 @@ class AnswerCode(StrEnum):
     NO_SERVICE = "no-such-service"
     NO_MODEL = "model_not_found"  # as OpenAI names it
     NO_KEY = "key-unknown"
+    BUDGET = "budget-spent"
     TOO_MANY = "rate-exceeded"
     QUEUE_FULL = "queue-full"
     TOO_LATE = "no-replica-in-time"

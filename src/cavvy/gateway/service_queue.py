@@ -214,14 +214,19 @@ class ServiceQueue:
         for pool in (*self._replicas, *self._draining):
             pool.service = self
             pool.concurrency = pool.address.concurrency or self.route.concurrency
+        if self.route.closed:
+            self._answer_waiting(402, AnswerCode.BUDGET, self.route.closed)
         self.set_replicas([pool.address for pool in self._replicas])
 
     def close(self) -> None:
         """The service is gone: those that wait are told, those in flight finish."""
+        self._answer_waiting(404, AnswerCode.NO_SERVICE, "the service was removed")
+        self.set_replicas(())
+
+    def _answer_waiting(self, status: int, code: AnswerCode, message: str) -> None:
         while self._waiting:
             exchange = self._take(next(iter(self._waiting)))
-            exchange.sink.answer(404, AnswerCode.NO_SERVICE, "the service was removed", None)
-        self.set_replicas(())
+            exchange.sink.answer(status, code, message, None)
 
     def retry_s(self) -> int | None:
         """For Retry-After."""

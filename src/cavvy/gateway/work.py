@@ -1,9 +1,9 @@
 """How a replica's time is divided among its requests.
 
-At each moment, the requests in flight share the replica equally. So the
-shares of all requests add up to the time in which the replica had at least one. `_virtual` is the
-share of a request that was in flight all the time: it grows by dt / n. The share of a request is
-the difference between its end and its start, in constant time.
+At each moment, the requests in flight share the replica equally. So the shares of all requests add
+up to the time in which the replica had at least one. `_virtual` is the share of a request that was
+in flight all the time: it grows by dt / n. The share of a request is the difference between its end
+and its start, in constant time.
 """
 
 from collections.abc import Mapping

@@ -155,12 +155,14 @@ class JobSummary(Struct, frozen=True, kw_only=True):
 
 class LedgerFilter(Struct, frozen=True, kw_only=True):
     """Which entries of the ledger are meant: those in [since, until) of these projects and, if
-    given, of this user and with this tag (name and value). None means no limit.
+    given, of this user, with this tag (name and value) and of replicas of services with this name.
+    None means no limit.
     """
 
     projects: ProjectFilter = None
     user: str | None = None
     tag: tuple[str, str] | None = None
+    service: str | None = None
     since: datetime | None = None
     until: datetime | None = None
 

@@ -327,14 +327,16 @@ def _conditions(session: DatabaseSession, which: LedgerFilter) -> tuple[str, tup
     if which.user is not None:
         conditions.append("s.user_name = ?")
         given.append(which.user)
-    if which.tag is not None:
-        conditions.append(
-            "EXISTS (SELECT 1 FROM json_each(s.tags) t WHERE t.key = ? AND t.value = ?)"
-            if session.driver.is_sqlite
-            else "EXISTS (SELECT 1 FROM json_each_text(CAST(s.tags AS JSON)) t "
-            "WHERE t.key = ? AND t.value = ?)"
-        )
-        given += which.tag
+    tags = [which.tag, None if which.service is None else (SERVICE_TAG, which.service)]
+    for tag in tags:
+        if tag is not None:
+            conditions.append(
+                "EXISTS (SELECT 1 FROM json_each(s.tags) t WHERE t.key = ? AND t.value = ?)"
+                if session.driver.is_sqlite
+                else "EXISTS (SELECT 1 FROM json_each_text(CAST(s.tags AS JSON)) t "
+                "WHERE t.key = ? AND t.value = ?)"
+            )
+            given += tag
     since, until = _bounds(which)
     conditions.append("e.since < ? AND (e.until > ? OR e.since >= ?)")
     given += [until, since, since]

@@ -79,6 +79,7 @@ async def put(request: Request, name: NamePath) -> Response:
         project=ask.project,
         user=ask.user,
         tag=ask.tag,
+        service=ask.service,
         alerts=tuple(sorted(set(ask.alerts))),
         soft_percent=ask.soft_percent,
         hard_percent=ask.hard_percent,
@@ -196,6 +197,7 @@ def _facts(budget: SpendingBudget | None) -> dict[str, object] | None:
         "project": budget.project,
         "user": budget.user,
         "tag": budget.tag,
+        "service": budget.service,
         "soft_percent": budget.soft_percent,
         "hard_percent": budget.hard_percent,
         "requested_micros": wanted,
@@ -222,6 +224,8 @@ def _check(ask: wire.BudgetAsk) -> None:
         problem = f"the webhook {ask.webhook[:200]!r} is no http or https address"
     elif ask.project and not PROJECT_NAME.fullmatch(ask.project):
         problem = f"{ask.project[:80]!r} cannot be the name of a project"
+    elif ask.service and not PROJECT_NAME.fullmatch(ask.service):
+        problem = f"{ask.service[:80]!r} cannot be the name of a service"
     elif max(map(len, (ask.project, ask.user, ask.tag, ask.webhook))) > _LONGEST:
         problem = "a text is too long"
     if problem:
@@ -255,6 +259,7 @@ async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
         project=budget.project,
         user=budget.user,
         tag=budget.tag,
+        service=budget.service,
         limit_micros=budget.limit.micros,
         month_limit_micros=month_limit(budget, last, now).micros,
         spent_micros=spent.micros,

@@ -14,6 +14,7 @@ from cavvy.domain.values import replace
 from cavvy.gateway.config import CanaryShare, ClientKey, RateLimit, ServiceRoute
 
 _MIB = 1 << 20
+_CLOSED = "the budget of this service is spent for this month"
 _log = logging.getLogger(__name__)
 
 
@@ -64,6 +65,7 @@ def make_route(service: StoredService) -> ServiceRoute:
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
         canary=canary,
+        closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
     )
 

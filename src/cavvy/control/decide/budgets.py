@@ -1,12 +1,12 @@
 """Decides what budgets of projects, users and tags permit."""
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.postings import month_of
 from cavvy.domain.units import HourlyRate, Money, format_usd
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 
 
 class SeenSpending(Struct, frozen=True, kw_only=True):
@@ -75,6 +75,35 @@ def find_stop(states: Iterable[BudgetState], now: datetime) -> str:
                 f"of {format_usd(state.limit)} are spent this month"
             )
     return ""
+
+
+class ServiceStop(Struct, frozen=True, kw_only=True):
+    """The budgets that stop a service; "" for none. By `soft`, it gets no more replicas; by `hard`,
+    it ends those that it has.
+    """
+
+    soft: str = ""
+    hard: str = ""
+
+    @property
+    def any(self) -> bool:
+        return bool(self.soft or self.hard)
+
+
+def find_service_stop(
+    states: Iterable[BudgetState], now: datetime, ahead: timedelta
+) -> ServiceStop:
+    """What stops a service whose replicas may take so long to end after the stop."""
+    found = ServiceStop()
+    for state in states:
+        budget = state.budget
+        percents = [each for each in (budget.soft_percent, budget.hard_percent) if each is not None]
+        if percents and state.spent(now) >= state.part(min(percents)):
+            found = replace(found, soft=found.soft or budget.name)
+        hard = budget.hard_percent
+        if hard is not None and state.spent(now + ahead) >= state.part(hard):
+            found = replace(found, hard=found.hard or budget.name)
+    return found
 
 
 class BudgetAllowance(Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
+from cavvy.control.decide.budgets import ServiceStop
 from cavvy.control.decide.replica_markets import (
     ANYWHERE,
     is_spot,
@@ -70,6 +71,7 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
     service: StoredService
     seen: Mapping[str, ReplicaSeen] = field(default_factory=dict)
     backlog: int = 0
+    stop: ServiceStop = ServiceStop()
     tried: RevisionTraffic | None = None
 
 
@@ -96,22 +98,24 @@ def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     replicas = [
         _follow(service, each, view.seen.get(each.id, ReplicaSeen()), now) for each in service.open
     ]
-    service = _count_failures(service, replicas, now)
+    service = replace(_count_failures(service, replicas, now), stopped_by=view.stop.hard)
     wanted = count_wanted(service, view.backlog)
     replicas = _limit(service, replicas, wanted, now)
     pause = _find_pause(service, now)
     ended = [each for each in service.replicas if each.state is ReplicaState.ENDED]
     ended += [each for each in replicas if each.state is ReplicaState.ENDED]
-    orders = _find_missing(service, replicas, ended, wanted, now) if pause is None else ()
+    orders: tuple[str, ...] = ()
+    if pause is None and not view.stop.any:
+        orders = _find_missing(service, replicas, ended, wanted, now)
     living = [each for each in replicas if each.state is not ReplicaState.ENDED]
-    busy = bool(orders or view.backlog or living)
+    soon = orders or view.backlog or living
     return ServiceStep(
         service=replace(service, replicas=(*ended[-KEPT_ENDED:], *living)),
         orders=orders,
         start=tuple(each for each in living if each.state is ReplicaState.ORDERED),
         stop=tuple(each for each in living if each.state is ReplicaState.ENDING),
         finished=not service.wanted and not living,
-        after=min(_SOON if busy else _LATER, pause or _LATER),
+        after=min(_SOON if soon else _LATER, pause or _LATER),
     )
 
 
@@ -326,7 +330,7 @@ def _find_pause(service: StoredService, now: datetime) -> timedelta | None:
 
 def count_wanted(service: StoredService, backlog: int) -> int:
     """How many replicas there should be. Requests that wait need at least one."""
-    if not service.wanted:
+    if not service.wanted or service.stopped_by:
         return 0
     bounds = service.spec.replicas
     return min(bounds.most, max(bounds.least, service.target, 1 if backlog else 0))

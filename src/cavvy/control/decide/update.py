@@ -119,7 +119,7 @@ def _decide_both(
     alone = _as_candidate(service, tried, ours, wanted)
     return (
         decide_service(replace(view, service=replace(service, replicas=others)), now),
-        decide_service(ServiceSnapshot(service=alone, seen=view.seen), now),
+        decide_service(ServiceSnapshot(service=alone, seen=view.seen, stop=view.stop), now),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.job_service import JobService
@@ -67,6 +68,7 @@ class ServingParts(Struct, frozen=True, kw_only=True):
     clock: ControlClock
     jobs: JobService
     pool: ProviderPool
+    budgets: BudgetKeeper
     front: ServiceFront | None
     hint: Callable[[str], None]
     # tells the other servers that the service of a key has changed

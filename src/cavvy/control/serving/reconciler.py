@@ -70,7 +70,7 @@ class ServiceReconciler:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
         self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
         self._pool, self._markets = parts.pool, ServiceMarkets(parts.pool)
-        self._bills = RequestBills(parts.store)
+        self._bills, self._budgets = RequestBills(parts.store), parts.budgets
         self._scaled: dict[str, _Scaled] = {}  # by key
         self._services: dict[str, str] = {}  # ID of a replica -> key of its service
         self._shown: dict[str, StoredService] = {}  # that the gateway serves, by key
@@ -81,10 +81,13 @@ class ServiceReconciler:
             return []
         return [service_key(each.project, each.name) for each in await self._store.services.list()]
 
-    def note_job(self, job_id: str) -> None:
-        """A job was reconciled: if it is a replica, look at its service."""
+    async def note_job(self, job_id: str) -> None:
+        """A job was reconciled: if it is a replica, look at its service, or divide its bill if the
+        service is gone.
+        """
         if key := self._services.get(job_id):
             self._hint(key)
+        await self._bills.note_job(job_id)
 
     async def run(self) -> None:
         """Keep the gateway running."""
@@ -144,7 +147,8 @@ class ServiceReconciler:
         service = await self._markets.update(stored, now)
         if traffic is not None:
             service = self._scale(key, note_uses(service, traffic.keys_used), traffic, now)
-        view = ServiceSnapshot(service=service, seen=seen)
+        stop = await self._budgets.find_service_stop(service)
+        view = ServiceSnapshot(service=service, seen=seen, stop=stop)
         if traffic is not None:
             view = replace(view, backlog=traffic.backlog, tried=traffic.tried)
         step = decide_update(view, now)

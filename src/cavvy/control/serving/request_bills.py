@@ -13,6 +13,8 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate
 from cavvy.store.base import StaleVersion, Store
 
+_REMEMBERED = 50  # replicas of a service; the garbage collection divides the bills of others
+
 
 class RequestBills:
     """Divides as often as the bills grow. The division and its entries are one write, which begins
@@ -22,6 +24,8 @@ class RequestBills:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.rates: dict[str, HourlyRate] = {}  # what replicas cost by their newest charges
+        self._replicas: dict[str, dict[str, ServiceReplica]] = {}  # by the ID of the service
+        self._left: set[str] = set()  # replicas whose service is gone
         self._done: dict[str, datetime] = {}  # when a service's bills were divided last, by its ID
 
     async def divide(
@@ -35,24 +39,38 @@ class RequestBills:
         """Divide what the bills of the service's replicas have grown by. `last`: the service ends,
         so that nothing is left to be divided with later counts.
         """
+        known = self._replicas.setdefault(service.id, {})
+        for each in service.replicas:  # also those that ended and are soon forgotten by the service
+            known.pop(each.id, None)
+            known[each.id] = each
+        for old in list(known)[:-_REMEMBERED]:
+            del known[old]
         done = self._done.get(service.id)
         due = done is None or now - done >= ACCRUE
         if not last and (traffic is None or not due):
             return
         self._done[service.id] = now
-        replicas = {each.id: each for each in service.replicas}
-        for bill in await self._store.meters.replica_bills(list(replicas)):
+        for bill in await self._store.meters.replica_bills(list(known)):
             self.rates[bill.job_id] = bill.rate
-            await self._divide(bill, replicas[bill.job_id], service, traffic)
-        if last:
-            self._done.pop(service.id, None)
-        for each in service.replicas:
+            await self._divide(bill, known[bill.job_id], service, traffic)
+        for each in known.values():
             if last or each.state is ReplicaState.ENDED:
                 self.rates.pop(each.id, None)
+        if last:
+            self._left.update(known)
+            del self._replicas[service.id], self._done[service.id]
+
+    async def note_job(self, job_id: str) -> None:
+        """A job was reconciled: divide its bill if it was a replica whose service is gone."""
+        if job_id in self._left:
+            await self._divide_late([job_id])
 
     async def sweep(self) -> None:
         """Divide what is left of the bills of replicas that have ended, such as late charges."""
-        jobs = await self._store.meters.late_replicas()
+        await self._divide_late(await self._store.meters.late_replicas())
+
+    async def _divide_late(self, jobs: Sequence[str]) -> None:
+        """Divide what is left of the bills of these replicas, whose service no longer counts."""
         for bill in await self._store.meters.replica_bills(jobs):
             await self._divide(bill, None, None, None)
 
