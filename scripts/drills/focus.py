@@ -20,9 +20,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cavvy.cli.view.statement import write_csv, write_parquet
+from cavvy.costs.requests import REQUEST_LINE
 from cavvy.domain.credentials import name_account
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.ledger import (
+    STORAGE_LINE,
     EntryKind,
     EntrySource,
     LedgerEntry,
@@ -32,6 +34,7 @@ from cavvy.domain.ledger import (
 )
 from cavvy.domain.postings import KINDS
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 _MONTH = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -65,7 +68,36 @@ def make_lines(dice: random.Random, count: int) -> Iterator[LedgerLine]:
             source=dice.choice([*EntrySource]),
             corrects=number or 1 if kind is EntryKind.CORRECTION else None,
         )
-        yield LedgerLine(entry=entry, subject=_make_subject(dice, entry))
+        line = LedgerLine(entry=entry, subject=_make_subject(dice, entry))
+        yield dice.choice([line, line, line, _of_volume(line), _of_requests(dice, line)])
+
+
+def _of_volume(line: LedgerLine) -> LedgerLine:
+    """The line for a volume between jobs."""
+    kind = EntryKind.STORAGE
+    return LedgerLine(
+        entry=replace(line.entry, kind=kind, line=STORAGE_LINE, corrects=None),
+        subject=replace(line.subject, job="", job_id="", attempt=0, volume="data"),
+    )
+
+
+def _of_requests(dice: random.Random, line: LedgerLine) -> LedgerLine:
+    """The line for a part of a replica's bill, or for what was taken off its kind."""
+    parts = (EntryKind.NODE, EntryKind.IDLE, EntryKind.COLD_START, EntryKind.REQUEST)
+    kind = dice.choice(parts)
+    requests = kind is EntryKind.REQUEST
+    entry = replace(
+        line.entry,
+        kind=kind,
+        line=REQUEST_LINE,
+        corrects=None,
+        quantity=dice.randrange(10**6) if requests else 0,
+        unit=QuantityUnit.REQUESTS if requests else QuantityUnit.NONE,
+        rate=HourlyRate(),
+        source=EntrySource.DIVISION,
+    )
+    key = dice.choice(["", "web"]) if requests else ""
+    return LedgerLine(entry=entry, subject=replace(line.subject, service="chat", key=key))
 
 
 def _make_subject(dice: random.Random, entry: LedgerEntry) -> LedgerSubject:

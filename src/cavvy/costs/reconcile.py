@@ -242,8 +242,8 @@ def add_up_ledger(
     discounts = Decimal(0)
     for line in lines:
         entry, subject = line.entry, line.subject
-        if subject.provider != provider or not subject.attempt:
-            continue  # storage has no attempt, and requests are a part of their replicas' bills
+        if subject.provider != provider:
+            continue
         period = entry.since, entry.until
         if entry.kind is EntryKind.DISCOUNT:
             discounts += share_of(entry.amount.micros, *period, since, until) * _MICRO
@@ -252,7 +252,7 @@ def add_up_ledger(
         if first > last or first >= until or (first == last and entry.since < entry.until):
             continue
         if entry.line not in _LINES:
-            continue  # moved to requests
+            continue  # volumes between jobs, and replicas' bills that were divided
         kind = _KINDS.get(ChargeKind(entry.line), BilledKind.MACHINE)
         for begin, end in _days(first, last):
             key = CellKey(subject.id, kind, begin.date())
