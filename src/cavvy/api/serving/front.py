@@ -117,6 +117,7 @@ class GatewayFront:
                 partial(self._relays.port, each),
                 as_revision(service, each.revision).spec.probe,
                 ready=each.ready_at is not None,
+                metric=service.spec.replicas.target.metric or "",
             )
             for each in replicas
         }
@@ -207,7 +208,8 @@ class GatewayFront:
     async def _open(self) -> GatewayLink:
         """A gateway that knows all services."""
         async with self._ending:
-            link = await self._child.reach()
+            known = list_routes(each.service for each in self._published.values())
+            link = await self._child.reach(known)
             sent: dict[str, PublishedService] = {}
             while sent != self._published:  # more may come meanwhile
                 sent = dict(self._published)

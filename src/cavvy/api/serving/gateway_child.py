@@ -4,12 +4,16 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
 from cavvy.api.serving.listener import ServiceListener
 from cavvy.client.state import write_private
+from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.control_socket import StopGateway
 
 _START_S = 30.0
@@ -27,6 +31,7 @@ class GatewayChild:
         self._listener = listener
         self._socket = socket
         self._process: asyncio.subprocess.Process | None = None
+        self._routes: Sequence[ServiceRoute] = ()
         self.port = 0  # 0 while none was found or started
 
     @property
@@ -34,8 +39,12 @@ class GatewayChild:
         """Whether this server has started the gateway, and did not find it."""
         return self._process is not None
 
-    async def reach(self) -> GatewayLink:
-        """A link to the gateway, which is started if none answers. Raises OSError, GatewayLost."""
+    async def reach(self, routes: Sequence[ServiceRoute] = ()) -> GatewayLink:
+        """A link to the gateway, which is started if none answers. A new one knows these services
+        before it listens, so that no request is told that there is no such service. Raises
+        OSError, GatewayLost.
+        """
+        self._routes = routes
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):
             link = await GatewayLink.open(self._socket)
@@ -105,6 +114,7 @@ class GatewayChild:
             "port": port,
             "control": self._socket,
             "state": str(self._folder / "calls"),
+            "services": [msgspec.to_builtins(each) for each in self._routes],
         }
         if listener.shared:
             config |= {"reuse_port": listener.port > 0, "alone_s": _ALONE_S}
