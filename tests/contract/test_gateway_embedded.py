@@ -37,6 +37,7 @@ BY_PREFIX = {
     "affinity": {"by": "prefix", "prefix_bytes": 8},
 }
 BELOW = {"name": "below", "prefix": "/models/below"}
+QUIET = {"name": "quiet", "hosts": ["quiet.example"], "silence_s": 0.5}
 ESTIMATED = {"name": "estimated", "hosts": ["estimated.example"], "cold_start_s": 40}
 PRICED = {**KEYED, "name": "priced", "hosts": ["priced.example"], "price_header": True}
 NEW_KEYS = {"name": "new-keys", "hosts": ["new-keys.example"], "keyed": True}
@@ -52,6 +53,7 @@ SERVICES = (
     BY_PREFIX,
     BELOW,
     ESTIMATED,
+    QUIET,
     CANARY,
     PRICED,
 )
@@ -162,6 +164,19 @@ def test_a_repeated_request_waits_for_a_replica_that_has_not_failed_it(
     assert dying.result().status == 502
     assert [sum(seen.path == "/die" for seen in each.seen) for each in two] == [1, 1]
     assert [hold.result().status for hold in holds] == [200] * 3
+
+
+def test_an_answer_in_which_nothing_moves_is_ended(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    replicas[0].reset()
+    plane.set_replicas("quiet", replicas[:1])
+    with Talk(plane.port) as talk:
+        talk.send(write_request("GET", "/chunks?n=2&paced=1", host="quiet.example"))
+        with pytest.raises((EOFError, ConnectionError)):
+            talk.read()
+    wait_for(lambda: plane.facts("quiet")["in_flight"] == 0)
+    assert ask(plane.port, "GET", "/chunks?n=3&pause_ms=400", host="quiet.example").status == 200
 
 
 def test_a_full_queue_refuses_with_the_rest_of_the_cold_start(plane: Embedded) -> None:

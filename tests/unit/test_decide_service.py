@@ -10,6 +10,7 @@ from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
+    average_readings,
     decide_service,
     list_serving,
     make_replica_task,
@@ -25,6 +26,7 @@ from cavvy.domain.services import (
     ReplicaTarget,
     ServiceReplica,
     ServiceSpec,
+    TargetKind,
 )
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
@@ -253,3 +255,29 @@ def test_a_hard_stop_drains_to_zero_and_orders_nothing_for_those_that_wait() -> 
     again = decide_service(ServiceSnapshot(service=make(target=1), backlog=9, stop=stop), NOW)
     assert again.orders == ()
     assert decide_service(ServiceSnapshot(service=again.service), NOW).orders != ()
+
+
+def test_a_reading_is_the_mean_of_the_replicas_that_get_requests() -> None:
+    def mean(kind: TargetKind, **seen: ReplicaSeen) -> float | None:
+        target = ReplicaTarget(kind=kind, value=0.5)
+        spec = replace(SPEC, replicas=replace(SPEC.replicas, target=target))
+        service = make("ready", "ready", "starting")
+        return average_readings(replace(service, task=replace(TASK, service=spec)), seen)
+
+    seen = {
+        "r1": ReplicaSeen(gpu_use=0.9, reading=10),
+        "r2": ReplicaSeen(gpu_use=0.5),
+        "r3": ReplicaSeen(gpu_use=0.0, reading=0),
+    }
+    assert mean(TargetKind.GPU_UTILISATION, **seen) == 0.7
+    assert mean(TargetKind.METRIC, **seen) == 10
+    assert mean(TargetKind.METRIC, r2=ReplicaSeen()) is None
+
+
+def test_a_metric_twice_its_target_doubles_the_replicas() -> None:
+    target = ReplicaTarget(kind=TargetKind.METRIC, value=5, metric="waiting")
+    spec = replace(SPEC, replicas=ReplicaCount(least=0, most=8, target=target))
+    service = replace(make("ready", "ready"), task=replace(TASK, service=spec))
+    busy = ServiceTraffic(at_s=10, arrivals=10, in_flight=2)
+    assert scale(service, None, busy, NOW, 10.0).target == 4
+    assert scale(service, None, busy, NOW, None).target == 2, "without a reading, it stays"

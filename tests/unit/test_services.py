@@ -25,6 +25,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.importers import ReadOptions, parse_file, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
+from cavvy.spec.support import object_to_service
 
 SMALL = "run: serve\nservice: {port: 8000}\n"
 WHOLE = """\
@@ -142,7 +143,7 @@ def test_validate_names_a_key_that_serve_would_refuse(tmp_path: Path) -> None:
     path.write_text(WHOLE)
     shown = CliRunner().invoke(cli, ["validate", str(path)])
     assert shown.exit_code == 2
-    assert "service.replicas.target: this target is not measured yet" in shown.stderr
+    assert "service.budget: it is not supported yet" in shown.stderr
 
 
 def test_a_service_is_explained_and_served_but_not_run(tmp_path: Path) -> None:
@@ -171,3 +172,11 @@ def test_every_replica_can_end_and_only_ready_ones_serve() -> None:
     assert not REPLICA_MOVES[ReplicaState.ENDED]
     assert all(reason for moves in REPLICA_MOVES.values() for reason in moves.values())
     assert not SERVING & COMING_REPLICAS
+
+
+@pytest.mark.parametrize(("gpu", "refused"), [("{}", True), ("{gpu: L4}", False)])
+def test_gpu_use_needs_gpus(gpu: str, refused: bool) -> None:
+    text = f"run: serve\nresources: {gpu}\nservice: {{port: 1, replicas: "
+    task = parse_file(text + "{min: 0, max: 2, target: {gpu_utilisation: 70%}}}\n").task
+    objection = object_to_service(task)
+    assert (objection is not None) is refused

@@ -88,6 +88,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     closed: str = ""  # why the service takes no requests; "" if it does
     price_header: bool = False  # responses say what their request has cost
     response_s: Seconds = 600  # a replica may take so long until its response begins
+    silence_s: Seconds | None = None  # without a byte in either direction after that; None: any
     cold_start_s: Seconds | None = None  # an estimate until the gateway has measured one
     affinity: Affinity | None = None
     canary: CanaryShare | None = None

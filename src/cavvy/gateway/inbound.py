@@ -53,6 +53,8 @@ class InboundConnection(asyncio.Protocol):
         "_head_at",
         "_idle_at",
         "_lingers",
+        "_moved",
+        "_moved_at",
         "_paused",
         "_request",
         "_stalled_at",
@@ -78,6 +80,8 @@ class InboundConnection(asyncio.Protocol):
         self._lingers = False
         self._tunnel = False
         self._paused = False
+        self._moved = False  # whether bytes of an answer or a tunnel came since the last check
+        self._moved_at = 0.0  # the first check after the last of them
         self._head_at = 0.0  # when the head that is being read began; 0: none
         self._body_at = 0.0
         self._idle_at = monotonic()
@@ -98,6 +102,7 @@ class InboundConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._tunnel:
+            self._moved = True
             self._pass_on(data)
         elif self._lingers:
             return
@@ -166,10 +171,19 @@ class InboundConnection(asyncio.Protocol):
             if now - self._body_at > limits.body_idle_s and not self._expects:
                 self._give_up(408, AnswerCode.SLOW, "the body of the request stopped coming")
         elif isinstance(request, Exchange):
-            upstream = request.upstream
-            silent_s = now - request.started_at
-            if upstream and not request.responding and silent_s > request.service.route.response_s:
+            self._check_answer(request, now)
+
+    def _check_answer(self, request: Exchange, now: float) -> None:
+        """End an answer that does not begin, and an answer or a tunnel in which nothing moves."""
+        route = request.service.route
+        bound_s = route.silence_s
+        if not request.responding:
+            if request.upstream and now - request.started_at > route.response_s:
                 self._give_up(504, AnswerCode.SILENT, "the replica took too long to answer")
+        elif self._moved or not self._moved_at:
+            self._moved, self._moved_at = False, now
+        elif bound_s is not None and now - self._moved_at > bound_s and not self._stalled_at:
+            self._drop()
 
     # requests
 
@@ -252,7 +266,7 @@ class InboundConnection(asyncio.Protocol):
         request = self._request
         if request is None:
             return
-        self._started = True
+        self._started = self._moved = True
         framing = b""
         self._chunked = False
         if head.length in (NO_LENGTH, UNTIL_CLOSE):
@@ -276,6 +290,7 @@ class InboundConnection(asyncio.Protocol):
     def send(self, payload: bytes, done: bool) -> None:
         if self._request is None:
             return
+        self._moved = True
         if self._tunnel:
             if payload:
                 self.transport.write(payload)
@@ -299,7 +314,7 @@ class InboundConnection(asyncio.Protocol):
             self.transport.write(head.fields + b"\r\n")
 
     def switch(self, head: ResponseHead, payload: bytes) -> None:
-        self._tunnel = self._started = True
+        self._tunnel = self._started = self._moved = True
         change = b"Connection: upgrade\r\nUpgrade: %b\r\n\r\n" % head.upgrade
         self.transport.write(head.fields + change + payload)
         early, self._buffer = self._buffer, b""

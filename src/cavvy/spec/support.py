@@ -79,8 +79,9 @@ def object_to_service(task: TaskSpec) -> Objection | None:
 
 
 def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
-    if spec.replicas.target.kind in (TargetKind.GPU_UTILISATION, TargetKind.METRIC):
-        return Objection("service.replicas.target", "this target is not measured yet")
+    gpu = spec.replicas.target.kind is TargetKind.GPU_UTILISATION
+    if gpu and not any(each.accelerators or each.instance for each in task.resources.choices):
+        return Objection("service.replicas.target", "replicas without a GPU have no GPU use")
     if spec.fixed_port and spec.replicas.most > 1 and task.resources.providers == (HERE,):
         return Objection(
             "service.replicas",

@@ -58,6 +58,7 @@ def make_route(service: StoredService) -> ServiceRoute:
         queue_max=spec.limits.waiting,
         wait_s=spec.timeouts.queue.total_seconds(),
         response_s=spec.timeouts.response.total_seconds(),
+        silence_s=spec.timeouts.silence.total_seconds(),
         late_s=make_terms(spec).wait_s,
         models=spec.models,
         keyed=spec.keys,

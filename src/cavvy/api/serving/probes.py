@@ -1,6 +1,7 @@
 """Asks replicas again and again whether they answer."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from time import monotonic
 
@@ -13,7 +14,8 @@ _NEVER = ProbeRecord()
 
 
 class ProbedPort(Struct, frozen=True):
-    """A port of this machine, and how it is probed. `find` returns 0 while it is not known. If the
+    """A port of this machine, and how it is probed. `find` returns 0 while it is not known. A
+    `metric` that the program reports at /metrics is read with each probe. If the
     replica was `ready` before, as when the server starts again, that counts as a failure after
     `patience_s`, in which its agent comes back: else a program that listens no longer would stay
     ready for ever.
@@ -23,6 +25,7 @@ class ProbedPort(Struct, frozen=True):
     probe: ReadinessProbe
     ready: bool = False
     patience_s: float = 120.0
+    metric: str = ""
 
 
 class ReplicaProbes:
@@ -65,7 +68,12 @@ class ReplicaProbes:
             answers = number > 0 and await probe(number, port.probe)
             before = self.record(replica)
             failures = 0 if answers else before.failures + 1
-            self._records[replica] = ProbeRecord(answers=answers, failures=failures)
+            reading = None
+            if answers and port.metric:
+                reading = await read_metric(number, port.metric, port.probe.timeout.total_seconds())
+            self._records[replica] = ProbeRecord(
+                answers=answers, failures=failures, reading=reading
+            )
             if answers != before.answers or failures:
                 changed()
             ready = ready or answers
@@ -92,3 +100,34 @@ async def probe(port: int, how: ReadinessProbe) -> bool:
     finally:
         if writer is not None:
             writer.close()
+
+
+async def read_metric(port: int, name: str, timeout_s: float) -> float | None:
+    """The sum of the samples of a metric that a program reports in Prometheus's text format; None
+    if it reports none in time. The request is of HTTP/1.0, so that the answer is not in chunks.
+    """
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            answer = await reader.read(_METRICS_MAX)
+            while (more := await reader.read(_METRICS_MAX)) and len(answer) < _METRICS_MAX:
+                answer += more
+    except OSError:  # includes TimeoutError
+        return None
+    finally:
+        if writer is not None:
+            writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return sum_samples(body.decode(errors="replace"), name) if b" 200 " in head[:16] else None
+
+
+def sum_samples(text: str, name: str) -> float | None:
+    """The sum over all labels of a metric; None if there is no sample of it."""
+    found = [float(each[1]) for each in re.finditer(_SAMPLE % re.escape(name), text, re.MULTILINE)]
+    return sum(found) if found else None
+
+
+_METRICS_MAX = 4 << 20
+_SAMPLE = r"^%s(?:\{[^\n]*\})? +([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)(?: +-?[0-9]+)?\r?$"

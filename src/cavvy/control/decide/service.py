@@ -26,6 +26,7 @@ from cavvy.domain.services import (
     ReplicaState,
     ServiceReplica,
     ServingMarket,
+    TargetKind,
     UpdateStrategy,
 )
 from cavvy.domain.stored_services import KEPT_ENDED, StoredService
@@ -61,6 +62,8 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     answers: bool = False  # the last probe was answered
     failures: int = 0  # probes in a row that failed
     in_flight: int | None = 0
+    reading: float | None = None  # of the metric that the service is scaled by
+    gpu_use: float | None = None  # the share of time in which its GPUs are busy
 
 
 class ServiceSnapshot(Struct, frozen=True, kw_only=True):
@@ -136,6 +139,17 @@ def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
     return tuple(
         each for each in service.replicas if each.state in SERVING and each.revision != hidden
     )
+
+
+def average_readings(service: StoredService, seen: Mapping[str, ReplicaSeen]) -> float | None:
+    """The mean of what the service is scaled by over the replicas that get requests; None without
+    any.
+    """
+    ready = [seen[each.id] for each in list_serving(service) if each.id in seen]
+    by_gpu = service.spec.replicas.target.kind is TargetKind.GPU_UTILISATION
+    found = [each.gpu_use if by_gpu else each.reading for each in ready]
+    known = [each for each in found if each is not None]
+    return sum(known) / len(known) if known else None
 
 
 def is_canary(service: StoredService) -> bool:

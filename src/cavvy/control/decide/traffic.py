@@ -77,14 +77,19 @@ def make_terms(spec: ServiceSpec) -> ScalingTerms:
 
 
 def scale(
-    service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
+    service: StoredService,
+    before: ServiceTraffic | None,
+    traffic: ServiceTraffic,
+    now: datetime,
+    reading: float | None = None,
 ) -> StoredService:
     """The service with the number of replicas that it should have, in each of its markets if it has
     several, and the autoscaler's next state. `before` is the traffic at the last decision; None if
-    this is the first one since the gateway or the server has started.
+    this is the first one since the gateway or the server has started. `reading` is the mean over
+    the ready replicas of what the service is scaled by.
     """
     state = _decode_state(service.scaling) if service.scaling else ScalingState()
-    seen = observe(service, before, traffic, now)
+    seen = replace(observe(service, before, traffic, now), reading=reading)
     if not service.scaling:
         # A rate that was measured over a second says nothing: a new service was idle before.
         seen = replace(seen, arrivals=(*[0] * _IDLE_BEFORE_S, *seen.arrivals))

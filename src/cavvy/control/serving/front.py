@@ -15,10 +15,13 @@ from cavvy.store.base import Store
 
 
 class ProbeRecord(Struct, frozen=True, kw_only=True):
-    """The last answers of a replica to its probe. `failures` in a row; 0 after an answer."""
+    """The last answers of a replica to its probe. `failures` in a row; 0 after an answer. `reading`
+    is that of the metric that the service is scaled by; None if it has not told it.
+    """
 
     answers: bool = False
     failures: int = 0
+    reading: float | None = None
 
 
 class ServiceFront(Protocol):

@@ -15,6 +15,7 @@ from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
+    average_readings,
     list_serving,
     make_replica_task,
     order_replica,
@@ -146,7 +147,8 @@ class ServiceReconciler:
         seen = {each.id: await self._look(each, traffic, front) for each in stored.open}
         service = await self._markets.update(stored, now)
         if traffic is not None:
-            service = self._scale(key, note_uses(service, traffic.keys_used), traffic, now)
+            service = note_uses(service, traffic.keys_used)
+            service = self._scale(key, service, traffic, now, average_readings(service, seen))
         stop = await self._budgets.find_service_stop(service)
         view = ServiceSnapshot(service=service, seen=seen, stop=stop)
         if traffic is not None:
@@ -185,6 +187,7 @@ class ServiceReconciler:
             answers=probed.answers,
             failures=probed.failures,
             in_flight=_count_in_flight(replica, traffic),
+            reading=probed.reading,
         )
         return await self._look_at_attempt(job, seen)
 
@@ -196,9 +199,11 @@ class ServiceReconciler:
             return seen
         runs = job.phase is JobPhase.RUNNING
         nodes = await self._store.nodes(attempt.id) if runs else ()
+        used = [each.telemetry["gpu_percent"] for each in nodes if "gpu_percent" in each.telemetry]
         claims = [each.claimed_at for each in nodes if each.claimed_at is not None]
         return replace(
             seen,
+            gpu_use=sum(used) / len(used) / 100 if used else None,
             offer=attempt.offer,
             rate=self._bills.rates.get(job.id, attempt.offer.rate.times(attempt.nodes)),
             gang=attempt.gang,
@@ -210,7 +215,12 @@ class ServiceReconciler:
         )
 
     def _scale(
-        self, key: str, service: StoredService, traffic: ServiceTraffic, now: datetime
+        self,
+        key: str,
+        service: StoredService,
+        traffic: ServiceTraffic,
+        now: datetime,
+        reading: float | None,
     ) -> StoredService:
         """The service with a new decision of the autoscaler, if one is due, or with the last one,
         which may not be stored.
@@ -229,7 +239,7 @@ class ServiceReconciler:
             waits = traffic.backlog and not service.target
             if now - known.at < _SCALED_EVERY and not waits:
                 return service
-        service = scale(service, None if known is None else known.traffic, traffic, now)
+        service = scale(service, None if known is None else known.traffic, traffic, now, reading)
         self._scaled[key] = _Scaled(
             id=service.id,
             revision=service.revision,

@@ -12,6 +12,7 @@ from cavvy.domain.values import Struct
 from cavvy.gateway.config import GatewayLimits, ServiceRoute
 
 HOLD = "hold"
+_TUNNEL_S = 3600.0
 _HARD_STOP = "10m"  # how long a process that was replaced may finish its requests
 _IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
 _DROPPED = (
@@ -95,7 +96,6 @@ defaults
     timeout http-keep-alive {limits.idle_s:g}s
     timeout client {limits.stall_s:g}s
     timeout server {limits.stall_s:g}s
-    timeout tunnel 1h
 {errors}"""
 
 
@@ -145,5 +145,6 @@ backend {name_backend(service.name)}
     http-reuse safe
     timeout server {service.response_s:g}s
     timeout queue {service.wait_s:g}s
+    timeout tunnel {service.silence_s or _TUNNEL_S:g}s
     server {HOLD} {listener.gateway_host}:{listener.gateway_port} backup
 """

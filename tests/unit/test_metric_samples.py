@@ -1,0 +1,50 @@
+"""Numbers that a replica reports in Prometheus's text format."""
+
+import asyncio
+
+import pytest
+
+from cavvy.api.serving.probes import read_metric, sum_samples
+
+TEXT = """# HELP vllm:num_requests_waiting Requests that wait.
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model="a b",engine="0"} 3.0
+vllm:num_requests_waiting{model="}",engine="1"} 1.5e+1 1700000000000
+vllm:num_requests_waiting_total 99
+up 1
+bad NaN
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vllm:num_requests_waiting", 18.0),
+        ("up", 1.0),
+        ("bad", None),
+        ("missing", None),
+        ("num_requests_waiting", None),
+    ],
+)
+def test_samples_are_added_over_their_labels(name: str, value: float | None) -> None:
+    assert sum_samples(TEXT, name) == value
+
+
+@pytest.mark.parametrize(("status", "value"), [("200 OK", 18.0), ("404 Not Found", None)])
+def test_a_metric_is_read_from_a_program(status: str, value: float | None) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        assert asked.startswith(b"GET /metrics HTTP/1.0\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\n\r\n".encode())
+        for line in TEXT.splitlines(keepends=True):
+            writer.write(line.encode())
+            await writer.drain()
+        writer.close()
+
+    async def read() -> float | None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            return await read_metric(port, "vllm:num_requests_waiting", 20)
+
+    assert asyncio.run(read()) == value
