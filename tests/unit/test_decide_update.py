@@ -12,7 +12,12 @@ from cavvy.control.decide.service import (
     list_serving,
     order_replica,
 )
-from cavvy.control.decide.update import as_revision, begin_update, decide_update
+from cavvy.control.decide.update import (
+    as_revision,
+    begin_update,
+    decide_update,
+    remember_former,
+)
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.service_updates import (
     CandidateRevision,
@@ -227,3 +232,44 @@ def test_a_candidate_keeps_its_host_names_from_other_services() -> None:
     assert begun is not None
     assert begun.hosts == {"new.example.com"}
     assert begun.spec.hosts == (), "its requests come there only when it takes over"
+
+
+def begin_rolling() -> Rollout:
+    """A rolling update of a service with four ready replicas."""
+    ready = replace(begin(UpdateStrategy.CANARY), candidate=None)
+    new = ask(UpdateStrategy.ROLLING).task
+    return Rollout(replace(ready, task=new, revision=2, former=remember_former(ready)))
+
+
+def test_a_rolling_update_whose_replicas_never_answer_is_rolled_back() -> None:
+    rollout = begin_rolling()
+    rollout.new = FAILS
+    while rollout.service.revision == 2 and rollout.now < NOW + timedelta(minutes=5):
+        assert rollout.serving() == [1] * 4
+        rollout.step()
+    service = rollout.service
+    assert (service.revision, service.task, service.former) == (1, OLD, None)
+    assert service.outcome is not None
+    assert (service.outcome.revision, service.outcome.end) == (2, UpdateEnd.FAILED)
+    assert (service.newest, service.outcome.problem) == (2, "exit code 1")
+    rollout.run(10)
+    assert [each.revision for each in rollout.service.open] == [1] * 4
+
+
+def test_a_rolling_update_with_a_ready_replica_is_not_rolled_back() -> None:
+    rollout = begin_rolling()
+    rollout.run(3)
+    assert (rollout.service.former, set(rollout.serving())) == (None, {2})
+    rollout.new = FAILS
+    for _ in range(60):
+        rollout.step(10)
+    assert (rollout.service.revision, rollout.service.outcome) == (2, None)
+
+
+def test_an_update_of_an_update_goes_back_to_what_was_ready() -> None:
+    rollout = begin_rolling()
+    assert remember_former(rollout.service) == rollout.service.former
+    rollout.run()
+    later = remember_former(rollout.service)
+    assert later is not None
+    assert later.revision == 2

@@ -38,7 +38,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
     `placement` is how many replicas there should be in each. `failures` counts the replicas that
     ended in a row before or soon after they were ready; the last of them ended at `failed_at` for
     the reason `problem`. While a revision is tried out, it is the `candidate`, and `task` and
-    `revision` are those that serve; `outcome` is how the last trial ended.
+    `revision` are those that serve; `outcome` is how the last trial ended. `former` is the revision
+    that a rolling update goes back to while no replica of the new one has been ready.
     """
 
     project: str
@@ -64,6 +65,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     problem: str = ""
     keys: tuple[ServiceKey, ...] = ()
     candidate: CandidateRevision | None = None
+    former: CandidateRevision | None = None
     outcome: UpdateOutcome | None = None
     stopped_by: str = ""  # the budget whose hard stop ended its replicas
     version: int = 0

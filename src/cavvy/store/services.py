@@ -39,8 +39,10 @@ class SqlServices:
         return [decode_service(row[0]) for row in rows]
 
     async def snapshots(self) -> set[str]:
-        """The snapshots of the revisions that are tried out, which have no column."""
-        tried = [each.candidate for each in await self.list()]
+        """The snapshots of the revisions that are tried out or may come back, which have no
+        column.
+        """
+        tried = [part for each in await self.list() for part in (each.candidate, each.former)]
         found = [None if each is None else each.origin.snapshot for each in tried]
         return {each for each in found if each is not None}
 

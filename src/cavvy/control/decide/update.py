@@ -84,7 +84,7 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     """The next step of a service, with or without a candidate."""
     service, tried = view.service, view.service.candidate
     if tried is None:
-        return decide_service(view, now)
+        return _follow_rolling(decide_service(view, now), now)
     wanted = count_wanted(service, view.backlog)
     old, new = _decide_both(view, tried, wanted, now)
     tried = _follow(tried, new.service, view.tried, now)
@@ -107,6 +107,55 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
         finished=old.finished and new.finished,
         after=min(old.after, new.after),
     )
+
+
+def remember_former(service: StoredService) -> CandidateRevision | None:
+    """What a rolling update of the service goes back to if it fails: the revision that serves, if a
+    replica of it is ready, or the one that an earlier update has not replaced yet.
+    """
+    if not _is_ready(service):
+        return service.former
+    return CandidateRevision(
+        revision=service.revision,
+        task=service.task,
+        origin=service.origin,
+        user=service.user,
+        consented=service.consented,
+        ceiling=service.ceiling,
+        created_at=service.created_at,
+    )
+
+
+def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
+    """The step, or the one back to the former revision: replicas of the new one ended in a row, and
+    none was ever ready.
+    """
+    service, former = step.service, step.service.former
+    if former is None:
+        return step
+    if _is_ready(service):
+        return replace(step, service=replace(service, former=None))
+    if service.failures < _MOST_FAILURES or not service.wanted:
+        return step
+    reason = "its revision was rolled back"
+    outcome = UpdateOutcome(
+        revision=service.revision, end=UpdateEnd.FAILED, at=now, problem=service.problem
+    )
+    replicas = tuple(
+        each
+        if each.revision != service.revision or each.state in _GONE
+        else dismiss(each, now, reason)
+        for each in service.replicas
+    )
+    back = as_revision(replace(service, candidate=former), former.revision)
+    back = replace(back, candidate=None, former=None, outcome=outcome, replicas=replicas)
+    return ServiceStep(service=back, stop=step.stop, after=step.after)
+
+
+def _is_ready(service: StoredService) -> bool:
+    """Whether a replica of the revision that serves answers."""
+    ours = [each for each in service.replicas if each.revision == service.revision]
+    return any(each.state is ReplicaState.READY for each in ours)
 
 
 def _decide_both(

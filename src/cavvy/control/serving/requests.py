@@ -6,7 +6,7 @@ from contextlib import suppress
 from cavvy.control.decide.service import list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.control.decide.update import begin_update
+from cavvy.control.decide.update import begin_update, remember_former
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.domain.jobs import RunOrigin
@@ -94,6 +94,7 @@ class ServiceRequests:
                 wanted=True,
                 revision=new.newest + 1 if new.version and not same else new.revision,
                 candidate=None,
+                former=new.former if same else remember_former(new),
                 failures=0,
                 failed_at=None,
                 problem="",
