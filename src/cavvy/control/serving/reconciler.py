@@ -99,13 +99,8 @@ class ServiceReconciler:
         self._hint(service_key(service.project, service.name))
 
     async def reconcile(self, key: str) -> timedelta | None:
-        project, _, name = key.removeprefix(_PREFIX).partition("/")
-        if self._front is None:
-            return None
-        try:
-            service = await self._store.services.get(project, name)
-        except RowNotFound:
-            await self._withdraw(key, self._front)
+        service = await self._find(key)
+        if self._front is None or service is None:
             return None
         with suppress(StaleVersion):
             return await self._pass(key, service, self._front)
@@ -114,17 +109,22 @@ class ServiceReconciler:
     async def follow(self, key: str) -> timedelta | None:
         """Let this server's gateway serve a service that another server reconciles."""
         self._scaled.pop(key, None)
-        project, _, name = key.removeprefix(_PREFIX).partition("/")
-        if self._front is None:
-            return None
-        try:
-            service = await self._store.services.get(project, name)
-        except RowNotFound:
-            await self._withdraw(key, self._front)
+        service = await self._find(key)
+        if self._front is None or service is None:
             return None
         self._note_replicas(key, service)
         await self._show(key, service, self._front)
         return _FOLLOWED_EVERY
+
+    async def _find(self, key: str) -> StoredService | None:
+        """The service of a key. One that is gone is served no longer."""
+        project, _, name = key.removeprefix(_PREFIX).partition("/")
+        try:
+            return await self._store.services.get(project, name)
+        except RowNotFound:
+            if self._front is not None:
+                await self._withdraw(key, self._front)
+            return None
 
     async def _show(self, key: str, service: StoredService, front: ServiceFront) -> None:
         """Let the gateway serve the service as it is stored."""
