@@ -14,6 +14,9 @@ setup-dev:
 demo: setup ## plan eight H100 on spot; train a small CNN here, lose the node, resume, read the bill
 	@scripts/demo.sh
 
+demo-serve: setup ## serve requests here: cold start, scale-up, a killed replica, a canary that is rolled back, the bill
+	@scripts/demo_serve.sh
+
 test: setup-dev ## run every test that this machine can run; says what it skips and why
 	@scripts/test.sh $(ARGS)
 
@@ -78,5 +81,5 @@ bars: setup-dev ## measure the bars of commands, server and submissions, in one 
 clean: ## remove .venv and caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
-.PHONY: help setup setup-dev demo test test-fast test-provider soak check scenarios docs picture bars bench clean
+.PHONY: help setup setup-dev demo demo-serve test test-fast test-provider soak check scenarios docs picture bars bench clean
 .PHONY: format coverage hooks site site-serve lock changelog dist
