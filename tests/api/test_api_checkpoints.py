@@ -11,6 +11,7 @@ from tests.api.api_state import Api, until
 from tests.api.test_api_agents import claim, report, start
 
 from cavvy.store.base import RowNotFound
+from cavvy.store.blobs import read_manifest
 
 pytestmark = pytest.mark.anyio
 TASK = "{name: t, run: 'true', checkpoint: {path: state, every: 1m}, retry: {preemption: 9}}"
@@ -264,3 +265,27 @@ async def test_a_removed_job_leaves_no_checkpoint_behind(api: Api) -> None:
     assert (found["freed_bytes"] > len(b"state"), found["kept"]) == (True, "")
     with pytest.raises(RowNotFound):
         blobs.path(name_of(b"state"))
+
+
+async def test_a_checkpoint_becomes_a_part_of_a_folder(api: Api) -> None:
+    gang = await begin(api)
+    job = "/v1/projects/default/jobs/t/model"
+    ask: dict[str, Any] = {"snapshots": [], "below": "model"}
+    assert (await api.http.post(job, json=ask)).json()["code"] == "no-model"
+    await send(api, gang, b"weights")
+    await commit(api, gang, [entry("a/w.bin", b"weights")])
+    found = (await api.http.post(job, json=ask)).json()
+    assert found["files"] == [{"path": "a/w.bin", "size": 7}]
+    again = (await api.http.post(job, json={"snapshots": [found["snapshot"]], "below": "m"})).json()
+    blobs = api.app_state.blobs.of("default")
+    manifest = read_manifest(blobs, again["snapshot"])
+    assert [each.path for each in manifest.files] == ["m/a/w.bin", "model/a/w.bin"]
+    assert blobs.missing(sorted(manifest.parts)) == [], "the files are the project's now"
+    for wrong, code in (
+        ({**ask, "below": "../up"}, "invalid-request"),
+        ({**ask, "snapshots": ["x"]}, "invalid-request"),
+        ({**ask, "snapshots": [name_of(b"other")]}, "snapshot-missing"),
+    ):
+        assert (await api.http.post(job, json=wrong)).json()["code"] == code
+    missing_job = await api.http.post("/v1/projects/default/jobs/other/model", json=ask)
+    assert missing_job.json()["code"] == "job-not-found"
