@@ -20,7 +20,8 @@ from cavvy.sim.serving.comparison import (
 )
 from cavvy.sim.serving.requests import RequestOptions, RequestTrace, read_requests
 from cavvy.sim.serving.service import ReplicaMarket, ServiceSetting
-from cavvy.sim.traces.readers import TraceError, list_traces, read_series
+from cavvy.sim.serving.spot_capacity import read_spot_markets
+from cavvy.sim.traces.readers import TraceError
 
 if TYPE_CHECKING:
     from cavvy.cli.view.service_ways import WayPrices
@@ -43,7 +44,7 @@ def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
     try:
         trace = read_requests(options["load"], RequestOptions(service_s=options["service_time"]))
         demand, spot = _find_prices(task)
-        terms = _make_terms(spec, options, demand, spot)
+        terms = _make_terms(spec, task.nodes, options, demand, spot)
         loads = [compare_ways(trace, terms, each) for each in _list_factors(trace)]
         if plot is not None:
             from cavvy.sim.serving.plots import plot_costs
@@ -77,11 +78,16 @@ def _rate(offer: Offer) -> int:
 
 
 def _usd(offer: Offer, nodes: int) -> float:
+    """The price of a replica of so many nodes."""
     return offer.rate.micros_per_hour * nodes / 1e6
 
 
 def _make_terms(
-    spec: ServiceSpec, options: Mapping[str, Any], demand: Offer, spot: Offer | None
+    spec: ServiceSpec,
+    nodes: int,
+    options: Mapping[str, Any],
+    demand: Offer,
+    spot: Offer | None,
 ) -> ComparisonTerms:
     scaling = replace(
         make_terms(spec), cold_start_s=options["cold_start"], service_s=options["service_time"]
@@ -91,12 +97,12 @@ def _make_terms(
         cold_start_s=options["cold_start"],
         slo_wait_s=scaling.wait_s,
         most_replicas=spec.replicas.most,
-        on_demand_usd_hr=_usd(demand, 1),
+        on_demand_usd_hr=_usd(demand, nodes),
     )
     return ComparisonTerms(
         scaling=scaling,
         setting=setting,
-        spot=[] if spot is None else _list_spot(options["spot_capacity"], _usd(spot, 1)),
+        spot=[] if spot is None else _list_spot(options["spot_capacity"], _usd(spot, nodes)),
         managed_usd_hr=options["managed_price"],
         serverless_usd_hr=options["serverless_price"],
     )
@@ -108,18 +114,7 @@ def _list_spot(folder: Path | None, usd_hr: float) -> Sequence[ReplicaMarket]:
             ReplicaMarket(name=f"zone-{number}", region="", spot=True, usd_hr=usd_hr)
             for number in range(_ZONES)
         ]
-    found = [read_series(path) for path in list_traces([folder])]
-    return [
-        ReplicaMarket(
-            name=each.market.name,
-            region=each.market.region,
-            spot=True,
-            usd_hr=usd_hr,
-            capacity=tuple(each.counts),
-            step_s=each.gap_s,
-        )
-        for each in found
-    ]
+    return read_spot_markets(folder, usd_hr)
 
 
 def _list_factors(trace: RequestTrace) -> list[float]:

@@ -222,23 +222,11 @@ def _run_rule(
 
 def _list_markets(options: _ServeOptions, setting: "ServiceSetting") -> "Sequence[ReplicaMarket]":
     from cavvy.sim.serving.run import on_demand_market
-    from cavvy.sim.serving.service import ReplicaMarket
-    from cavvy.sim.traces.readers import list_traces, read_series
+    from cavvy.sim.serving.spot_capacity import read_spot_markets
 
-    markets = [on_demand_market(setting)]
-    for path in list_traces([options.spot]) if options.spot is not None else ():
-        series = read_series(path)
-        markets.append(
-            ReplicaMarket(
-                name=series.market.name,
-                region=series.market.region,
-                spot=True,
-                usd_hr=setting.spot_usd_hr,
-                capacity=tuple(series.counts),
-                step_s=series.gap_s,
-            )
-        )
-    return markets
+    if options.spot is None:
+        return [on_demand_market(setting)]
+    return [on_demand_market(setting), *read_spot_markets(options.spot, setting.spot_usd_hr)]
 
 
 def _list_rules(texts: tuple[str, ...]) -> list[str]:
