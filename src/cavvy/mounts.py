@@ -16,8 +16,9 @@ _SHARED = re.compile(
 
 
 def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
-    """Whether the mount point that contains `path` belongs to a shared file system. `mounts` is the
-    text of the table of mounts."""
+    """Return whether the mount point that contains `path` belongs to a shared file system. `mounts`
+    is the text of the table of mounts.
+    """
     real, best, kind = Path(path).resolve(), "", ""
     for line in mounts.splitlines():
         fields = line.split(" ")
@@ -30,8 +31,9 @@ def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
 
 
 def read_mounts() -> str:
-    """The text of the table of mounts, from the file CAVVY_MOUNTS_FILE or else /proc/mounts. "" if
-    there is none."""
+    """Return the text of the table of mounts, from the file CAVVY_MOUNTS_FILE or else /proc/mounts.
+    "" if there is none.
+    """
     path = Path(os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts")
     try:
         return path.read_text(errors="surrogateescape")

@@ -10,8 +10,8 @@ import sys
 
 
 def install_command(*requirements: str) -> str:
-    """A shell command that installs packages for this Python with pip or, if pip is missing, with
-    uv.
+    """Return a shell command that installs packages for this Python with pip or, if pip is missing,
+    with uv.
     """
     from importlib.util import find_spec
 
@@ -23,7 +23,7 @@ def install_command(*requirements: str) -> str:
 
 
 def extra_command(extra: str) -> str:
-    """A shell command that installs the requirements of an extra, such as `aws`."""
+    """Return a shell command that installs the requirements of an extra, such as `aws`."""
     import re
     from importlib.metadata import PackageNotFoundError, requires
 
@@ -36,7 +36,7 @@ def extra_command(extra: str) -> str:
 
 
 def update_command(version: str) -> str:
-    """Instructions for users on how to update Cavvy to `version` or newer."""
+    """Return instructions for users on how to update Cavvy to `version` or newer."""
     import json
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import urlsplit

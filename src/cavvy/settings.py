@@ -72,11 +72,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     providers: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
 
     def whole(self, name: str) -> int:
-        """The value of a setting whose default is an int."""
+        """Return the value of a setting whose default is an int."""
         return int(self.values[name])
 
     def text(self, name: str) -> str:
-        """The value of a setting whose default is a string."""
+        """Return the value of a setting whose default is a string."""
         return str(self.values[name])
 
 
@@ -108,7 +108,7 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def home(environment: Mapping[str, str] | None = None) -> Path:
-    """The state folder: CAVVY_HOME or ~/.cavvy."""
+    """Return the state folder: CAVVY_HOME or ~/.cavvy."""
     env = os.environ if environment is None else environment
     return (
         Path(env.get("CAVVY_HOME") or Path(env.get("HOME") or Path.home()) / ".cavvy")
@@ -212,8 +212,8 @@ def _checked(name: str, value: object, where: str) -> Scalar:
 
 
 def _scalar(text: str, name: str | None) -> Scalar:
-    """The value of an environment variable. Its text is parsed as TOML. If the setting is a string,
-    or if the text is not valid TOML, the value is the text itself.
+    """Return the value of an environment variable. Its text is parsed as TOML. If the setting is a
+    string, or if the text is not valid TOML, the value is the text itself.
     """
     setting = _BY_NAME.get(name) if name else None
     if setting is not None and isinstance(setting.default, str):
@@ -236,7 +236,7 @@ def _unknown(name: str, known: list[str], where: str, kind: str) -> SettingsErro
 
 
 def reference() -> str:
-    """The text of docs/reference/settings.md."""
+    """Return the text of docs/reference/settings.md."""
     lines = [
         "# Settings",
         "",

@@ -15,20 +15,20 @@ _LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
 
 
 def make_token() -> str:
-    """A new token. It is shown once and not stored."""
+    """Return a new token. It is shown once and not stored."""
     return PREFIX + secrets.token_urlsafe(_BYTES)
 
 
 def make_service_key() -> str:
-    """A new key for calls to a service. It signs in to no server."""
+    """Return a new key for calls to a service. It signs in to no server."""
     return SERVICE_KEY + secrets.token_urlsafe(_BYTES)
 
 
 def hash_token(token: str) -> str:
-    """The hash under which a token is stored."""
+    """Return the hash under which a token is stored."""
     return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_token(text: str) -> bool:
-    """Whether the text has the form of a token, so that a look-up is worthwhile."""
+    """Return whether the text has the form of a token, so that a look-up is worthwhile."""
     return len(text) == _LENGTH and text.startswith(PREFIX)

@@ -123,7 +123,7 @@ def make_app(app_state: AppState) -> Application:
 
 
 def list_routes() -> Sequence[tuple[APIRoute, RouteRule]]:
-    """All routes with their rules. Raises TypeError if a route has no rule."""
+    """Return all routes with their rules. Raises TypeError if a route has no rule."""
     return list(list_rules(_ROUTERS))
 
 

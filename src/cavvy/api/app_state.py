@@ -94,7 +94,7 @@ class AppState(Struct, kw_only=True):
 
 
 def app_state_of(request: Request) -> AppState:
-    """The application state of the server that handles a request."""
+    """Return the application state of the server that handles a request."""
     app_state = request.app.state.app_state
     assert isinstance(app_state, AppState)
     return app_state

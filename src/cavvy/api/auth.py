@@ -89,7 +89,7 @@ class AuthMiddleware:
             self._last = time.monotonic()
 
     async def _identify(self, scope: Scope, shown: bytes | None) -> Principal:
-        """Who sends the request. Raises ApiProblem if the token is not valid."""
+        """Return who sends the request. Raises ApiProblem if the token is not valid."""
         address = scope["client"][0] if scope.get("client") else ""
         if (passed := passed_token(scope)) is not None:
             if not self._app_state.peers.accepts(scope, passed, self._app_state.now()):
@@ -128,7 +128,7 @@ class AuthMiddleware:
 
 
 def is_open(path: str) -> bool:
-    """Whether requests to this path need no token."""
+    """Return whether requests to this path need no token."""
     return path in (HEALTH, SIGN_IN) or path.startswith(BOOT) or path.endswith("/script")
 
 

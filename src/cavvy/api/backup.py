@@ -84,7 +84,7 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
 
 
 def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path]:
-    """The database, and the folder whose files belong to it."""
+    """Return the database, and the folder whose files belong to it."""
     if os.path.exists(home.file(DATABASE)):
         return f"sqlite:///{home.file(DATABASE)}", Path(home.path)
     url = choose_database(home, settings)

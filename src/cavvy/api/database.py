@@ -37,8 +37,8 @@ class BindsFolder(Protocol):
 
 
 def choose_database(home: StateDir, settings: Settings) -> str | None:
-    """The URL of the PostgreSQL database: the setting `server.database`, or else the one that the
-    last server of this folder used. None means the file `cavvy.db`. Raises StateDirError.
+    """Return the URL of the PostgreSQL database: the setting `server.database`, or else the one
+    that the last server of this folder used. None means the file `cavvy.db`. Raises StateDirError.
     """
     given = settings.text("server.database")
     url = given or _read(home.file(_REMEMBERED))
@@ -61,8 +61,8 @@ def choose_database(home: StateDir, settings: Settings) -> str | None:
 
 
 def choose_files(home: StateDir, settings: Settings, url: str | None) -> StateDir:
-    """The folder with the keys, logs, uploads and checkpoints: the setting `server.files`, or else
-    the state folder. Raises StateDirError.
+    """Return the folder with the keys, logs, uploads and checkpoints: the setting `server.files`,
+    or else the state folder. Raises StateDirError.
     """
     given = settings.text("server.files") or _read(home.file(_FILES_REMEMBERED))
     if not given or os.path.realpath(given) == os.path.realpath(home.path):

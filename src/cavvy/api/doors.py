@@ -41,7 +41,7 @@ class ListenerTls(Protocol):
     strict: ssl.SSLContext  # each connection starts with it
 
     def only_downloads(self, connection: object) -> bool:
-        """Whether this TLS connection may only download files by hash."""
+        """Return whether this TLS connection may only download files by hash."""
         ...
 
 

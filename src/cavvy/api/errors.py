@@ -53,7 +53,7 @@ class RetryLater(ApiProblem):
 
 
 def reference() -> str:
-    """The text of docs/reference/errors.md."""
+    """Return the text of docs/reference/errors.md."""
     lines = [
         "# Error codes",
         "",

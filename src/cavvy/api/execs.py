@@ -71,7 +71,7 @@ class JobExecs:
         return made
 
     def wanted(self, gang: str, rank: int) -> list[JobExec]:
-        """The commands that the agent of this rank has not answered yet."""
+        """Return the commands that the agent of this rank has not answered yet."""
         return [
             each
             for each in self._all.values()
@@ -79,7 +79,7 @@ class JobExecs:
         ]
 
     def untold(self, gang: str, rank: int) -> bool:
-        """Whether there is a command that was not yet sent to the agent of this rank."""
+        """Return whether there is a command that was not yet sent to the agent of this rank."""
         return any(not each.told for each in self.wanted(gang, rank))
 
     def refuse_sessions(self, gang: str, rank: int, protocol: int) -> None:
@@ -115,8 +115,9 @@ class JobExecs:
         self._watch.wake(exec_id)
 
     def full(self, exec_id: str) -> bool:
-        """Whether the agent of a session must wait before it sends more output, because too much
-        output is unread."""
+        """Return whether the agent of a session must wait before it sends more output, because too
+        much output is unread.
+        """
         found = self._all.get(exec_id)
         return (
             found is not None

@@ -18,15 +18,16 @@ _LEFT_OUT = ("providers/local",)
 
 
 def list_keys(root: Path) -> Iterator[Path]:
-    """The key files of a state folder, relative to it."""
+    """Yield the key files of a state folder, relative to it."""
     for path in [*(root / name for name in KEYS), *sorted(root.glob(_KEY_FORMS))]:
         if path.is_file() and not path.is_symlink():
             yield path.relative_to(root)
 
 
 def list_files(root: Path) -> Iterator[Path]:
-    """All other files that belong to the database, relative to the state folder. Sockets, links and
-    unfinished files are left out."""
+    """Yield all other files that belong to the database, relative to the state folder. Sockets,
+    links and unfinished files are left out.
+    """
     for folder in FOLDERS:
         for where, inner, names in os.walk(root / folder):
             here = Path(where).relative_to(root)
@@ -66,6 +67,6 @@ def make_private(root: Path, folder: Path) -> None:
 
 
 def hash_file(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return file_digest(file, "sha256").hexdigest()

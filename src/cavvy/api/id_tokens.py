@@ -72,8 +72,8 @@ class IssuerKeys:
         self._fetched: Future[Mapping[str, JsonWebKey] | IssuerSilent] | None = None
 
     async def find(self, key_id: str) -> JsonWebKey:
-        """The key with this ID. Unknown IDs make the keys be fetched again, but not often, so that
-        bad tokens cannot burden the issuer. Raises IdTokenRefused, IssuerSilent.
+        """Return the key with this ID. Unknown IDs make the keys be fetched again, but not often,
+        so that bad tokens cannot burden the issuer. Raises IdTokenRefused, IssuerSilent.
         """
         async with self._reading:
             age, waited = monotonic() - self._read_at, monotonic() - self._tried_at
@@ -138,7 +138,7 @@ class IdTokenVerifier:
 
 
 def _check_header(header: Mapping[str, object]) -> tuple[str, str]:
-    """The algorithm and the ID of the key. Raises IdTokenRefused."""
+    """Return the algorithm and the ID of the key. Raises IdTokenRefused."""
     algorithm, key_id = header.get("alg"), header.get("kid", "")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise IdTokenRefused("its algorithm is not permitted")
@@ -199,8 +199,8 @@ def _fetch_into(found: "Future[Mapping[str, JsonWebKey] | IssuerSilent]", issuer
 
 
 def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
-    """The issuer's keys for signatures, by their IDs. Keys of other kinds are left out. Raises
-    IssuerSilent.
+    """Return the issuer's keys for signatures, by their IDs. Keys of other kinds are left out.
+    Raises IssuerSilent.
     """
     import jwt
 
@@ -226,8 +226,8 @@ def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
 
 
 def check_issuer(url: str) -> str:
-    """Why the URL cannot be that of an issuer; "" if it can. Issuers on this machine, for tests,
-    need no TLS.
+    """Return why the URL cannot be that of an issuer; "" if it can. Issuers on this machine, for
+    tests, need no TLS.
     """
     try:
         parts = urlsplit(url)
@@ -243,7 +243,7 @@ def check_issuer(url: str) -> str:
 
 
 def _fetch(url: str, issuer: str) -> dict[str, Any]:
-    """The JSON object at a URL that the issuer names. Redirects are not followed. Raises
+    """Return the JSON object at a URL that the issuer names. Redirects are not followed. Raises
     IssuerSilent.
     """
     from http.client import HTTPException

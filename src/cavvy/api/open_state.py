@@ -175,14 +175,16 @@ class _ServerParts(Struct, frozen=True):
         return self.share is not None
 
     def make_watch(self) -> ChangeNotifier:
-        """What wakes the requests that wait for a change, also one made by another server."""
+        """Return what wakes the requests that wait for a change, also one made by another
+        server.
+        """
         watch = ChangeNotifier()
         if self.share is not None:
             watch.share_with(self.share)
         return watch
 
     def make_peers(self, tokens: GangTokens, control_plane: ControlPlane) -> PeerServers:
-        """The other servers."""
+        """Return the other servers."""
         peers = PeerServers(self.share, tokens, self.files.file("tls.pem"))
         peers.on_news = control_plane.agents.wake
         return peers
@@ -262,7 +264,7 @@ def _make_control_plane(
 def _serve_nodes(
     listener: NodeListener | None, tokens: GangTokens, root: Path
 ) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
-    """What nodes outside this machine download, and how they reach the server; None if they
+    """Return what nodes outside this machine download, and how they reach the server; None if they
     cannot.
     """
     if listener is None:
@@ -272,7 +274,7 @@ def _serve_nodes(
 
 
 def make_notes(home: StateDir) -> StopNotes | None:
-    """Where stops are recorded while the disk is full; None if the database is elsewhere."""
+    """Return where stops are recorded while the disk is full; None if the database is elsewhere."""
     return None if home.shared else StopNotes(Path(home.path) / "stops")
 
 
@@ -342,8 +344,8 @@ def make_credentials(
 
 
 def find_instance(provider: str, instance: str) -> Offer | None:
-    """The catalog's cheapest offer for an instance type, or None if the catalog has none. Answers
-    are cached until the catalog is refreshed.
+    """Return the catalog's cheapest offer for an instance type, or None if the catalog has none.
+    Answers are cached until the catalog is refreshed.
     """
     if not instance:
         return None
@@ -363,8 +365,8 @@ def _find_instance(provider: str, instance: str, refreshed_at: int) -> Offer | N
 
 
 def _refreshed_at() -> int:
-    """The time, in nanoseconds, at which `cavvy catalog refresh` wrote the snapshot; 0 for the one
-    that was installed with the program.
+    """Return the time, in nanoseconds, at which `cavvy catalog refresh` wrote the snapshot; 0 for
+    the one that was installed with the program.
     """
     try:
         return refreshed_path().stat().st_mtime_ns
@@ -373,13 +375,16 @@ def _refreshed_at() -> int:
 
 
 def list_prices(provider: str) -> Sequence[Offer]:
-    """The on-demand and spot offers of a provider in the catalog. Empty if there is no catalog."""
+    """Return the on-demand and spot offers of a provider in the catalog. Empty if there is no
+    catalog.
+    """
     return _list_prices(provider, None)
 
 
 def list_instance(provider: str, instance: str) -> Sequence[Offer]:
-    """The on-demand and spot offers of an instance type in the catalog. Empty if there is no
-    catalog."""
+    """Return the on-demand and spot offers of an instance type in the catalog. Empty if there is no
+    catalog.
+    """
     return _list_prices(provider, instance)
 
 
@@ -394,7 +399,7 @@ def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
 
 
 def read_egress_dates() -> Mapping[str, date]:
-    """The dates of the prices that `read_egress` returns, with the same keys."""
+    """Return the dates of the prices that `read_egress` returns, with the same keys."""
     try:
         with CatalogSnapshot.open() as snapshot:
             return snapshot.egress_dates()
@@ -403,8 +408,8 @@ def read_egress_dates() -> Mapping[str, date]:
 
 
 def read_egress() -> Mapping[str, Money]:
-    """The catalog's prices for data that leaves a cloud. If there is no catalog, the result is
-    empty, and data transfers count as free.
+    """Return the catalog's prices for data that leaves a cloud. If there is no catalog, the result
+    is empty, and data transfers count as free.
     """
     try:
         with CatalogSnapshot.open() as snapshot:
@@ -417,7 +422,7 @@ def read_egress() -> Mapping[str, Money]:
 
 
 def read_text(path: str) -> str | None:
-    """The content of a small file, or None if it is missing or empty."""
+    """Return the content of a small file, or None if it is missing or empty."""
     try:
         return Path(path).read_text("utf-8").strip() or None
     except OSError:
@@ -425,7 +430,7 @@ def read_text(path: str) -> str | None:
 
 
 def read_discounts(settings: Settings) -> Sequence[Discount]:
-    """The discounts in the settings. Raises SettingsError."""
+    """Return the discounts in the settings. Raises SettingsError."""
     try:
         return parse_discounts(settings.text("costs.discounts"))
     except UnitError as error:

@@ -67,9 +67,9 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The arguments for a route's decorator that describe the route. `rule` says who may use it,
-    and is checked before anything else of the request is read. `ask` and `answer` are the types of
-    the bodies. `sends` means that the request's body is raw bytes, and `gives` means the same of
+    """Return the arguments for a route's decorator that describe the route. `rule` says who may use
+    it, and is checked before anything else of the request is read. `ask` and `answer` are the types
+    of the bodies. `sends` means that the request's body is raw bytes, and `gives` means the same of
     the answer's body.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
@@ -94,8 +94,9 @@ def document(
 
 
 def _is_required(ask: type[msgspec.Struct] | None) -> bool:
-    """Whether a request must have a body, because at least one of the body's fields has no
-    default."""
+    """Return whether a request must have a body, because at least one of the body's fields has no
+    default.
+    """
     return ask is not None and any(field.required for field in msgspec.structs.fields(ask))
 
 
@@ -106,7 +107,7 @@ def _success(content: dict[str, Any], headers: Sequence[str]) -> dict[str, Any]:
 
 
 def _failures(errors: Sequence[str]) -> dict[int | str, dict[str, Any]]:
-    """The documented answers for these error codes, keyed by HTTP status."""
+    """Return the documented answers for these error codes, keyed by HTTP status."""
     found: dict[int | str, dict[str, Any]] = {}
     for code in ("unauthorised", "invalid-request", "internal", *errors):
         known = CODES[code]
@@ -128,7 +129,7 @@ def _content(kind: type | None) -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The whole OpenAPI document."""
+    """Return the whole OpenAPI document."""
     document = get_openapi(
         title=app.title,
         version=app.version,

@@ -73,18 +73,18 @@ class PeerServers:
         return self._share is not None
 
     def make_id(self) -> str:
-        """An ID for a command that this server keeps."""
+        """Return an ID for a command that this server keeps."""
         return token_hex(8) if self._share is None else f"{token_hex(8)}-{self._share.me.id}"
 
     def find_keeper(self, exec_id: str) -> Replica | None:
-        """The other server that keeps this command, if it is alive."""
+        """Return the other server that keeps this command, if it is alive."""
         server = exec_id.partition("-")[2]
         if self._share is None or not server or server == self._share.me.id:
             return None
         return self._share.find_server(server)
 
     def reaches_me(self, server: Replica) -> bool:
-        """Whether this peer can ask for commands here."""
+        """Return whether this peer can ask for commands here."""
         if self._share is None or server.peer is None:  # an older program
             return False
         return server.host == self._share.me.host or bool(self._share.me.peer)
@@ -95,12 +95,12 @@ class PeerServers:
             self._share.send(SignalKind.EXEC, f"{gang} {rank} {exec_id}")
 
     def expects(self, gang: str, rank: int) -> bool:
-        """Whether a peer has announced a command for this rank."""
+        """Return whether a peer has announced a command for this rank."""
         return bool(self._announced.get((gang, rank)))
 
     async def fetch(self, request: Request, gang: str, rank: int) -> list[bytes]:
-        """The announced commands for this rank as JSON, from the servers that keep them. `request`
-        is one of the rank's agent. What cannot be had is announced again.
+        """Return the announced commands for this rank as JSON, from the servers that keep them.
+        `request` is one of the rank's agent. What cannot be had is announced again.
         """
         found = []
         for exec_id in self._announced.pop((gang, rank), {}):
@@ -118,7 +118,7 @@ class PeerServers:
         return found
 
     async def pass_on(self, request: Request, keeper: Replica, body: bytes = b"") -> Response:
-        """The answer of the server that keeps the command. Raises ApiProblem."""
+        """Return the answer of the server that keeps the command. Raises ApiProblem."""
         scope = request.scope
         target = _target(scope)
         if "gang_token" in scope:
@@ -135,7 +135,7 @@ class PeerServers:
             raise ApiProblem("agent-elsewhere", f"{told}, does not answer: {error}") from error
 
     def accepts(self, scope: Scope, token: bytes, now: datetime) -> bool:
-        """Whether a peer has passed on this request and vouches for its user."""
+        """Return whether a peer has passed on this request and vouches for its user."""
         until = token.partition(b".")[0]
         if not is_passed_on(scope) or not until.isdigit() or len(until) > 12:
             return False
@@ -199,12 +199,14 @@ class PeerServers:
 
 
 def is_passed_on(scope: Scope) -> bool:
-    """Whether a request says that a peer has passed it on, and is one of those that may be."""
+    """Return whether a request says that a peer has passed it on, and is one of those that may
+    be.
+    """
     return passed_token(scope) is not None and bool(_OF_USERS.fullmatch(scope["path"]))
 
 
 def passed_token(scope: Scope) -> bytes | None:
-    """What a request shows as the token of a peer."""
+    """Return what a request shows as the token of a peer."""
     return next((bytes(value) for name, value in scope["headers"] if name == PEER), None)
 
 
@@ -219,7 +221,7 @@ def _of_agent(request: Request) -> dict[str, str]:
 
 
 def _read_answer(data: bytes) -> Response:
-    """The answer to pass on. Raises ValueError."""
+    """Return the answer to pass on. Raises ValueError."""
     head, end, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     status = first.split(" ")[1:2]

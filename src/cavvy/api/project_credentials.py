@@ -240,14 +240,14 @@ class ProjectCredentials:
         return [each.gang for each in attempts if each.offer.account == account]
 
     async def _find_missing(self, account: str, made: Provider) -> list[str]:
-        """The gangs of the account that the provider does not list."""
+        """Return the gangs of the account that the provider does not list."""
         wanted = await self._list_attempts(account)
         seen = {each.name for each in await made.gangs()} if wanted else set()
         return [each for each in wanted if each not in seen]
 
     async def _list_running(self, account: str) -> list[str]:
-        """The gangs of the account that are not known to have ended. If the provider no longer
-        accepts the credential, these are those of unfinished attempts.
+        """Return the gangs of the account that are not known to have ended. If the provider no
+        longer accepts the credential, these are those of unfinished attempts.
         """
         running, pool = await self._list_attempts(account), self._accounts.pool
         if running or account not in pool.providers:
@@ -294,7 +294,7 @@ def check_content(manifest: Manifest, content: CredentialContent) -> None:
 
 
 def _clean(manifest: Manifest, name: str, text: str) -> str:
-    """What the provider reads of a key file. Raises ApiProblem."""
+    """Return what the provider reads of a key file. Raises ApiProblem."""
     if not manifest.project_key:
         return text
     try:

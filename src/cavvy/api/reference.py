@@ -59,7 +59,7 @@ curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy
 
 
 def reference() -> str:
-    """The text of docs/reference/api.md."""
+    """Return the text of docs/reference/api.md."""
     app = FastAPI(title="Cavvy")
     add_routes(app)
     rows = [

@@ -79,7 +79,7 @@ B = TypeVar("B", bound=HasMessages)
 
 
 def read_batch(body: bytes, now: datetime, form: type[B]) -> tuple[B, list[AgentMessage]]:
-    """The batch, as an instance of `form`, and its decoded messages. Raises ValueError or
+    """Return the batch, as an instance of `form`, and its decoded messages. Raises ValueError or
     RecursionError for an invalid batch.
     """
     try:

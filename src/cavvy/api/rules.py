@@ -93,7 +93,7 @@ def authorize(request: Request, rule: RouteRule) -> None:
 
 
 def principal_of(request: Request) -> Principal:
-    """Who sends the request. Raises ApiProblem if the request was not authenticated."""
+    """Return who sends the request. Raises ApiProblem if the request was not authenticated."""
     principal = request.scope.get("principal")
     if not isinstance(principal, Principal):
         raise ApiProblem("unauthorised", "the request has no token")
@@ -120,7 +120,7 @@ def require(request: Request, permission: Permission, project: str) -> None:
 def filter_projects(
     request: Request, permission: Permission, project: str | None = None
 ) -> ProjectFilter:
-    """The projects whose rows the request may read: only `project`, if it is given. Raises
+    """Return the projects whose rows the request may read: only `project`, if it is given. Raises
     ApiProblem.
     """
     if project is not None:
@@ -133,21 +133,21 @@ def filter_projects(
 
 
 def name_user(request: Request, given: str) -> str:
-    """The user of a new job: the account, or the given name if the owner of the state folder sends
-    the request.
+    """Return the user of a new job: the account, or the given name if the owner of the state folder
+    sends the request.
     """
     return principal_of(request).account or given
 
 
 def rule_of(route: APIRoute) -> RouteRule | None:
-    """The rule that a route declares."""
+    """Return the rule that a route declares."""
     checks = (each.dependency for each in route.dependencies)
     return next((each.rule for each in checks if isinstance(each, RuleCheck)), None)
 
 
 def list_rules(routers: Iterable[APIRouter]) -> Iterator[tuple[APIRoute, RouteRule]]:
-    """Every route with its rule. Raises TypeError if a route has no rule, or one that contradicts
-    its path.
+    """Yield every route with its rule. Raises TypeError if a route has no rule, or one that
+    contradicts its path.
     """
     for router in routers:
         for route in router.routes:

@@ -117,7 +117,7 @@ class StateDir:
             time.sleep(0.02)
 
     def token(self) -> str:
-        """The user's token, which is created on the first start."""
+        """Return the user's token, which is created on the first start."""
         known = read_token(self.path)
         if known:
             return known
@@ -136,8 +136,8 @@ class StateDir:
         return listen_at(path), f"unix:{path}"
 
     def agents_path(self) -> str:
-        """The path of the socket for agents on this machine, if several servers share the folder.
-        One of those on the machine listens on it.
+        """Return the path of the socket for agents on this machine, if several servers share the
+        folder. One of those on the machine listens on it.
         """
         path = self.file("agents.sock")
         if _fits(path) and not self.shared:
@@ -145,7 +145,7 @@ class StateDir:
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.agents.sock"
 
     def gateway_path(self) -> str:
-        """The path of the gateway's control socket."""
+        """Return the path of the gateway's control socket."""
         path = self.file("gateway.sock")
         if _fits(path) and not self.shared:
             return path
@@ -156,8 +156,8 @@ class StateDir:
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.haproxy.sock"
 
     def socket_path(self) -> str:
-        """The path of the socket. It is in the state folder or, if that file system cannot have
-        sockets, in a folder of this user on a local disk.
+        """Return the path of the socket. It is in the state folder or, if that file system cannot
+        have sockets, in a folder of this user on a local disk.
         """
         path = self.file("server.sock")
         if _fits(path) and not self.shared:
@@ -217,8 +217,8 @@ class StateDir:
         )
 
     def _silent_s(self) -> float:
-        """Seconds since the server on the other host last refreshed its mark, measured by the clock
-        of the file system.
+        """Return the seconds since the server on the other host last refreshed its mark, measured
+        by the clock of the file system.
         """
         probe = self.file(f".clock-{host_name()}-{os.getpid()}")
         try:
@@ -290,7 +290,9 @@ def listen_at(path: str) -> socket.socket:
 
 
 def peer_is_us(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket belongs to this user or to root."""
+    """Return whether the process at the other end of a Unix socket belongs to this user or to
+    root.
+    """
     if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return True
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

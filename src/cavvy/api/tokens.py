@@ -35,18 +35,20 @@ class GangTokens:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def of_claim(self, gang: str, rank: int) -> str:
-        """The token with which an agent first claims this rank. It is valid only for the claim."""
+        """Return the token with which an agent first claims this rank. It is valid only for the
+        claim.
+        """
         text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 
     def of_peer(self, text: str) -> str:
-        """The signature of one server under this text, which the other servers check."""
+        """Return the signature of one server under this text, which the other servers check."""
         digest = hmac.digest(self._key, b"peer\0" + text.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def check_claim(self, request: Request, gang: str, rank: int) -> bool:
-        """Whether the request has the claim token of this rank. Raises ApiProblem if it has neither
-        that token nor the gang's token.
+        """Return whether the request has the claim token of this rank. Raises ApiProblem if it has
+        neither that token nor the gang's token.
         """
         shown = request.scope.get("gang_token", "")
         if hmac.compare_digest(shown.encode("latin-1"), self.of_claim(gang, rank).encode()):

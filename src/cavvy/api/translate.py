@@ -50,7 +50,7 @@ def explain(error: Exception) -> ApiProblem | None:
 
 
 def _explain_unusable(error: store.StoreError) -> ApiProblem:
-    """A database may answer again by itself; a key needs a person."""
+    """Return a database may answer again by itself; a key needs a person."""
     if isinstance(error, store.KeyUnusable):
         return ApiProblem("key-unusable", str(error))
     return RetryLater("database-unusable", str(error), after_s=5)

@@ -91,7 +91,7 @@ def _explain(error: Exception) -> str:
 
 
 def _stamp(files: tuple[str, str]) -> list[tuple[int, int, int]]:
-    """What changes if a file is written or replaced."""
+    """Return what changes if a file is written or replaced."""
     stamps = []
     for path in files:
         with contextlib.suppress(OSError):

@@ -138,8 +138,8 @@ def _runs_out(runs: list[MachineRun], output: str) -> None:
 
 
 def draw_bars(prices: list[tuple[str, float | None]], width: int = 40) -> list[str]:
-    """A plot of dollars per 1,000 samples as lines of text, sorted by price. Names without a price
-    come last and have no bar.
+    """Return a plot of dollars per 1,000 samples as lines of text, sorted by price. Names without a
+    price come last and have no bar.
     """
     known = [price for _, price in prices if price is not None]
     most, wide = max(known, default=0.0), max(len(name) for name, _ in prices)
@@ -155,8 +155,8 @@ def draw_bars(prices: list[tuple[str, float | None]], width: int = 40) -> list[s
 
 
 def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: float) -> str:
-    """The text of the task file, changed so that it uses these accelerators and providers and ends
-    after a time limit. Raises CommandFailure if the file has the format of another tool.
+    """Return the text of the task file, changed so that it uses these accelerators and providers
+    and ends after a time limit. Raises CommandFailure if the file has the format of another tool.
     """
     from cavvy.sdk.values import write_text
     from cavvy.spec.tree import read_table
@@ -260,8 +260,8 @@ def _watch(
 
 
 def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
-    """The samples per second between the reports. The first sixth of the time is ignored, because
-    it contains warm-up and compilation.
+    """Return the samples per second between the reports. The first sixth of the time is ignored,
+    because it contains warm-up and compilation.
     """
     steady = [each for each in seen if each[0] >= seen[0][0] + seconds / 6] or seen
     steady = steady if len(steady) > 1 else seen
@@ -271,7 +271,7 @@ def read_rate(seen: list[tuple[float, float]], seconds: float) -> float | None:
 
 
 def read_done(job: "JobDetail") -> float | None:
-    """The number of samples that the first rank has reported."""
+    """Return the number of samples that the first rank has reported."""
     if not job.attempts or not job.attempts[-1].nodes:
         return None
     done = job.attempts[-1].nodes[0].progress.get("done")
@@ -279,9 +279,9 @@ def read_done(job: "JobDetail") -> float | None:
 
 
 def read_machine(job: "JobDetail") -> tuple[str, float | None]:
-    """The machine of the job's last attempt as "PROVIDER/INSTANCE-TYPE:COUNT" ("-" if it has none),
-    and the price of one node in dollars per hour. COUNT is the number of accelerators, or of vCPUs
-    if the job uses no accelerators.
+    """Return the machine of the job's last attempt as "PROVIDER/INSTANCE-TYPE:COUNT" ("-" if it has
+    none), and the price of one node in dollars per hour. COUNT is the number of accelerators, or of
+    vCPUs if the job uses no accelerators.
     """
     from msgspec.json import decode
 
@@ -298,7 +298,7 @@ def read_machine(job: "JobDetail") -> tuple[str, float | None]:
 
 
 def node_key(job: "JobDetail") -> str | None:
-    """The key in `work.rates` for the kind of node that the job runs on."""
+    """Return the key in `work.rates` for the kind of node that the job runs on."""
     from msgspec.json import decode
 
     from cavvy.domain.tasks import TaskSpec

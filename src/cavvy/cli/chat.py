@@ -87,7 +87,7 @@ def _say(url: str, ask: dict[str, object], key: str | None, timeout_s: float) ->
 
 
 def _read_parts(answer: "HTTPResponse") -> Iterator[str]:
-    """The pieces of text in server-sent events, or the text of a whole answer."""
+    """Yield the pieces of text in server-sent events, or the text of a whole answer."""
     from msgspec.json import decode
 
     if "text/event-stream" not in (answer.getheader("Content-Type") or ""):

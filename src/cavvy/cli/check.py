@@ -106,7 +106,7 @@ def command(name: str | None, policy: bool, live: bool, max_usd: float, output: 
 
 
 def _policy(name: str | None) -> str:
-    """The text that `--policy` prints."""
+    """Return the text that `--policy` prints."""
     from cavvy.providers import registry
     from cavvy.providers.abilities import STATES_POLICY, ability
     from cavvy.providers.base import ProviderContext, ProviderError
@@ -165,8 +165,8 @@ def _check_live(name: str | None, max_usd: float, output: str) -> None:
 
 
 def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
-    """The settings and all installed providers. Raises CommandFailure if NAME or a [providers]
-    table in the settings names an unknown provider.
+    """Return the settings and all installed providers. Raises CommandFailure if NAME or a
+    [providers] table in the settings names an unknown provider.
     """
     from difflib import get_close_matches
 
@@ -252,7 +252,7 @@ async def _examine_one(
 
 
 def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
-    """A copy of the finding, extended with the provider's manifest."""
+    """Return a copy of the finding, extended with the provider's manifest."""
     return replace(
         found,
         title=manifest.title,
@@ -265,8 +265,8 @@ def _described(found: ProviderFinding, manifest: "Manifest") -> ProviderFinding:
 
 
 async def _whoami(provider: "Provider") -> Sequence[tuple[str, str]]:
-    """The user's identity at the provider. If the provider has no identities, the number of its
-    offers, which shows that the provider answers.
+    """Return the user's identity at the provider. If the provider has no identities, the number of
+    its offers, which shows that the provider answers.
     """
     from cavvy.providers.abilities import CLOSEABLE, WHO_AM_I, ability
 

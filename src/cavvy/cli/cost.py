@@ -157,7 +157,7 @@ def _jobs_out(client: "ApiClient", project: str, output: str) -> None:
 
 
 def _unless_refused(look: Callable[[], _T]) -> _T | None:
-    """The result, or None if the caller may see only costs, as with the role billing."""
+    """Return the result, or None if the caller may see only costs, as with the role billing."""
     from cavvy.client import ApiError
 
     try:
@@ -209,7 +209,7 @@ def _cells(row: "LedgerSumView", by: list[str]) -> tuple[Any, ...]:
 
 
 def _split_tags(rows: "list[LedgerSumView]") -> list[tuple[Any, ...]]:
-    """A row for each tag. A job with several tags is counted for each of them."""
+    """Return a row for each tag. A job with several tags is counted for each of them."""
     import json
 
     found: dict[str, list[int]] = {}

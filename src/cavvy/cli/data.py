@@ -56,7 +56,7 @@ def convert(source: str, target: Path) -> None:
 
 
 def measure(samples: Any) -> float:
-    """The samples per second that one thread reads at random, measured after a warm-up."""
+    """Return the samples per second that one thread reads at random, measured after a warm-up."""
     order = random.Random(0).sample(range(len(samples)), min(len(samples), TRIED))
     if not order:
         raise ValueError("it has no samples")

@@ -206,8 +206,8 @@ def _read_servers(listed: bytes, folder: str) -> list[tuple[int, str]]:
 
 
 def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | None":
-    """The session on this machine, or None if there is none. Raises CommandFailure if the machine
-    runs other work.
+    """Return the session on this machine, or None if there is none. Raises CommandFailure if the
+    machine runs other work.
     """
     for row in list_jobs(client, project, UNFINISHED)[0]:
         if row.machine == name and _is_session(job := client.job(project, row.name)):

@@ -109,7 +109,7 @@ def found_out(
 
 
 def nothing_runs(project: str | None) -> str:
-    """The text to print if there is no job and no node in the project, or in any project if
+    """Return the text to print if there is no job and no node in the project, or in any project if
     `project` is None.
     """
     where = "" if project is None else f" in project {project}"

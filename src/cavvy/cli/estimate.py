@@ -241,7 +241,7 @@ def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], ou
 
 
 def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates]":
-    """The accelerators that match `--gpu`. Raises CommandFailure if there are none."""
+    """Return the accelerators that match `--gpu`. Raises CommandFailure if there are none."""
     from cavvy.catalog.accelerators import names_matching, suggest
     from cavvy.planner.estimate.table import list_devices
 
@@ -295,7 +295,9 @@ def _notes(
 
 
 def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "set[str]") -> str:
-    """A sentence that states how far estimates for this kind of step differed from measurements."""
+    """Return a sentence that states how far estimates for this kind of step differed from
+    measurements.
+    """
     from cavvy.planner.estimate.errors import ELSEWHERE, find_error, find_kind, list_unmeasured
 
     error = find_error(profile, run, accelerators)
@@ -318,8 +320,9 @@ def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "
 
 
 def _cheapest(count: int) -> "dict[tuple[str, int], Offer]":
-    """The cheapest on-demand offer with at least `count` accelerators, by accelerator name and
-    memory."""
+    """Return the cheapest on-demand offer with at least `count` accelerators, by accelerator name
+    and memory.
+    """
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy
     from cavvy.store.snapshot import CatalogSnapshot

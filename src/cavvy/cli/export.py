@@ -135,7 +135,7 @@ def _suggest_provider(name: str, installed: Collection[str]) -> str:
 
 
 async def _choose(provider: "Provider", task: "TaskSpec") -> "Offer":
-    """The provider's cheapest offer that fits the task."""
+    """Return the provider's cheapest offer that fits the task."""
     import asyncio
 
     from cavvy.catalog.fit import match_offers

@@ -75,12 +75,13 @@ def _read_ports(text: str) -> tuple[int, int]:
 
 
 def _overlap(bind: str, host: str) -> bool:
-    """Whether a server that listens on `bind` can be reached at `host`, or the reverse."""
+    """Return whether a server that listens on `bind` can be reached at `host`, or the reverse."""
     return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
 
 
 async def _is_here(tunnel: "NodeTunnel") -> bool:
-    """Whether the node uses the network of this machine, so that `localhost` is the same on both.
+    """Return whether the node uses the network of this machine, so that `localhost` is the same on
+    both.
 
     If so, a port could be forwarded to itself. Such a tunnel would loop forever, and the job's
     server could not listen on the port.

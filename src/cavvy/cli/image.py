@@ -124,7 +124,7 @@ def _freeze(task: "TaskSpec", beside: Path) -> "FolderSnapshot":
 
 
 def _key(recipe: "DockerfileRecipe", snapshot: "FolderSnapshot | None", task: "TaskSpec") -> str:
-    """A hash of everything that determines the contents of the image."""
+    """Return a hash of everything that determines the contents of the image."""
     build = task.image_build
     parts: list[object] = [recipe.text, sorted(recipe.files.items())]
     parts += (

@@ -112,8 +112,8 @@ def _next_steps(file: str) -> None:
 
 
 def _read_template(folder: Path) -> dict[str, bytes]:
-    """The template's files by name. If this version of Cavvy cannot be installed from a package
-    index, the files include a wheel of the modules that training programs import.
+    """Return the template's files by name. If this version of Cavvy cannot be installed from a
+    package index, the files include a wheel of the modules that training programs import.
     """
     from importlib.metadata import distribution
 

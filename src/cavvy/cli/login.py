@@ -82,8 +82,8 @@ def command(
 
 
 def _sign_in(context: "Context", trust: str | None) -> "Context":
-    """The context with a token: that of this CI job, of a person who signs in with a browser, or
-    one that the person enters. Raises ApiError.
+    """Return the context with a token: that of this CI job, of a person who signs in with a
+    browser, or one that the person enters. Raises ApiError.
     """
     import os
 
@@ -105,7 +105,7 @@ def _sign_in(context: "Context", trust: str | None) -> "Context":
 
 
 def _choose_way(client: "ApiClient", trust: str | None) -> "SignInWay | None":
-    """How a person signs in; None if the server offers nothing for that."""
+    """Return how a person signs in; None if the server offers nothing for that."""
     from cavvy.client.errors import ApiError
     from cavvy.client.sign_in_wire import list_ways
 
@@ -161,7 +161,7 @@ def _show_time(at: "datetime") -> str:
 
 
 def _given_token(token: str | None, file: str | None) -> str | None:
-    """The token of an option or of the environment."""
+    """Return the token of an option or of the environment."""
     import os
     import sys
 

@@ -92,7 +92,9 @@ def command(
 
 
 def _stamp(chunks: "Iterable[LogChunk]") -> Iterator[bytes]:
-    """The lines of a log, each prefixed with the time at which the start of the line arrived."""
+    """Yield the lines of a log, each prefixed with the time at which the start of the line
+    arrived.
+    """
     line, begun = b"", b""
     for chunk in chunks:
         at = chunk.offset - len(chunk.data)
@@ -117,8 +119,8 @@ def _time_text(chunk: "LogChunk", at: int) -> bytes:
 
 
 def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int) -> list[bytes]:
-    """The last `lines` lines of a log. `read` is called with larger and larger sizes until the
-    result has enough lines.
+    """Return the last `lines` lines of a log. `read` is called with larger and larger sizes until
+    the result has enough lines.
     """
     size = 200 * lines
     while lines:

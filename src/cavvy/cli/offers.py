@@ -197,7 +197,7 @@ def _match(
     reserved: bool,
     term: int | None,
 ) -> "OfferMatches":
-    """The matching offers of the catalog. If `term` is given, reserved offers with another
+    """Return the matching offers of the catalog. If `term` is given, reserved offers with another
     commitment (in months) are left out.
     """
     if term is None:
@@ -223,8 +223,8 @@ def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
 
 
 def _is_of(market: str, offer: "Offer") -> bool:
-    """Whether the observed market contains the offer. An offer without a zone stands for all zones
-    of its region.
+    """Return whether the observed market contains the offer. An offer without a zone stands for all
+    zones of its region.
     """
     if offer.zone is not None:
         return market == offer.key
@@ -236,7 +236,9 @@ def _is_of(market: str, offer: "Offer") -> bool:
 
 
 def _seen_text(seen: "Sequence[MarketListing]") -> str | None:
-    """A summary such as "granted 9 of 12, reclaimed 3 times in 41.0 h, boots in 95 s", or None."""
+    """Return a summary such as "granted 9 of 12, reclaimed 3 times in 41.0 h, boots in 95 s", or
+    None.
+    """
     if not seen:
         return None
     granted, refused = sum(row.granted for row in seen), sum(row.refused for row in seen)
@@ -462,7 +464,9 @@ def _nearest(miss: "NearMiss") -> str:
 
 
 def _cents(micros: int) -> str:
-    """The amount in dollars, rounded up, so that a price limit of this amount admits the offer."""
+    """Return the amount in dollars, rounded up, so that a price limit of this amount admits the
+    offer.
+    """
     return f"{-(-micros // 10_000) / 100:.2f}"
 
 

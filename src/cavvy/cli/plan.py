@@ -188,8 +188,8 @@ def _answer(
 
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:
-    """Why there is no offer, if the task's requirements are not the reason; otherwise "". The
-    reason can be an unknown name. With `ready`, it can also be that providers did not answer.
+    """Return why there is no offer, if the task's requirements are not the reason; otherwise "".
+    The reason can be an unknown name. With `ready`, it can also be that providers did not answer.
     """
     from cavvy.planner.candidates import say_unread
 
@@ -291,8 +291,8 @@ def _range(bounds: Sequence[float]) -> str:
 
 
 def _range_s(placement: "Placement") -> tuple[float, float] | None:
-    """The range of the running time in seconds if it was scaled from a measurement on another
-    device, otherwise None.
+    """Return the range of the running time in seconds if it was scaled from a measurement on
+    another device, otherwise None.
     """
     if placement.run_time is None or placement.spread == 1:
         return None
@@ -329,8 +329,8 @@ _COLUMNS = (
 
 
 def _rows(answer: _Alternative, notes: Sequence[str] = ()) -> list[tuple[object, ...]]:
-    """The cells of each row. If `notes` is given, it lists all notes and the rows refer to them by
-    number. If it is (), the rows contain their notes in full.
+    """Return the cells of each row. If `notes` is given, it lists all notes and the rows refer to
+    them by number. If it is (), the rows contain their notes in full.
     """
     return [
         _row(rank, placement, answer.offered.readiness(placement.offer), notes)
@@ -372,7 +372,7 @@ def _row(
 
 
 def _wished(nodes: int, wish: str) -> str:
-    """What the task requires, such as "any node", "2 nodes with 8 CPUs" or "4 nodes, each a
+    """Return what the task requires, such as "any node", "2 nodes with 8 CPUs" or "4 nodes, each a
     H100:8".
     """
     if wish == "node":
@@ -383,7 +383,7 @@ def _wished(nodes: int, wish: str) -> str:
 
 
 def location_text(offer: "Offer") -> str:
-    """The zone if its name includes the region, otherwise both names."""
+    """Return the zone if its name includes the region, otherwise both names."""
     if offer.zone and not offer.zone.startswith(offer.region):
         return f"{offer.region}/{offer.zone}"
     return offer.zone or offer.region
@@ -415,7 +415,7 @@ def _placements_out(answer: _Alternative, which: str) -> None:
 
 
 def _priced_by(made: "PlacementPlan") -> str:
-    """The sources of the prices of the shown offers, each with its newest date."""
+    """Return the sources of the prices of the shown offers, each with its newest date."""
     found: dict[str, date] = {}
     for offer in (each.offer for each in made.placements):
         if offer.source and offer.as_of is not None:
@@ -443,7 +443,7 @@ def _sources_text(made: "PlacementPlan", which: str) -> str:
 
 
 def _usable_text(answer: _Alternative) -> str:
-    """The names of the configured providers that have an offer for this alternative."""
+    """Return the names of the configured providers that have an offer for this alternative."""
     from cavvy.planner.placements import RankingView
     from cavvy.planner.rank import plan
 

@@ -124,7 +124,7 @@ def delete(project: str, all_projects: bool) -> None:
 
 
 def _read_where(project: str, *, everywhere: bool) -> str | None:
-    """The project; None for the server."""
+    """Return the project; None for the server."""
     from click.core import ParameterSource
 
     source = click.get_current_context().get_parameter_source("project")
@@ -140,8 +140,8 @@ def _say(where: str | None) -> str:
 
 
 def _read_names(option: str, text: str) -> list[str]:
-    """The names; none for `any`. An empty text, such as that of a variable that is not set, must
-    not remove a restriction.
+    """Return the names; none for `any`. An empty text, such as that of a variable that is not set,
+    must not remove a restriction.
     """
     names = [each.strip() for each in text.split(",")]
     if not all(names):
@@ -183,7 +183,7 @@ def _note_unknown(regions: Sequence[str]) -> None:
 
 
 def _read_price(text: str) -> int | None:
-    """Micro-dollars; None for `any`."""
+    """Return micro-dollars; None for `any`."""
     from cavvy.domain.units import UnitError, parse_rate
 
     if text == _ANY:

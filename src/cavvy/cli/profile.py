@@ -158,8 +158,8 @@ def need_torch() -> None:
 
 
 def find_price() -> float | None:
-    """The price of the job's nodes in dollars per hour, from an environment variable that Cavvy
-    sets; None if the variable is not set.
+    """Return the price of the job's nodes in dollars per hour, from an environment variable that
+    Cavvy sets; None if the variable is not set.
     """
     try:
         return float(os.environ[PRICE])

@@ -84,8 +84,8 @@ def _print_untold(report: "wire.QuotaReport") -> None:
 
 
 def _is_wanted(row: "wire.QuotaRow", region: str | None, family: str | None) -> bool:
-    """Whether a quota passes the filters. A quota that covers all regions passes every region
-    filter.
+    """Return whether a quota passes the filters. A quota that covers all regions passes every
+    region filter.
     """
     names = f"{row.family}\n{row.name}".lower()
     return row.region in ("", region or row.region) and (family or "").lower() in names

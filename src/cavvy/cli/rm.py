@@ -45,7 +45,7 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
 
 
 def _find_ended(client: "ApiClient", project: str, name: str) -> str:
-    """The name of the ended job with this name or ID. Raises CommandFailure."""
+    """Return the name of the ended job with this name or ID. Raises CommandFailure."""
     job = client.job(project, name)
     if job.phase not in ENDED:
         hint = f"`cavvy stop {job.name}` stops it"

@@ -76,7 +76,7 @@ def command(
 
 
 def say_machine(machine: "MachineView") -> str:
-    """One line with the machine's state and price."""
+    """Return one line with the machine's state and price."""
     from cavvy.cli.view.formatting import show_seconds
     from cavvy.domain.units import HourlyRate, format_rate
 

@@ -87,8 +87,8 @@ def _progress_facts(job: "JobDetail") -> list[tuple[str, object]]:
 def _plan_state_facts(
     job: "JobDetail", forecast: "ForecastView | None"
 ) -> list[tuple[str, object]]:
-    """The last decision of the deadline policy with its reason, and the forecast for the remaining
-    run.
+    """Return the last decision of the deadline policy with its reason, and the forecast for the
+    remaining run.
     """
 
     facts: list[tuple[str, object]] = []

@@ -52,8 +52,8 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
 
 
 def _find(client: "ApiClient", project: str, name: str) -> str:
-    """The ID of a job. If `name` is a machine and not a job, raises a CommandFailure that shows the
-    command to stop the machine.
+    """Return the ID of a job. If `name` is a machine and not a job, raises a CommandFailure that
+    shows the command to stop the machine.
     """
     from cavvy.client import ApiError
 

@@ -19,7 +19,7 @@ class AccountClient:
         self._client = client
 
     def whoami(self) -> wire.WhoAmIView:
-        """Who the server takes the caller for."""
+        """Return who the server takes the caller for."""
         return self._get("/v1/whoami", wire.WhoAmIView)
 
     def accounts(self) -> list[wire.AccountView]:
@@ -74,7 +74,7 @@ class AccountClient:
         self._change("DELETE", f"{project_path(name)}/archive")
 
     def roles(self, project: str | None) -> list[wire.RoleView]:
-        """The roles in a project or, for None, those that apply in all projects."""
+        """Return the roles in a project or, for None, those that apply in all projects."""
         return self._get(_roles_path(project), list[wire.RoleView])
 
     def grant_role(self, account: str, role: str, project: str | None) -> None:

@@ -33,7 +33,7 @@ def check_address(address: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is that of this machine."""
+    """Return whether a host name or address is that of this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

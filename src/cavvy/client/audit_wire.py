@@ -33,12 +33,12 @@ class AuditLogPage(Answer, frozen=True, kw_only=True):
 
 
 def read_newest(client: ApiClient, limit: int, **filters: object) -> list[AuditLogRow]:
-    """The newest records, by number. Filters are parameters of the route."""
+    """Return the newest records, by number. Filters are parameters of the route."""
     return _read(client, limit=limit, newest="true", **filters)
 
 
 def read_all(client: ApiClient, **filters: object) -> Iterator[AuditLogRow]:
-    """All records, by number. Filters are parameters of the route."""
+    """Yield all records, by number. Filters are parameters of the route."""
     after = 0
     while page := _read(client, limit=_PAGE, after=after, **filters):
         yield from page

@@ -128,7 +128,9 @@ class ApiClient:
         cursor: str | None = None,
         limit: int = 50,
     ) -> wire.JobPage:
-        """One page of jobs, newest first, of one project or, if it is None, of all projects."""
+        """Return one page of jobs, newest first, of one project or, if it is None, of all
+        projects.
+        """
         base = "/v1/jobs" if project is None else f"{project_path(project)}/jobs"
         asked = query(limit=limit, phase=phases, cursor=cursor)
         return self._ask(base + asked, wire.JobPage)
@@ -142,13 +144,13 @@ class ApiClient:
         return self._ask(job_path(project, name) + asked, wire.JobDetail)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
-        """The expected cost of the rest of a job with a deadline. Raises ApiError
+        """Return the expected cost of the rest of a job with a deadline. Raises ApiError
         `job-not-found`.
         """
         return self._ask(job_path(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
-        """The observations about each offer that was ever used."""
+        """Return the observations about each offer that was ever used."""
         return self._ask("/v1/markets", list[wire.MarketListing])
 
     def events(
@@ -179,8 +181,8 @@ class ApiClient:
         tail_bytes: int | None = None,
         follow: bool = False,
     ) -> Iterator[bytes]:
-        """The bytes of the log of one attempt or, if `attempt` is None, of all attempts in order.
-        With `follow`, continues until the job has ended.
+        """Yield the bytes of the log of one attempt or, if `attempt` is None, of all attempts in
+        order. With `follow`, continues until the job has ended.
         """
         for chunk in self.log_chunks(
             project, name, rank=rank, attempt=attempt, tail_bytes=tail_bytes, follow=follow
@@ -328,7 +330,7 @@ class ApiClient:
         return self._ask(job_path(project, name) + "/cost", wire.CostView)
 
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
-        """What a project has spent, in total or since a point in time."""
+        """Return what a project has spent, in total or since a point in time."""
         target = f"{project_path(project)}/cost" + query(since=since and since.isoformat())
         return self._ask(target, wire.ProjectCost)
 
@@ -342,8 +344,9 @@ class ApiClient:
     # Nodes
 
     def nodes(self, project: str | None = None) -> list[wire.NodeListing]:
-        """Nodes that are running or billed now, of one project or, if `project` is None, of all
-        projects."""
+        """Return nodes that are running or billed now, of one project or, if `project` is None, of
+        all projects.
+        """
         return self._ask("/v1/nodes" + query(project=project), list[wire.NodeListing])
 
     def invite(
@@ -354,7 +357,7 @@ class ApiClient:
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 
     def joined(self) -> list[wire.MachineRow]:
-        """The machines that have joined."""
+        """Return the machines that have joined."""
         return self._ask("/v1/joined", list[wire.MachineRow])
 
     def dismiss(self, name: str) -> None:
@@ -362,17 +365,17 @@ class ApiClient:
         self._call("DELETE", f"/v1/joined/{segment('machine', name)}", retry=False)
 
     def quotas(self, provider: str | None = None) -> wire.QuotaReport:
-        """The account's quotas at one provider or, if it is None, at all providers."""
+        """Return the account's quotas at one provider or, if it is None, at all providers."""
         return self._ask("/v1/quotas" + query(provider=provider), wire.QuotaReport, wait_s=60)
 
     # Named machines
 
     def machines(self, project: str | None = None) -> list[wire.MachineView]:
-        """The named machines, of one project or, if it is None, of all projects."""
+        """Return the named machines, of one project or, if it is None, of all projects."""
         return self._ask("/v1/machines" + query(project=project), list[wire.MachineView])
 
     def machine(self, project: str, name: str) -> wire.MachineView:
-        """A named machine. Raises ApiError `machine-not-found`."""
+        """Return a named machine. Raises ApiError `machine-not-found`."""
         return self._ask(machine_path(project, name), wire.MachineView)
 
     def start_machine(

@@ -32,7 +32,7 @@ def connect(
 def open_context(
     context: Context, *, timeout_s: float = 30.0, patience: Patience | None = None
 ) -> ApiClient:
-    """A client of the context's server, which has sent nothing yet."""
+    """Return a client of the context's server, which has sent nothing yet."""
     return ApiClient(
         context.address, context.token, timeout_s=timeout_s, patience=patience, ca=context.ca
     )

@@ -42,8 +42,8 @@ class DeviceCode(Struct, frozen=True, kw_only=True):
 
 
 def find_ci_token(environment: Mapping[str, str], audience: str) -> str | None:
-    """The ID token of the CI job that this process belongs to, or None if it belongs to none that
-    has one. Raises ApiError.
+    """Return the ID token of the CI job that this process belongs to, or None if it belongs to none
+    that has one. Raises ApiError.
     """
     if given := environment.get(ID_TOKEN, "").strip():
         return given
@@ -155,8 +155,8 @@ def _check(url: str) -> None:
 
 
 def _ask(request: Request) -> dict[str, Any]:
-    """The JSON object that answers, also with status 400, which RFC 6749 uses for errors. Raises
-    ApiError.
+    """Return the JSON object that answers, also with status 400, which RFC 6749 uses for errors.
+    Raises ApiError.
     """
     _check(request.full_url)
     parts = urlsplit(request.full_url)

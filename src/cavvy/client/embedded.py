@@ -91,7 +91,7 @@ def _answers(server: ServerFile, patience: Patience) -> bool:
 
 
 def _fits(server: ServerFile) -> bool:
-    """Whether this program can use the server. If it cannot, the server is older and must be
+    """Return whether this program can use the server. If it cannot, the server is older and must be
     replaced.
 
     Raises IncompatibleVersions if the server has a newer major version of the API.

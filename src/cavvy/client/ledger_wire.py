@@ -81,7 +81,9 @@ def sum_ledger(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[LedgerSumView]:
-    """What was spent in a period, for each value of the dimensions `by`, the largest first."""
+    """Return what was spent in a period, for each value of the dimensions `by`, the largest
+    first.
+    """
     asked = _period(project, since, until) | {"by": ",".join(by)}
     target = "/v1/ledger/sums" + query(**asked)
     return decode(client.repeat(lambda: client.send("GET", target)).body, type=list[LedgerSumView])
@@ -94,7 +96,7 @@ def list_entries(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Iterator[LedgerEntryView]:
-    """The entries that touch a period, in the order in which they were posted."""
+    """Yield the entries that touch a period, in the order in which they were posted."""
     after = 0
     while True:
         target = "/v1/ledger" + query(**_period(project, since, until), after=after)
@@ -107,7 +109,7 @@ def list_entries(
 
 
 def to_line(view: LedgerEntryView) -> LedgerLine:
-    """The entry as the modules that make statements have it."""
+    """Return the entry as the modules that make statements have it."""
     subject, rank, sequence = view.id.rsplit("/", 2)
     corrects = None if view.corrects is None else int(view.corrects.rpartition("/")[2])
     return LedgerLine(

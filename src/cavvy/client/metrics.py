@@ -30,7 +30,7 @@ def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
 
 
 def last_figures(job: "JobDetail") -> dict[str, float | str]:
-    """The metrics that the program last reported, in any attempt."""
+    """Return the metrics that the program last reported, in any attempt."""
     for attempt in reversed(job.attempts):
         for node in attempt.nodes:
             if node.progress:

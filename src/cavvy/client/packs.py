@@ -21,7 +21,7 @@ class TornPack(ValueError):
 
 
 def make_entry(name: str, data: bytes) -> bytes:
-    """One blob as an entry of a pack."""
+    """Return one blob as an entry of a pack."""
     return b"%s%d\n%s" % (name.encode(), len(data), data)
 
 
@@ -51,5 +51,5 @@ def read_pack(data: bytes) -> dict[str, bytes]:
 
 
 def size_in_pack(size: int) -> int:
-    """The maximum number of bytes that the entry of a blob with `size` bytes can have."""
+    """Return the maximum number of bytes that the entry of a blob with `size` bytes can have."""
     return size + _HEAD_BYTES

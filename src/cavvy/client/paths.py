@@ -13,8 +13,9 @@ def quote(text: str) -> str:
 
 
 def query(**values: object) -> str:
-    """The query part of a URL. A list becomes one key-value pair per item. Values that are None or
-    False are left out."""
+    """Return the query part of a URL. A list becomes one key-value pair per item. Values that are
+    None or False are left out.
+    """
     pairs = [
         f"{name}={quote(_plain_text(each))}"
         for name, value in values.items()

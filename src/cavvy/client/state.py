@@ -27,12 +27,12 @@ class ServerFile(Struct, frozen=True, kw_only=True):
 
 
 def default_home() -> str:
-    """CAVVY_HOME or ~/.cavvy, as an absolute path."""
+    """Return CAVVY_HOME or ~/.cavvy, as an absolute path."""
     return os.path.abspath(os.path.expanduser(os.environ.get("CAVVY_HOME") or "~/.cavvy"))
 
 
 def read_server(home: str) -> ServerFile | None:
-    """The contents of `server.json`, or None if the file is missing or damaged."""
+    """Return the contents of `server.json`, or None if the file is missing or damaged."""
     try:
         with open(os.path.join(home, "server.json"), "rb") as file:
             return decode(file.read(), type=ServerFile)
@@ -59,7 +59,7 @@ def write_server(home: str, server: ServerFile) -> None:
 
 
 def read_token(home: str) -> str:
-    """The user's token, or "" if no server was ever started."""
+    """Return the user's token, or "" if no server was ever started."""
     try:
         with open(os.path.join(home, "token")) as file:
             return file.read().strip()
@@ -68,8 +68,9 @@ def read_token(home: str) -> str:
 
 
 def server_holds_lock(home: str) -> bool:
-    """Whether a server for this state folder is running on this host, shown by the lock that it
-    holds."""
+    """Return whether a server for this state folder is running on this host, shown by the lock that
+    it holds.
+    """
     try:
         fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)
     except OSError:
@@ -84,8 +85,8 @@ def server_holds_lock(home: str) -> bool:
 
 
 def process_mark(pid: int) -> str:
-    """A text that distinguishes a process from later ones with the same pid: its start time in
-    clock ticks, and the ID of the boot. "" if the process has ended.
+    """Return a text that distinguishes a process from later ones with the same pid: its start time
+    in clock ticks, and the ID of the boot. "" if the process has ended.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

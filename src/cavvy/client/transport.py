@@ -250,17 +250,17 @@ class ClientConnection:
 
 
 def _say(error: OSError | ValueError) -> str:
-    """What went wrong, without the number of the error."""
+    """Return what went wrong, without the number of the error."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _certificate_fault(error: Exception) -> str:
-    """Why the server's certificate is not trusted; "" if this was not the error."""
+    """Return why the server's certificate is not trusted; "" if this was not the error."""
     return str(getattr(error, "verify_message", ""))  # only SSLCertVerificationError has it
 
 
 def _split_address(address: str) -> tuple[str, int]:
-    """The host and the port of an http or https address. Raises ValueError."""
+    """Return the host and the port of an http or https address. Raises ValueError."""
     scheme, _, rest = address.partition("://")
     if scheme not in ("http", "https"):
         raise ValueError("the address must begin with https://, http:// or unix:")

@@ -84,13 +84,13 @@ class Principal(Struct, frozen=True, kw_only=True):
 
 
 def make_owner(address: str = "") -> Principal:
-    """The principal of requests with the token of the state folder."""
+    """Return the principal of requests with the token of the state folder."""
     everywhere = {INSTALLATION: frozenset({Role.ADMIN})}
     return Principal(account=None, address=address, roles=everywhere)
 
 
 def make_principal(credential: AccountCredential, now: datetime, address: str = "") -> Principal:
-    """The principal of requests with this token. The token must be valid."""
+    """Return the principal of requests with this token. The token must be valid."""
     token, parents = credential.token, credential.parents
     direct: dict[str, set[Role]] = {}
     for binding in list_current(credential.bindings, now):
@@ -115,12 +115,12 @@ def make_principal(credential: AccountCredential, now: datetime, address: str = 
 
 
 def list_current(bindings: Sequence[RoleBinding], now: datetime) -> Sequence[RoleBinding]:
-    """The bindings that have not ended."""
+    """Return the bindings that have not ended."""
     return [each for each in bindings if each.until is None or each.until > now]
 
 
 def list_line(project: str, parents: Mapping[str, str | None]) -> Sequence[str]:
-    """The project, the projects above it, and the installation. A cycle ends the list."""
+    """Return the project, the projects above it, and the installation. A cycle ends the list."""
     line: list[str] = []
     above: str | None = project
     while above and above not in line:
@@ -130,12 +130,12 @@ def list_line(project: str, parents: Mapping[str, str | None]) -> Sequence[str]:
 
 
 def list_below(project: str, parents: Mapping[str, str | None]) -> frozenset[str]:
-    """The project and all projects below it."""
+    """Return the project and all projects below it."""
     return frozenset({project, *(name for name in parents if project in list_line(name, parents))})
 
 
 def judge_credential(credential: AccountCredential, now: datetime) -> TokenState:
-    """Whether the token can be used now."""
+    """Return whether the token can be used now."""
     token = credential.token
     if credential.account.disabled_at is not None:
         return TokenState.DISABLED
@@ -147,18 +147,18 @@ def judge_credential(credential: AccountCredential, now: datetime) -> TokenState
 
 
 def must_touch(token: AccountToken, now: datetime) -> bool:
-    """Whether the time of this use of the token must be written."""
+    """Return whether the time of this use of the token must be written."""
     return token.last_used_at is None or now - token.last_used_at >= _TOUCH_EVERY
 
 
 def list_roles(principal: Principal, project: str) -> frozenset[Role]:
-    """The principal's roles in a project, which need not be known."""
+    """Return the principal's roles in a project, which need not be known."""
     everywhere = principal.roles.get(INSTALLATION, frozenset())
     return principal.roles.get(project, frozenset()) | everywhere
 
 
 def decide(principal: Principal, permission: Permission, project: str) -> Verdict:
-    """Whether the principal may do something in a project, or for INSTALLATION, outside of
+    """Return whether the principal may do something in a project, or for INSTALLATION, outside of
     projects. The installation itself is hidden from no account.
     """
     roles = list_roles(principal, project)
@@ -173,8 +173,8 @@ def decide(principal: Principal, permission: Permission, project: str) -> Verdic
 
 
 def list_visible(principal: Principal, permission: Permission) -> frozenset[str] | None:
-    """The projects in which the principal has the permission. None means all projects, also those
-    that do not exist yet.
+    """Return the projects in which the principal has the permission. None means all projects, also
+    those that do not exist yet.
     """
     if decide(principal, permission, INSTALLATION) is Verdict.ALLOWED:
         return None

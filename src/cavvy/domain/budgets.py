@@ -48,8 +48,8 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
         return (name, value) if self.tag else None
 
     def covers(self, line: Sequence[str], user: str, tags: Mapping[str, str]) -> bool:
-        """Whether what such a job spends counts for the budget. `line` contains the job's project
-        and those above it.
+        """Return whether what such a job spends counts for the budget. `line` contains the job's
+        project and those above it.
         """
         pair = self.tag_pair
         return (

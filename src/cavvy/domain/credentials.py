@@ -45,13 +45,13 @@ class CredentialBook:
         return bool(self._held)
 
     def holds(self, account: str) -> bool:
-        """Whether there is a credential for the account, or it is the installation's."""
+        """Return whether there is a credential for the account, or it is the installation's."""
         provider, project = split_account(account)
         return not project or (project, provider) in self._held
 
     def find_account(self, project: str, provider: str) -> str:
-        """The account that a project's jobs use at a provider: that of the project, else of the
-        nearest project above it that has a credential, else of the installation.
+        """Return the account that a project's jobs use at a provider: that of the project, else of
+        the nearest project above it that has a credential, else of the installation.
         """
         for each in list_line(project, self._parents):
             if (each, provider) in self._held:
@@ -60,20 +60,22 @@ class CredentialBook:
 
 
 def name_account(provider: str, project: str) -> str:
-    """The name of the account; that of the installation if `project` is empty."""
+    """Return the name of the account; that of the installation if `project` is empty."""
     return f"{provider}{_AT}{project}" if project else provider
 
 
 def split_account(account: str) -> tuple[str, str]:
-    """The provider and the project of an account; the project is "" for the installation's."""
+    """Return the provider and the project of an account; the project is "" for the
+    installation's.
+    """
     provider, _, project = account.partition(_AT)
     return provider, project
 
 
 def mark_account(installation: str, project: str) -> str:
-    """The ID by which an account recognises its machines. It differs for each project, so that two
-    accounts never manage the same machine, even if their keys belong to the same customer of a
-    cloud.
+    """Return the ID by which an account recognises its machines. It differs for each project, so
+    that two accounts never manage the same machine, even if their keys belong to the same customer
+    of a cloud.
     """
     if not project:
         return installation

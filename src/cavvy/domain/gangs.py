@@ -33,8 +33,8 @@ class NodeExtra(Struct, frozen=True, kw_only=True):
 def list_extras(
     offer: Offer, disk_gib: int | None = None, disk_type: str | None = None
 ) -> tuple[NodeExtra, ...]:
-    """The extras that a new node of the offer is expected to have. `disk_gib` and `disk_type`
-    describe the disk that its task requests, if any.
+    """Return the extras that a new node of the offer is expected to have. `disk_gib` and
+    `disk_type` describe the disk that its task requests, if any.
     """
     found: dict[ChargeKind, NodeExtra] = {}
     for each in offer.extras:

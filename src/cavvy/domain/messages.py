@@ -89,8 +89,8 @@ class Since:
 
 
 def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Since]:
-    """The metadata of a field that agents know since protocol `version`. `protocol.list_unknown`
-    uses it.
+    """Return the metadata of a field that agents know since protocol `version`.
+    `protocol.list_unknown` uses it.
     """
     return {"since": Since(version=version, what=what, used=used)}
 
@@ -286,6 +286,6 @@ class AgentCalls(Protocol):
         """Return an order newer than `after`, or None if there is none within the time `wait`."""
 
     async def lease(self, gang: str) -> timedelta:
-        """How long the agents of this gang may continue without an answer from the control
+        """Return how long the agents of this gang may continue without an answer from the control
         plane.
         """

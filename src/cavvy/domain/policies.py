@@ -58,8 +58,8 @@ class PolicyBook:
         self._parents: Mapping[str, str | None] = {each.name: each.parent for each in projects}
 
     def find(self, project: str) -> Sequence[BoundPolicy]:
-        """The policies that apply to the jobs of a project: those of the installation, of the
-        projects above it, and its own, in this order.
+        """Return the policies that apply to the jobs of a project: those of the installation, of
+        the projects above it, and its own, in this order.
         """
         if not self._policies:
             return ()
@@ -72,8 +72,8 @@ class PolicyBook:
 
 
 def find_lifted(book: PolicyBook, project: str, parent: str | None) -> Sequence[BoundPolicy]:
-    """The policies that would no longer restrict a project if it moved below `parent`, except those
-    of which the new place has an equal one.
+    """Return the policies that would no longer restrict a project if it moved below `parent`,
+    except those of which the new place has an equal one.
     """
     own = [each for each in book.find(project) if each.project == project]
     kept = [each.policy for each in (*book.find(parent or INSTALLATION), *own)]

@@ -26,7 +26,7 @@ KINDS = {
 
 
 def post(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPosting]:
-    """The postings that turn the charges `before` of one node into the charges `after`.
+    """Return the postings that turn the charges `before` of one node into the charges `after`.
 
     A line that only grew gets an entry for the new part of its period. Everything else that
     changed is a correction: a shorter period, another price, a line that no longer exists. No
@@ -68,7 +68,7 @@ def _posting(
     sign: int = 1,
     less: Charge | None = None,
 ) -> LedgerPosting:
-    """The charge, or how much it is more than another charge `less`."""
+    """Return the charge, or how much it is more than another charge `less`."""
     sent = charge.kind is ChargeKind.TRAFFIC
     quantity = _quantity(charge) - (0 if less is None else _quantity(less))
     amount = charge.amount.micros - (0 if less is None else less.amount.micros)
@@ -93,7 +93,9 @@ def _quantity(charge: Charge) -> int:
 
 
 def split_months(posting: LedgerPosting) -> Iterator[LedgerPosting]:
-    """The posting, cut at the beginning of each month in UTC. The parts add up to the whole."""
+    """Yield the posting, cut at the beginning of each month in UTC. The parts add up to the
+    whole.
+    """
     months = list_months(posting.since, posting.until)
     if not months:
         yield posting
@@ -110,7 +112,7 @@ def split_months(posting: LedgerPosting) -> Iterator[LedgerPosting]:
 
 
 def list_months(since: datetime, until: datetime) -> Sequence[datetime]:
-    """The beginnings of months that lie between the two times, both excluded."""
+    """Return the beginnings of months that lie between the two times, both excluded."""
     found, at = [], since
     while (at := next_month(at)) < until:
         found.append(at)
@@ -118,12 +120,12 @@ def list_months(since: datetime, until: datetime) -> Sequence[datetime]:
 
 
 def next_month(at: datetime) -> datetime:
-    """The beginning of the month after the one that contains the time."""
+    """Return the beginning of the month after the one that contains the time."""
     return (month_of(at) + timedelta(days=32)).replace(day=1)
 
 
 def month_of(at: datetime) -> datetime:
-    """The beginning of the month that contains the time."""
+    """Return the beginning of the month that contains the time."""
     return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
@@ -134,10 +136,10 @@ def share_of(
     first: datetime | None,
     last: datetime | None,
 ) -> int:
-    """The part of `whole`, which accrues evenly in [since, until), that falls into [first, last).
-    None means no bound. Windows that meet have parts that add up exactly, because each part is the
-    difference of two values that are rounded down in the same way. What accrues at one moment
-    belongs to the window that contains the moment.
+    """Return the part of `whole`, which accrues evenly in [since, until), that falls into [first,
+    last). None means no bound. Windows that meet have parts that add up exactly, because each part
+    is the difference of two values that are rounded down in the same way. What accrues at one
+    moment belongs to the window that contains the moment.
     """
     if until <= since:
         inside = (first is None or first <= since) and (last is None or since < last)

@@ -19,20 +19,22 @@ NEWEST = PROTOCOL + APART
 
 
 def is_served(version: int) -> bool:
-    """Whether the control plane serves agents of this version."""
+    """Return whether the control plane serves agents of this version."""
     return OLDEST <= version <= NEWEST
 
 
 def list_unknown(version: int, work: Assignment) -> list[str]:
-    """The parts of the work that an agent of this version would ignore, because it does not know
-    them."""
+    """Return the parts of the work that an agent of this version would ignore, because it does not
+    know them.
+    """
     found = (mark.what for mark in _list_marks(work) if version < mark.version)
     return list(dict.fromkeys(found))
 
 
 def _list_marks(value: Any) -> Iterator[Since]:
-    """The marks of all fields, including nested ones, that are marked and whose values use the
-    marked feature."""
+    """Yield the marks of all fields, including nested ones, that are marked and whose values use
+    the marked feature.
+    """
     for each in fields(value):
         inner, mark = getattr(value, each.name), each.metadata.get("since")
         if mark is not None and mark.used(inner):

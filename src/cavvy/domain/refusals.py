@@ -28,7 +28,7 @@ class RefusalLimiter:
         self._left_out: dict[str, int] = {}
 
     def admit(self, address: str, now: datetime) -> bool:
-        """Whether this refusal gets a record."""
+        """Return whether this refusal gets a record."""
         if self._begun is None or now - self._begun >= _WINDOW:
             self._begun, self._admitted = now, {}
         mine = self._admitted.get(address, 0)
@@ -41,7 +41,7 @@ class RefusalLimiter:
         return False
 
     def take_left_out(self, now: datetime) -> Sequence[LeftOut]:
-        """The counts of a minute that is over, each only once."""
+        """Return the counts of a minute that is over, each only once."""
         if not self._left_out or self._begun is None or now - self._begun < _WINDOW:
             return []
         found = [LeftOut(address, count) for address, count in self._left_out.items()]

@@ -134,12 +134,12 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
     ordered: bool = False  # prefer the first available alternative, not the cheapest
 
     def least_memory_mib(self, cpus: float) -> int:
-        """The minimum memory of a node with that many CPUs."""
+        """Return the minimum memory of a node with that many CPUs."""
         return max(self.memory_min_mib or 0, ceil((self.memory_per_cpu_mib or 0) * cpus))
 
     def uses_accelerators(self, shared: bool) -> bool:
-        """Whether a task uses the accelerators of its node. A task that requests no accelerators
-        uses them only if it names an instance type and has the node for itself.
+        """Return whether a task uses the accelerators of its node. A task that requests no
+        accelerators uses them only if it names an instance type and has the node for itself.
         """
         return bool(self.accelerators) or (self.instance is not None and not shared)
 

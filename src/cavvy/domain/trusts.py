@@ -85,8 +85,8 @@ class ClaimsRefused(Exception):
 
 
 def find_trust(trusts: Sequence[IssuerTrust], claims: Mapping[str, object]) -> IssuerTrust:
-    """The first trust that accepts the claims. They must be verified, and all trusts must be those
-    of their issuer and audience. Raises ClaimsRefused.
+    """Return the first trust that accepts the claims. They must be verified, and all trusts must be
+    those of their issuer and audience. Raises ClaimsRefused.
     """
     least: list[str] | None = None
     for trust in trusts:
@@ -100,8 +100,8 @@ def find_trust(trusts: Sequence[IssuerTrust], claims: Mapping[str, object]) -> I
 
 
 def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
-    """Whose sign-in it is, and the roles of the person. Raises ClaimsRefused if a claim is missing
-    or has the wrong form.
+    """Return whose sign-in it is, and the roles of the person. Raises ClaimsRefused if a claim is
+    missing or has the wrong form.
     """
     if trust.account:
         return SignIn(account=trust.account, trust=trust)
@@ -128,9 +128,9 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
 
 
 def limits_users(trust: IssuerTrust) -> bool:
-    """Whether the claims limit a trust to certain users of its issuer. For the SHARED_ISSUERS, one
-    of the claims that tell their users apart must have a fixed value, or one that is fixed up to a
-    slash. For others, any fixed part of a claim will do.
+    """Return whether the claims limit a trust to certain users of its issuer. For the
+    SHARED_ISSUERS, one of the claims that tell their users apart must have a fixed value, or one
+    that is fixed up to a slash. For others, any fixed part of a claim will do.
     """
     identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
     if identifying is None:
@@ -142,16 +142,16 @@ def limits_users(trust: IssuerTrust) -> bool:
 
 
 def needs_limits(trust: IssuerTrust) -> bool:
-    """Whether a trust must be limited to certain users of its issuer: those of CI systems, and
-    those that create accounts for the users of a SHARED_ISSUER.
+    """Return whether a trust must be limited to certain users of its issuer: those of CI systems,
+    and those that create accounts for the users of a SHARED_ISSUER.
     """
     shared = trust.issuer.rstrip("/") in SHARED_ISSUERS
     return bool(trust.account) or (shared and trust.accounts is AccountRule.CREATE)
 
 
 def _meets(value: object, want: str) -> bool:
-    """Whether a claim has the wanted value. Lists and objects never have. It takes linear time,
-    because strangers can choose the value, for example as the name of a branch.
+    """Return whether a claim has the wanted value. Lists and objects never have. It takes linear
+    time, because strangers can choose the value, for example as the name of a branch.
     """
     if isinstance(value, bool):
         value = "true" if value else "false"

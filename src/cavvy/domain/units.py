@@ -41,8 +41,9 @@ class HourlyRate(Struct, frozen=True, order=True):
     micros_per_hour: int = 0
 
     def over(self, length: timedelta) -> Money:
-        """The cost of `length` at this rate, rounded to whole micro-dollars, half a micro-dollar
-        up."""
+        """Return the cost of `length` at this rate, rounded to whole micro-dollars, half a
+        micro-dollar up.
+        """
         microseconds = length // timedelta(microseconds=1)
         return Money((2 * self.micros_per_hour * microseconds + _HOUR_US) // (2 * _HOUR_US))
 
@@ -152,9 +153,9 @@ def format_usd(money: Money, decimals: int = 2) -> str:
 
 
 def count_decimals(amounts: Sequence[Money]) -> int:
-    """The smallest number of decimals, from 2 to 6, that is enough to print these amounts. It is
-    enough if the printed amounts add up to the printed sum, and no amount above 0 is printed as 0.
-    With 6 decimals, amounts are printed exactly.
+    """Return the smallest number of decimals, from 2 to 6, that is enough to print these amounts.
+    It is enough if the printed amounts add up to the printed sum, and no amount above 0 is printed
+    as 0. With 6 decimals, amounts are printed exactly.
     """
     total = Money(sum(each.micros for each in amounts))
     for decimals in range(2, 6):

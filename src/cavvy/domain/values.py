@@ -16,14 +16,14 @@ else:
     import dataclasses
 
     def replace(value, /, **changes):
-        """A copy of the value, with these fields changed."""
+        """Return a copy of the value, with these fields changed."""
         if isinstance(value, Struct):
             return structs.replace(value, **changes)
         return dataclasses.replace(value, **changes)
 
 
 def asdict(value: Struct) -> dict[str, Any]:
-    """The value's fields by their names; values in them, also in lists, tuples and
+    """Return the value's fields by their names; values in them, also in lists, tuples and
     dictionaries, are given in the same way.
     """
     return {name: _plain(item) for name, item in structs.asdict(value).items()}

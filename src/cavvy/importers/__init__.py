@@ -150,8 +150,8 @@ def find_local(path: str, folder: Path) -> Path:
 
 
 def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -> TaskSpec:
-    """The only task of a file, with the variables and the shell that its commands expect. Raises
-    SpecError if the file needs a key that is not supported.
+    """Return the only task of a file, with the variables and the shell that its commands expect.
+    Raises SpecError if the file needs a key that is not supported.
     """
     for each in found.refused:
         hint = (
@@ -240,7 +240,9 @@ def _parse(
 
 
 def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
-    """The tool with this name; None if the name is empty. Raises SpecError for an unknown name."""
+    """Return the tool with this name; None if the name is empty. Raises SpecError for an unknown
+    name.
+    """
     found = next((each for each in Dialect if each.lower() == name.lower()), None)
     if name and found is None:
         notes.outside(

@@ -31,8 +31,8 @@ class TranslatedNeeds(Struct, frozen=True, kw_only=True):
 
 
 def find_needs(name: str, count: str, memory: str = "") -> TranslatedNeeds:
-    """The requirements for `count` devices called `name`. `count` and `memory` are in the syntax of
-    `catalog.needs`.
+    """Return the requirements for `count` devices called `name`. `count` and `memory` are in the
+    syntax of `catalog.needs`.
     """
     from cavvy.catalog.needs import NeedError, parse_accelerator
 
@@ -52,7 +52,9 @@ def find_needs(name: str, count: str, memory: str = "") -> TranslatedNeeds:
 
 
 def _find_name(name: str) -> tuple[str, int | None]:
-    """The catalog's name, and the number of chips if `name` is the type of a slice of TPUs."""
+    """Return the catalog's name, and the number of chips if `name` is the type of a slice of
+    TPUs.
+    """
     match = _TPU.fullmatch(name.lower())
     if match is None or not (match[3] or name.lower().startswith("tpu")):
         return _ALIASES.get(name.lower(), name), None
@@ -63,7 +65,7 @@ def _find_name(name: str) -> tuple[str, int | None]:
 
 
 def _find_problem(name: str, chips: int | None) -> str:
-    """Why Google has no slice with so many chips; "" if it has one."""
+    """Return why Google has no slice with so many chips; "" if it has one."""
     from cavvy.catalog.tpu_slices import list_slices
 
     sizes = [each.chips for each in list_slices() if each.accelerator == name]

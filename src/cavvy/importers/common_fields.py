@@ -13,8 +13,8 @@ UNBOUNDED = 1000  # requests of a replica at a time, which SkyServe and dstack d
 
 
 def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
-    """The job's name, in which only the characters that Cavvy allows are kept; None if the file has
-    no name.
+    """Return the job's name, in which only the characters that Cavvy allows are kept; None if the
+    file has no name.
     """
     name = text_at(table, "name")
     plain = None if name is None else slug(name)
@@ -33,7 +33,7 @@ def read_tags(table: Node, key: str) -> dict[str, str]:
 
 
 def read_price(table: Node, key: str) -> HourlyRate | None:
-    """The price under a key, in dollars per hour; None if the key is absent."""
+    """Return the price under a key, in dollars per hour; None if the key is absent."""
     price = text_at(table, key)
     return HourlyRate(round(float(price) * 1_000_000)) if price else None
 
@@ -46,9 +46,9 @@ def read_commit(
     advice: str,
     kept_keys: TranslationNotes,
 ) -> Workdir:
-    """A working folder from a git repository. If `ref` is a branch or tag instead of a commit, the
-    key is reported as unsupported until the task is submitted: `cavvy run` then looks up the
-    current commit of the branch or tag.
+    """Return a working folder from a git repository. If `ref` is a branch or tag instead of a
+    commit, the key is reported as unsupported until the task is submitted: `cavvy run` then looks
+    up the current commit of the branch or tag.
     """
     commit = (ref or "").lower()
     if not is_commit(commit):
@@ -62,5 +62,5 @@ def read_commit(
 
 
 def is_commit(ref: str) -> bool:
-    """Whether a git reference is the hash of a commit."""
+    """Return whether a git reference is the hash of a commit."""
     return re.fullmatch(r"[0-9a-f]{7,64}", ref) is not None

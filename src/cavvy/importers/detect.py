@@ -84,7 +84,7 @@ def _is_object(node: "Node") -> bool:
 
 
 def names_no_tool(documents: "Sequence[Node]") -> bool:
-    """Whether no key of the documents identifies a tool."""
+    """Return whether no key of the documents identifies a tool."""
     return (
         bool(documents)
         and find_dialect(documents) is Dialect.CAVVY
@@ -93,9 +93,9 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
 
 
 def find_by_path(path: Path) -> Dialect | None:
-    """The tool that a file's name or folder suggests, for example a name like train.sky.yaml, a
-    repository called skypilot, or a folder with a `.skyignore`. Returns None if neither suggests a
-    tool.
+    """Return the tool that a file's name or folder suggests, for example a name like
+    train.sky.yaml, a repository called skypilot, or a folder with a `.skyignore`. Returns None if
+    neither suggests a tool.
     """
     named = _NAMED.fullmatch(path.name.lower())
     if named:
@@ -109,7 +109,7 @@ def find_by_path(path: Path) -> Dialect | None:
 
 
 def _is_neutral(node: "Node") -> bool:
-    """Whether a document is a table that has no key of Cavvy only."""
+    """Return whether a document is a table that has no key of Cavvy only."""
     from cavvy.spec.tree import MapNode
 
     if not isinstance(node, MapNode):
@@ -150,7 +150,8 @@ def _find_one(node: "Node") -> Dialect:
 
 
 def _has_their_tables(node: "MapNode") -> bool:
-    """Whether a key that Cavvy and SkyPilot share is written in a form that only SkyPilot allows.
+    """Return whether a key that Cavvy and SkyPilot share is written in a form that only SkyPilot
+    allows.
 
     For example, `inputs` is a list for Cavvy and a table for SkyPilot. For Cavvy, `volumes` is a
     list or a single volume with fixed keys; for SkyPilot, it is a table whose keys are paths.
@@ -170,7 +171,9 @@ def _has_their_tables(node: "MapNode") -> bool:
 
 
 def _list_keys(needs: "MapNode") -> set[str]:
-    """The keys in `resources` and in its alternatives. Both Cavvy and SkyPilot have `resources`."""
+    """Return the keys in `resources` and in its alternatives. Both Cavvy and SkyPilot have
+    `resources`.
+    """
     from cavvy.spec.tree import ListNode, MapNode
 
     lists = [
@@ -181,7 +184,9 @@ def _list_keys(needs: "MapNode") -> set[str]:
 
 
 def _mentions(node: "MapNode") -> bool:
-    """Whether the commands of a document use SkyPilot's variables or SkyPilot's working folder."""
+    """Return whether the commands of a document use SkyPilot's variables or SkyPilot's working
+    folder.
+    """
     from cavvy.spec.tree import ScalarNode
 
     texts = [

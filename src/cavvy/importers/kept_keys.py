@@ -125,11 +125,11 @@ class TranslationNotes:
         return Volume(kind=VolumeKind.FOLDER, source=inner, path=target)
 
     def list_local(self) -> tuple[LocalPath, ...]:
-        """The files and folders that are submitted with the working folder."""
+        """Return the files and folders that are submitted with the working folder."""
         return tuple(self._local)
 
     def list_kept(self) -> tuple[KeptKey, ...]:
-        """All noted and refused keys, in the order of the file."""
+        """Return all noted and refused keys, in the order of the file."""
         return tuple(
             sorted(self._kept.values(), key=lambda each: (each.line, each.column, each.key))
         )
@@ -140,8 +140,8 @@ class TranslationNotes:
 
 
 def _path_within(path: str, folder: str | None) -> str | None:
-    """A local path relative to `folder`; None if the path is not inside the folder. Only the texts
-    of the paths are compared; links are not followed.
+    """Return a local path relative to `folder`; None if the path is not inside the folder. Only the
+    texts of the paths are compared; links are not followed.
     """
     if folder is None:
         return None

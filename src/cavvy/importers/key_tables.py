@@ -96,7 +96,7 @@ class KeyTables:
         return make(*bounds) if rest else make()
 
     def _with(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """The table, extended by the keys of the entries that its `$with` names."""
+        """Return the table, extended by the keys of the entries that its `$with` names."""
         found: dict[str, Any] = {}
         for key, value in written.items():
             for name in value.split() if key == "$with" else ():

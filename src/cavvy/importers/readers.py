@@ -10,7 +10,7 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 
 def child(table: Node | None, key: str) -> Node | None:
-    """The value of a key; None if the key is absent or has no value."""
+    """Return the value of a key; None if the key is absent or has no value."""
     node = table.get(key) if isinstance(table, MapNode) else None
     return None if node is None or is_null(node) else node
 
@@ -22,35 +22,35 @@ def entries(table: Node | None) -> Iterator[tuple[ScalarNode, Node]]:
 
 
 def items(node: Node | None) -> tuple[Node, ...]:
-    """The items of a list; () if the node is not a list."""
+    """Return the items of a list; () if the node is not a list."""
     return node.items if isinstance(node, ListNode) else ()
 
 
 def text_at(table: Node | None, key: str) -> str | None:
-    """The value of a key as a string; Python formats numbers. None if the key is absent."""
+    """Return the value of a key as a string; Python formats numbers. None if the key is absent."""
     node = child(table, key)
     return as_text(node) if isinstance(node, ScalarNode) else None
 
 
 def as_text(node: ScalarNode) -> str:
-    """A value as a string, converted with `str()` as the other tools do."""
+    """Return a value as a string, converted with `str()` as the other tools do."""
     return str(node.value)
 
 
 def int_at(table: Node | None, key: str) -> int | None:
-    """The value of a key as a whole number; None if absent."""
+    """Return the value of a key as a whole number; None if absent."""
     text = text_at(table, key)
     return None if text is None else int(float(text))
 
 
 def flag_at(table: Node | None, key: str) -> bool:
-    """Whether the value of a key is true."""
+    """Return whether the value of a key is true."""
     node = child(table, key)
     return isinstance(node, ScalarNode) and node.value is True
 
 
 def mark_of(table: Node | None, key: str) -> SourceMark:
-    """The position of a key, or of the table if the key is absent."""
+    """Return the position of a key, or of the table if the key is absent."""
     if isinstance(table, MapNode):
         return next((name.mark for name, _ in table.entries if name.text == key), table.mark)
     return SourceMark(line=1, column=1)

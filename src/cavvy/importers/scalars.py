@@ -22,7 +22,7 @@ def describe_value(node: ScalarNode) -> str:
 
 
 def is_string(node: ScalarNode) -> bool:
-    """Whether YAML reads the value as a string."""
+    """Return whether YAML reads the value as a string."""
     return isinstance(node.value, str) and not isinstance(node.value, UnquotedDate)
 
 
@@ -34,8 +34,8 @@ def make_text(
     fits: Callable[[str], object] | None = None,
     check: Callable[[str], str] | None = None,
 ) -> ScalarRule:
-    """A rule for a string that matches `pattern` and for which `fits` returns true. `check` returns
-    the problem of a string, or "".
+    """Return a rule for a string that matches `pattern` and for which `fits` returns true. `check`
+    returns the problem of a string, or "".
     """
     import re
 
@@ -51,7 +51,7 @@ def make_text(
 
 
 def fitting(words: str, fits: Callable[[ScalarNode], object]) -> ScalarRule:
-    """A rule for a value for which `fits` returns true."""
+    """Return a rule for a value for which `fits` returns true."""
     return ScalarRule(words, lambda node: "" if fits(node) else f"cannot use {shown(node.text)}")
 
 
@@ -63,6 +63,6 @@ def make_flag(is_flag: NodeTest) -> ScalarRule:
 
 
 def no_choice(what: str, word: str, known: Iterable[str]) -> str:
-    """The error message for a word that is not one of the choices."""
+    """Return the error message for a word that is not one of the choices."""
     close = nearest(word, known)
     return f"{what} is not one of the choices" + (f"; did you mean {close}?" if close else "")

@@ -26,7 +26,7 @@ class ShapeRule(Protocol):
         """A description of the expected value."""
 
     def fits(self, node: Node) -> bool:
-        """Whether the node has the form (one value, list or table) that this rule checks."""
+        """Return whether the node has the form (one value, list or table) that this rule checks."""
 
     def check(self, node: Node, path: str, notes: ProblemNotes) -> None:
         """Add all mistakes of the node, whose dotted path is `path`, to `notes`."""
@@ -219,12 +219,12 @@ def alternatives(shape: ShapeRule) -> tuple[ShapeRule, ...]:
 
 
 def optional(shape: ShapeRule) -> OneOfRule:
-    """A rule that also accepts a key without a value."""
+    """Return a rule that also accepts a key without a value."""
     return OneOfRule((*alternatives(shape), NULL))
 
 
 def _explain_count(count: int, least: int, most: int | None) -> str:
-    """A text for the limit that the number of entries violates; "" if it violates none."""
+    """Return a text for the limit that the number of entries violates; "" if it violates none."""
     if count < least:
         return f"at least {least}"
     return f"at most {most}" if most is not None and count > most else ""

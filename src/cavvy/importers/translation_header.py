@@ -141,15 +141,15 @@ _code=$?  # in a list with `||`, the shell would ignore `set -e` of the setup
 
 
 def enter_folder(path: str) -> str:
-    """Shell lines that create a folder if necessary and make it the current folder. If that fails,
-    the work ends.
+    """Return shell lines that create a folder if necessary and make it the current folder. If that
+    fails, the work ends.
     """
     return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
 
 
 def use_python(version: str) -> str:
-    """Shell lines that activate a virtual environment with this Python version. If that fails, the
-    work ends.
+    """Return shell lines that activate a virtual environment with this Python version. If that
+    fails, the work ends.
     """
     return f"""\
 _venv="$(mktemp -d)"

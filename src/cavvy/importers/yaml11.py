@@ -19,7 +19,7 @@ class UnquotedDate(str):
 
 
 def recast(node: Node, notes: ProblemNotes) -> Node:
-    """The same tree with the values that PyYAML's safe loader would return."""
+    """Return the same tree with the values that PyYAML's safe loader would return."""
     import yaml
 
     return _recast(node, notes, yaml.SafeLoader(""))

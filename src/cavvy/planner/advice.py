@@ -140,8 +140,8 @@ class _Saving(Struct, frozen=True, kw_only=True):
 
 
 def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedelta) -> list[Waste]:
-    """The waste in the runs of a period, the most expensive first. `offers` are those of the runs'
-    providers.
+    """Return the waste in the runs of a period, the most expensive first. `offers` are those of the
+    runs' providers.
     """
     found: dict[tuple[WasteKind, str, str], Waste] = {}
     for run in runs:
@@ -229,8 +229,8 @@ def _is_idle(run: ObservedRun) -> bool:
 
 
 def _is_starved(run: ObservedRun) -> bool:
-    """Whether the CPUs are full beside a GPU that waits. Waiting for a disk or network looks the
-    same as other waiting, and is not recognised.
+    """Return whether the CPUs are full beside a GPU that waits. Waiting for a disk or network looks
+    the same as other waiting, and is not recognised.
     """
     if run.cpu_percent is None or run.gpu_percent is None or not run.offer.vcpus:
         return False
@@ -239,16 +239,18 @@ def _is_starved(run: ObservedRun) -> bool:
 
 
 def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """The cost of all but the first half hour, after which `limits.idle` would have stopped it."""
+    """Return the cost of all but the first half hour, after which `limits.idle` would have stopped
+    it.
+    """
     if not run.offer.accelerator_count or not _is_idle(run) or not _is_long(run):
         return None
     return _Saving(micros=run.charged.micros * (1 - _IDLE_HOURS / run.node_hours))
 
 
 def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """The hours times the difference between the cheapest offers with the same accelerators at the
-    same provider: with as much memory as the node has, and with a quarter more than was used. The
-    node must have at least twice that. What cheaper regions save is not counted.
+    """Return the hours times the difference between the cheapest offers with the same accelerators
+    at the same provider: with as much memory as the node has, and with a quarter more than was
+    used. The node must have at least twice that. What cheaper regions save is not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None
@@ -281,9 +283,9 @@ def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """The cheapest accelerator of the same vendor with room for the memory that was used. If g is
-    the part of the time in which the GPU computes and r the ratio of the peak rates, the run takes
-    1 - g + g/r times as long.
+    """Return the cheapest accelerator of the same vendor with room for the memory that was used. If
+    g is the part of the time in which the GPU computes and r the ratio of the peak rates, the run
+    takes 1 - g + g/r times as long.
     """
     known = run.gpu_percent is not None and run.gpu_memory_peak_mib is not None
     if not known or not _is_long(run) or _is_idle(run) or _is_starved(run):
@@ -307,8 +309,9 @@ def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """The cost on spot capacity of the same type and region, whose expected time includes starts
-    and repeated work: `risk.disturb`, with the interval of the checkpoints that the run saved.
+    """Return the cost on spot capacity of the same type and region, whose expected time includes
+    starts and repeated work: `risk.disturb`, with the interval of the checkpoints that the run
+    saved.
     """
     wanted = run.offer.purchase is Purchase.ON_DEMAND and run.spot is SpotPolicy.NEVER
     if not wanted or run.session or not run.checkpoints or not _is_long(run) or _is_idle(run):
@@ -335,8 +338,9 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """The time of the pauses beyond those of Daly's interval, less the work that is then lost more
-    often: half of the longer interval for each expected loss. Pauses must take 5 % of the time.
+    """Return the time of the pauses beyond those of Daly's interval, less the work that is then
+    lost more often: half of the longer interval for each expected loss. Pauses must take 5 % of the
+    time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None
@@ -356,7 +360,7 @@ def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Sav
 
 
 def find_kept(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """What nodes cost while they were kept, beyond ten minutes of each."""
+    """Return what nodes cost while they were kept, beyond ten minutes of each."""
     hours = run.kept_hours / run.nodes
     if hours < _SHORTEST_HOURS:
         return None
@@ -366,7 +370,7 @@ def find_kept(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_unattached_volume(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """What disks cost while no machine had them."""
+    """Return what disks cost while no machine had them."""
     return _Saving(micros=run.unattached.micros) if run.unattached.micros > 0 else None
 
 
@@ -383,7 +387,9 @@ _RULES: dict[WasteKind, Callable[[ObservedRun, Sequence[Offer]], _Saving | None]
 
 
 def _is_like(offer: Offer, here: Offer) -> bool:
-    """Whether the offer can replace the node, apart from its memory and its kind of accelerator."""
+    """Return whether the offer can replace the node, apart from its memory and its kind of
+    accelerator.
+    """
     same = (offer.provider, offer.purchase, offer.accelerator_count, offer.architecture) == (
         here.provider,
         here.purchase,
@@ -399,8 +405,8 @@ def _cheapest(offers: Iterable[Offer]) -> Offer | None:
 
 
 def _speed(offer: Offer, here: Offer) -> float | None:
-    """The ratio of the peak rates, in the first precision for which both are known; None if the
-    vendors differ.
+    """Return the ratio of the peak rates, in the first precision for which both are known; None if
+    the vendors differ.
     """
     if not offer.accelerator or not here.accelerator or offer.accelerator == here.accelerator:
         return None

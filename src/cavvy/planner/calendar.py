@@ -76,8 +76,8 @@ def _expand(field: str, low: int, high: int) -> frozenset[int]:
 
 
 def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
-    """The first time after `after`, in UTC. None if the line names only days that never occur, such
-    as 30 February.
+    """Return the first time after `after`, in UTC. None if the line names only days that never
+    occur, such as 30 February.
     """
     # Start one day early: a clock change can move the last times of a day past midnight.
     day = after.astimezone(zone).date() - _DAY
@@ -121,7 +121,7 @@ def to_utc(local: datetime, zone: tzinfo) -> datetime:
 
 
 def _second(local: datetime, zone: tzinfo) -> datetime | None:
-    """The second occurrence of this local time in UTC; None if the time occurs only once."""
+    """Return the second occurrence of this local time in UTC; None if the time occurs only once."""
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     second = local.replace(tzinfo=zone, fold=1).astimezone(UTC)
     shown = second.astimezone(zone).replace(tzinfo=None)
@@ -136,8 +136,8 @@ class TimeInterval(Struct, frozen=True):
 
 
 def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
-    """The interval of the window that contains `now`, or else the next interval. Adjacent intervals
-    are merged.
+    """Return the interval of the window that contains `now`, or else the next interval. Adjacent
+    intervals are merged.
     """
     today = now.astimezone(zone).date()
     found = []
@@ -210,8 +210,8 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
 
 
 def _expected(prices: Prices, hour: datetime, now: datetime) -> float | None:
-    """The mean price at this time of day over the recorded days; None if no price was recorded at
-    this time.
+    """Return the mean price at this time of day over the recorded days; None if no price was
+    recorded at this time.
     """
     seen = []
     at = hour - _DAY

@@ -63,8 +63,8 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     credentials: CredentialBook = field(default_factory=CredentialBook)
 
     def restrict(self, project: str) -> "OfferedMarket":
-        """The part of the market that a project's jobs may use: at each provider, that of the
-        account which applies to the project.
+        """Return the part of the market that a project's jobs may use: at each provider, that of
+        the account which applies to the project.
         """
         if not self.credentials:
             return self
@@ -151,15 +151,17 @@ def find_candidates(
 def find_usable(
     job: JobRecord, market: OfferedMarket, matches: OfferMatches, objections: Objections
 ) -> Sequence[Offer]:
-    """The offers that this job may use, cheapest first. The job's limits and recent failures are
-    ignored.
+    """Return the offers that this job may use, cheapest first. The job's limits and recent failures
+    are ignored.
     """
     able, _ = _able(job, market, matches.offers, objections)
     return able if job.consented else [offer for offer in able if offer.rate.micros_per_hour == 0]
 
 
 def match(job: JobRecord, market: OfferedMarket) -> OfferMatches:
-    """The offers that fit one node of the job. The result depends only on the job's resources."""
+    """Return the offers that fit one node of the job. The result depends only on the job's
+    resources.
+    """
     return match_offers(market.offers, job.task.resources)
 
 
@@ -199,7 +201,7 @@ def _able(
 
 
 def _too_many(task: TaskSpec, offer: Offer) -> str:
-    """Why a gang does not fit on a shared host; the text states the size of the host."""
+    """Return why a gang does not fit on a shared host; the text states the size of the host."""
     need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
     node = wish(need).removeprefix("node with ")
     there = (
@@ -238,24 +240,28 @@ def _none_fits(task: TaskSpec, market: OfferedMarket, matches: OfferMatches) -> 
 
 
 def _say(task: TaskSpec, matches: OfferMatches, ranked: PlacementPlan) -> str:
-    """One sentence, without a full stop, that says why there is no offer and what to change."""
+    """Return one sentence, without a full stop, that says why there is no offer and what to
+    change.
+    """
     return say_no_offer(task, explain([matches], ranked))
 
 
 def say_unread(problems: Iterable[str]) -> str:
-    """One sentence, without a full stop, on offers that could not be read."""
+    """Return one sentence, without a full stop, on offers that could not be read."""
     return f"Cavvy cannot read the offers: {'; '.join(problems)}"
 
 
 def _list_silent(task: TaskSpec, market: OfferedMarket) -> list[str]:
-    """The providers that the task may use and that did not answer completely, with the reasons."""
+    """Return the providers that the task may use and that did not answer completely, with the
+    reasons.
+    """
     asked = task.resources.providers
     return [str(each) for each in market.problems if not asked or each.provider in asked]
 
 
 def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
-    """The result if there are no offers. It is hopeless only if every provider that the job may use
-    has answered, because a provider that did not answer may have an offer that fits.
+    """Return the result if there are no offers. It is hopeless only if every provider that the job
+    may use has answered, because a provider that did not answer may have an offer that fits.
     """
     silent = _list_silent(task, market)
     if silent:
@@ -268,14 +274,14 @@ def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
 
 
 def tasks_of(task: TaskSpec) -> tuple[TaskSpec, ...]:
-    """One task for each alternative, in the order of the task file."""
+    """Return one task for each alternative, in the order of the task file."""
     if not task.resources.any_of:
         return (task,)
     return tuple(replace(task, resources=each) for each in task.resources.choices)
 
 
 def jobs_of(job: JobRecord) -> tuple[JobRecord, ...]:
-    """One job for each alternative of its task."""
+    """Return one job for each alternative of its task."""
     return (
         (job,)
         if not job.task.resources.any_of
@@ -288,7 +294,7 @@ def rank_candidates(
     avoid: Collection[str] = (),
     egress: Mapping[str, Money] = _NO_PRICES,
 ) -> list[tuple[JobRecord, tuple[Offer, ...]]]:
-    """The offers to try, best first, each with the job of its alternative.
+    """Return the offers to try, best first, each with the job of its alternative.
 
     If the task states that its alternatives are ordered, all offers of an alternative come before
     the offers of the next alternative. Otherwise the alternatives are merged by the expected cost

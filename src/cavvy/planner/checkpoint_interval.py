@@ -42,7 +42,7 @@ class CheckpointInterval(Struct, frozen=True, kw_only=True):
 
 
 def loss_rate(losses: NodeLosses, *, spot: bool) -> float:
-    """The expected losses per node and hour: the observed rate, mixed with the prior."""
+    """Return the expected losses per node and hour: the observed rate, mixed with the prior."""
     prior = SPOT_PREEMPTIONS_PER_HOUR if spot else FAILURES_PER_NODE_HOUR
     return (losses.lost + prior * PRIOR_NODE_HOURS) / (losses.node_hours + PRIOR_NODE_HOURS)
 
@@ -50,8 +50,8 @@ def loss_rate(losses: NodeLosses, *, spot: bool) -> float:
 def make_save_interval(
     cost: timedelta | None, losses: NodeLosses, *, spot: bool, nodes: int
 ) -> CheckpointInterval:
-    """The checkpoint interval with the least expected loss of time. `cost` is None if it was not
-    measured yet.
+    """Return the checkpoint interval with the least expected loss of time. `cost` is None if it was
+    not measured yet.
     """
     per_hour = loss_rate(losses, spot=spot) * nodes
     known = cost if cost is not None else CHECKPOINT_COST
@@ -61,7 +61,7 @@ def make_save_interval(
 
 
 def is_news(old: timedelta | None, new: timedelta) -> bool:
-    """Whether the interval has changed enough to send the new one to the task."""
+    """Return whether the interval has changed enough to send the new one to the task."""
     return old is None or abs(new - old) > SAME * old
 
 

@@ -19,7 +19,7 @@ SYSTEM_MIB = 1024
 def compare_counterfactuals(
     task: TaskSpec, ran: timedelta, here: Offer, offers: Iterable[Offer], *, count: int = 3
 ) -> list[CounterfactualCost]:
-    """The `count` offers on which a run that took `ran` on `here` would have cost least.
+    """Return the `count` offers on which a run that took `ran` on `here` would have cost least.
 
     If the task's stated work gives an estimated time for both offers, the measured time is scaled
     by the ratio of the two estimates, so that errors in the stated work, such as its efficiency,

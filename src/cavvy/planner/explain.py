@@ -100,8 +100,8 @@ def explain(
 
 
 def _list_broken(plan: PlacementPlan) -> list[OfferMiss]:
-    """The offers that break a limit, nearest first. Offers above the budget are left out if a
-    cheaper offer fits.
+    """Return the offers that break a limit, nearest first. Offers above the budget are left out if
+    a cheaper offer fits.
     """
     return [
         OfferMiss(offer=miss.offer, reason=miss.limit, text=miss.text, change=miss.change)
@@ -111,7 +111,9 @@ def _list_broken(plan: PlacementPlan) -> list[OfferMiss]:
 
 
 def say_no_offer(task: TaskSpec, found: Explanation) -> str:
-    """One sentence, without a full stop, that states why there is no offer and what to change."""
+    """Return one sentence, without a full stop, that states why there is no offer and what to
+    change.
+    """
     if not found.considered:
         return "No offer: there are no offers; configure a provider, or run `cavvy catalog refresh`"
     limits = [miss for miss in found.misses if miss.reason in set(PlanLimit)]
@@ -162,8 +164,8 @@ def _far_from_all(found: Explanation) -> str:
 
 
 def wish(need: ResourceSpec) -> str:
-    """A short description of the requested node, such as "H100:8 in eu or us" or "node with 8
-    CPUs".
+    """Return a short description of the requested node, such as "H100:8 in eu or us" or "node with
+    8 CPUs".
     """
     parts = []
     if need.instance:
@@ -205,7 +207,7 @@ def _miss(miss: NearMiss) -> OfferMiss:
 
 
 def _change(miss: NearMiss) -> str:
-    """The change to the task file with which this offer would fit."""
+    """Return the change to the task file with which this offer would fit."""
     offer, field = miss.offer, FIELDS[miss.constraint]
     if not _STATED.get(miss.constraint, bool)(offer):
         return f"leave out {field}"

@@ -105,8 +105,8 @@ class TaskLimiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Whether this estimate of the whole work is within the whole limit. If so, the remaining
-        work exceeds the remaining limit only because work was lost.
+        """Return whether this estimate of the whole work is within the whole limit. If so, the
+        remaining work exceeds the remaining limit only because work was lost.
 
         In that case the job is not ended: it may still finish in time, and it is stopped anyway
         when it reaches the limit.
@@ -145,15 +145,15 @@ class TaskLimiter:
         )
 
     def _at_least(self, offer: Offer, cost: Money | None) -> Money:
-        """The estimated cost, or the provider's minimum charge if the cost is unknown."""
+        """Return the estimated cost, or the provider's minimum charge if the cost is unknown."""
         return (
             cost if cost is not None else offer.rate.times(self._nodes).over(offer.minimum_charge)
         )
 
 
 def deadline_of(task: TaskSpec, submitted_at: datetime) -> datetime | None:
-    """The earlier of the task's two deadlines (absolute, and relative to `submitted_at`). None if
-    it has no deadline.
+    """Return the earlier of the task's two deadlines (absolute, and relative to `submitted_at`).
+    None if it has no deadline.
     """
     after = task.limits.deadline_after
     stated = [task.limits.deadline, None if after is None else submitted_at + after]

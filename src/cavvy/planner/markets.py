@@ -43,8 +43,8 @@ class MarketRecord(Struct, frozen=True, kw_only=True):
         return seen / (self.node_hours + _PRIOR_HOURS)
 
     def expect_boot(self, documented: timedelta | None = None) -> timedelta:
-        """The mean time from an accepted launch to the agents' first reports, mixed with the prior:
-        the time that the provider documents, if any, or else MACHINE_START.
+        """Return the mean time from an accepted launch to the agents' first reports, mixed with the
+        prior: the time that the provider documents, if any, or else MACHINE_START.
         """
         prior = (documented or MACHINE_START).total_seconds() * _PRIOR_BOOTS
         return timedelta(seconds=(self.boot_s + prior) / (self.boots + _PRIOR_BOOTS))
@@ -69,9 +69,9 @@ class MarketKnowledge(Struct, frozen=True, kw_only=True):
         return self.standings.get(market) or MarketRecord(market=market)
 
     def cooldown_until(self, market: str) -> datetime | None:
-        """The end of the market's cooldown, during which nothing is launched there. The market has
-        a cooldown only if its latest observation, other than a price, is a refusal, preemption or
-        failure; otherwise the result is None.
+        """Return the end of the market's cooldown, during which nothing is launched there. The
+        market has a cooldown only if its latest observation, other than a price, is a refusal,
+        preemption or failure; otherwise the result is None.
         """
         return cooldown_until(self.recent.get(market, ()))
 
@@ -118,8 +118,8 @@ def _later(known: datetime | None, at: datetime) -> datetime:
 
 
 def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
-    """The end of the cooldown, computed from the observations of one market, oldest first. See
-    `MarketKnowledge.cooldown_until`.
+    """Return the end of the cooldown, computed from the observations of one market, oldest first.
+    See `MarketKnowledge.cooldown_until`.
     """
     said_no = 0
     last: datetime | None = None
@@ -133,5 +133,7 @@ def cooldown_until(seen: Sequence[Observation]) -> datetime | None:
 
 @lru_cache(maxsize=64)
 def cooldown_after(said_no: int) -> timedelta:
-    """The cooldown of a market after this many refusals, preemptions or failures in a row."""
+    """Return the cooldown of a market after this many refusals, preemptions or failures in a
+    row.
+    """
     return min(LONGEST_REST, FIRST_REST * (1 << min(said_no - 1, 10)))

@@ -19,7 +19,7 @@ _HUB, _OFFICIAL = "docker.io", "library"
 def explain_policy(
     policies: Sequence[BoundPolicy], task: TaskSpec, offer: Offer
 ) -> Objection | None:
-    """Why the policies forbid that the task runs on this offer; None if they permit it."""
+    """Return why the policies forbid that the task runs on this offer; None if they permit it."""
     for bound in policies:
         if refusal := _explain_offer(bound, task, offer):
             return refusal
@@ -27,7 +27,9 @@ def explain_policy(
 
 
 def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
-    """Why the policies forbid the task's image; None if they permit it, or if it has none."""
+    """Return why the policies forbid the task's image; None if they permit it, or if it has
+    none.
+    """
     for bound in policies:
         policy, image = bound.policy, task.image
         restricts = policy.images or policy.image_digests or policy.signed_by
@@ -67,8 +69,8 @@ def explain_signatures(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objec
 
 
 def name_image(image: str) -> str:
-    """The image's registry and repository, without its tag and digest. A name without a registry
-    is one of Docker Hub, as container engines read it.
+    """Return the image's registry and repository, without its tag and digest. A name without a
+    registry is one of Docker Hub, as container engines read it.
     """
     name = image.partition("@")[0]
     head, slash, last = name.rpartition("/")

@@ -7,8 +7,8 @@ from cavvy.domain.tasks import Objection, TaskSpec
 
 
 def explain_quota(task: TaskSpec, offer: Offer) -> Objection | None:
-    """Why the quotas are too small for the task's nodes on this offer even if nothing else runs;
-    None if they are large enough. An offer whose quota is only in use at the moment is not
+    """Return why the quotas are too small for the task's nodes on this offer even if nothing else
+    runs; None if they are large enough. An offer whose quota is only in use at the moment is not
     rejected.
     """
     if offer.quota_nodes is None or task.nodes <= offer.quota_nodes:

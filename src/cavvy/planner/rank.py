@@ -110,7 +110,9 @@ def rank(
     by: Objective = Objective.COST,
     situation: PlanningContext | None = None,
 ) -> list[Placement]:
-    """The placements that keep the task's limits, best first, in the same order as in `plan`."""
+    """Return the placements that keep the task's limits, best first, in the same order as in
+    `plan`.
+    """
     known = situation or PlanningContext()
     if avoid:
         known = replace(known, avoid=frozenset(avoid) | frozenset(known.avoid))
@@ -176,7 +178,9 @@ class _Misses:
         self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
 
     def limits(self) -> list[PlanLimit]:
-        """The limits that are the first broken limit of some offer, in the order of `PlanLimit`."""
+        """Return the limits that are the first broken limit of some offer, in the order of
+        `PlanLimit`.
+        """
         return [which for which in PlanLimit if which in self.nearest]
 
 
@@ -307,8 +311,8 @@ _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
 def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
-    """The sort key of an offer that breaks limits, nearest first: offers that are expected to
-    finish, then fewer broken limits, then a smaller excess, then a lower price.
+    """Return the sort key of an offer that breaks limits, nearest first: offers that are expected
+    to finish, then fewer broken limits, then a smaller excess, then a lower price.
     """
     doubtful = scored.course.run_time is not None and scored.course.wall_time is None
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key
@@ -342,18 +346,18 @@ def _score(
 
 
 def _has_unsized(task: TaskSpec) -> bool:
-    """Whether the task has outputs of unknown size."""
+    """Return whether the task has outputs of unknown size."""
     return any(each.size_mib is None for each in task.outputs)
 
 
 def _extras(task: TaskSpec, offer: Offer) -> HourlyRate:
-    """The expected rate of the disks and public addresses of all nodes together."""
+    """Return the expected rate of the disks and public addresses of all nodes together."""
     need = task.resources
     return expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)
 
 
 def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
-    """The price of one GB (10^9 bytes) of egress from the offer's location; None if it is
+    """Return the price of one GB (10^9 bytes) of egress from the offer's location; None if it is
     unknown.
     """
     return find_egress(offer, known.egress)
@@ -423,7 +427,7 @@ def _placement(task: TaskSpec, scored: _Scored, known: PlanningContext, now: dat
 
 
 def _list_notes(task: TaskSpec, scored: _Scored, known: PlanningContext) -> list[str]:
-    """The notes that are shown with a placement."""
+    """Return the notes that are shown with a placement."""
     offer, notes = scored.offer, []
     if not _is_available(task, offer):
         limited = f", limited by {offer.limited_by}" if offer.limited_by else ""

@@ -34,7 +34,7 @@ class InterruptedRun(Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
-    """The time between two checkpoints with the least expected loss, by Daly's estimate:
+    """Return the time between two checkpoints with the least expected loss, by Daly's estimate:
     sqrt(2·cost·mtbf)·(1 + ...) - cost.
 
     `cost` is the time to write one checkpoint, `mtbf` the mean time between failures. If cost >=
@@ -78,8 +78,8 @@ def disturb(
     every: timedelta | None,
     write: timedelta = timedelta(0),
 ) -> InterruptedRun | None:
-    """The expected time and preemptions of `run_time` of work that is preempted `per_hour` times an
-    hour; None if the work is not expected to finish.
+    """Return the expected time and preemptions of `run_time` of work that is preempted `per_hour`
+    times an hour; None if the work is not expected to finish.
 
     Each attempt needs `start` before the work continues. A preemption loses the work since the last
     checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and writing

@@ -35,8 +35,8 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer]) -> list[Offer]:
 
 
 def fits_empty(task: TaskSpec, offer: Offer, hosts: Sequence[Host]) -> bool:
-    """Whether all nodes of the task would fit on the offer's hosts at the same time if the hosts
-    were idle.
+    """Return whether all nodes of the task would fit on the offer's hosts at the same time if the
+    hosts were idle.
     """
     return (
         allocate_across(task, offer, hosts, (), AllocationOwner(gang="", project=task.project))

@@ -11,8 +11,8 @@ from cavvy.domain.values import replace
 
 
 def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
-    """Why the task's nodes cannot be the hosts of whole machines of this offer, such as slices of
-    TPUs; None if they can.
+    """Return why the task's nodes cannot be the hosts of whole machines of this offer, such as
+    slices of TPUs; None if they can.
     """
     if task.nodes % offer.hosts == 0:
         return None
@@ -24,8 +24,8 @@ def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
 
 
 def spread_task(task: TaskSpec) -> TaskSpec:
-    """The task with a node for each host, if each of its nodes requests a whole slice of TPUs with
-    several hosts; otherwise the unchanged task.
+    """Return the task with a node for each host, if each of its nodes requests a whole slice of
+    TPUs with several hosts; otherwise the unchanged task.
     """
     found = spread_slices(task.resources)
     if found.hosts == 1:
@@ -35,8 +35,8 @@ def spread_task(task: TaskSpec) -> TaskSpec:
 
 
 def _spread_device(measured_on: str | None) -> str | None:
-    """The accelerators on each node of the gang whose time was measured, such as TPU-v5e:4 for a
-    whole slice TPU-v5e:16; other accelerators unchanged.
+    """Return the accelerators on each node of the gang whose time was measured, such as TPU-v5e:4
+    for a whole slice TPU-v5e:16; other accelerators unchanged.
     """
     try:
         needs = parse_accelerator(measured_on) if measured_on else ()
@@ -47,8 +47,8 @@ def _spread_device(measured_on: str | None) -> str | None:
 
 
 def describe_slice(task: TaskSpec) -> str:
-    """The slices whose hosts are the task's nodes, such as "the 4 hosts of a TPU slice v5litepod-16
-    (16 chips)"; "" if the task does not name a slice of several hosts.
+    """Return the slices whose hosts are the task's nodes, such as "the 4 hosts of a TPU slice
+    v5litepod-16 (16 chips)"; "" if the task does not name a slice of several hosts.
     """
     kinds = [find_slice(each.instance or "") for each in task.resources.choices]
     known = [each for each in kinds if each is not None and each.hosts > 1]
@@ -62,7 +62,9 @@ def describe_slice(task: TaskSpec) -> str:
 
 
 def note_slice(offer: Offer) -> str:
-    """A note about an offer of a host that is rented together with others; "" for other offers."""
+    """Return a note about an offer of a host that is rented together with others; "" for other
+    offers.
+    """
     if offer.hosts == 1:
         return ""
     chips = offer.accelerator_count * offer.hosts

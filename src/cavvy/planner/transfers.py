@@ -42,7 +42,7 @@ class TransferEstimate(Struct, frozen=True):
         return self.input_time + self.output_time
 
     def time_of(self, starts: float) -> timedelta:
-        """The time of all copies with this expected number of starts."""
+        """Return the time of all copies with this expected number of starts."""
         return self.input_time * starts + self.output_time
 
     def notes(self) -> tuple[str, ...]:
@@ -67,7 +67,8 @@ class TransferEstimate(Struct, frozen=True):
 def estimate_transfers(
     task: TaskSpec, offer: Offer, egress: Mapping[str, Money], starts: float
 ) -> TransferEstimate | None:
-    """The copies of the task's inputs and outputs whose size is known; None if there are none.
+    """Return the copies of the task's inputs and outputs whose size is known; None if there are
+    none.
 
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
     copy within one cloud is free if the bucket's region is unknown or that of the offer. Other
@@ -100,21 +101,21 @@ def estimate_transfers(
 
 
 def find_egress(offer: Offer, egress: Mapping[str, Money]) -> Money | None:
-    """The price of one GB (10^9 bytes) of egress from the offer's location; None if it is
+    """Return the price of one GB (10^9 bytes) of egress from the offer's location; None if it is
     unknown.
     """
     return Money(0) if offer.shared else _find(offer, egress)
 
 
 def find_egress_date(offer: Offer, dates: Mapping[str, date]) -> date | None:
-    """The date of the price that `find_egress` returns, from a table with the same keys."""
+    """Return the date of the price that `find_egress` returns, from a table with the same keys."""
     return _find(offer, dates)
 
 
 def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> Money | None:
-    """The price of one GB that a node of the offer uploads to a bucket, or to the server if the URL
-    is None; None if it is unknown. A bucket of the same cloud is assumed to be in the same region,
-    and the server to be outside the cloud.
+    """Return the price of one GB that a node of the offer uploads to a bucket, or to the server if
+    the URL is None; None if it is unknown. A bucket of the same cloud is assumed to be in the same
+    region, and the server to be outside the cloud.
     """
     home = BUCKET_PROVIDERS.get(urlsplit(url).scheme) if url else None
     if home == find_cloud(offer.provider):
@@ -123,7 +124,7 @@ def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> 
 
 
 def _find(offer: Offer, table: Mapping[str, _T]) -> _T | None:
-    """The entry of the offer's region, or of its cloud."""
+    """Return the entry of the offer's region, or of its cloud."""
     cloud = find_cloud(offer.provider)
     return table.get(f"{cloud}/{offer.region}", table.get(cloud))
 
@@ -150,12 +151,12 @@ def _list_copies(task: TaskSpec, starts: float) -> Iterator[_Copy]:
 
 
 def _home(copy: _Copy) -> str | None:
-    """The provider of the bucket; None if the URL is not of a bucket."""
+    """Return the provider of the bucket; None if the URL is not of a bucket."""
     return BUCKET_PROVIDERS.get(urlsplit(copy.url).scheme)
 
 
 def _price(copy: _Copy, offer: Offer, egress: Mapping[str, Money]) -> int | None:
-    """The price of a copy in micro-dollars per GB; None if unknown."""
+    """Return the price of a copy in micro-dollars per GB; None if unknown."""
     home, region = _home(copy), copy.transfer.region
     cloud = find_cloud(offer.provider)
     if home == cloud:

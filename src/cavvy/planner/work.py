@@ -61,15 +61,16 @@ class TimeEstimate(Struct, frozen=True, kw_only=True):
 
 
 def start_time(offer: Offer) -> timedelta:
-    """The time from the launch to the start of the work."""
+    """Return the time from the launch to the start of the work."""
     if offer.boot is not None:
         return offer.boot
     return SHARED_HOST_START if offer.shared else MACHINE_START
 
 
 def shape_of(offer: Offer, task: TaskSpec) -> tuple[object, ...]:
-    """The properties of an offer that determine the estimate. Offers of the same shape differ only
-    in location and price. They may also differ in provider if no rate was measured on this machine.
+    """Return the properties of an offer that determine the estimate. Offers of the same shape
+    differ only in location and price. They may also differ in provider if no rate was measured on
+    this machine.
     """
     return (
         _machine_rate(task.work, offer, task) if task.work is not None else None,
@@ -85,7 +86,7 @@ def shape_of(offer: Offer, task: TaskSpec) -> tuple[object, ...]:
 
 
 def estimate(task: TaskSpec, offer: Offer) -> TimeEstimate:
-    """The running time of `task.work` on `task.nodes` nodes of `offer`.
+    """Return the running time of `task.work` on `task.nodes` nodes of `offer`.
 
     For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
     efficiency). For work stated in samples, it is samples / (rate x nodes). Both formulas assume
@@ -109,8 +110,8 @@ def estimate(task: TaskSpec, offer: Offer) -> TimeEstimate:
 
 
 def _on_a_part(task: TaskSpec, offer: Offer) -> TimeEstimate:
-    """The time on a fraction of an accelerator. It is the time on a whole accelerator divided by
-    the fraction.
+    """Return the time on a fraction of an accelerator. It is the time on a whole accelerator
+    divided by the fraction.
     """
     whole = estimate(task, replace(offer, accelerator_part=1.0))
     if whole.run_time is None:
@@ -124,7 +125,7 @@ def _on_a_part(task: TaskSpec, offer: Offer) -> TimeEstimate:
 
 
 def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
-    """The stated duration, converted to the devices of the offer."""
+    """Return the stated duration, converted to the devices of the offer."""
     if work.duration is None or work.measured_on is None:
         return TimeEstimate(run_time=work.duration)
     name, count = _split(work.measured_on)
@@ -149,8 +150,8 @@ def _by_duration(work: Workload, offer: Offer) -> TimeEstimate:
 
 
 def _is_device(known: KnownAccelerator | None, name: str, offer: Offer) -> bool:
-    """Whether the offer has the accelerator `name`, with the same memory size if the name states
-    one.
+    """Return whether the offer has the accelerator `name`, with the same memory size if the name
+    states one.
     """
     size = known.memory_mib if known else None
     product = known.accelerator.name if known else name
@@ -158,7 +159,7 @@ def _is_device(known: KnownAccelerator | None, name: str, offer: Offer) -> bool:
 
 
 def _not_scaled(work: Workload, offer: Offer) -> str:
-    """Why the duration cannot be scaled to the devices of the offer."""
+    """Return why the duration cannot be scaled to the devices of the offer."""
     there = offer.accelerator or "CPUs"
     for name in (_split(work.measured_on or "")[0], offer.accelerator or "cpu"):
         if name != "cpu" and device_of(name) is None:
@@ -173,8 +174,8 @@ def _not_scaled(work: Workload, offer: Offer) -> str:
 
 
 def _as_used(offer: Offer, task: TaskSpec) -> Offer:
-    """The part of the offer that the task uses. Accelerators are left out if the task does not
-    compute on them. On a shared host, only the task's share of the CPUs is included.
+    """Return the part of the offer that the task uses. Accelerators are left out if the task does
+    not compute on them. On a shared host, only the task's share of the CPUs is included.
     """
     if offer.accelerator is not None and not task.resources.uses_accelerators(offer.shared):
         offer = replace(offer, accelerator=None, accelerator_count=0)
@@ -202,7 +203,9 @@ def _by_flops(work: Workload, offer: Offer, nodes: int) -> TimeEstimate:
 
 
 def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
-    """The peak FLOP/s of all accelerators of a node together (None if unknown), and notes."""
+    """Return the peak FLOP/s of all accelerators of a node together (None if unknown), and
+    notes.
+    """
     known = find_accelerator(offer.accelerator or "")
     if known is None:
         return None, (f"no peak rate is known for {offer.accelerator}",)
@@ -221,7 +224,7 @@ def _accelerator_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tu
 
 
 def _cpu_peak(offer: Offer, wanted: Precision) -> tuple[float | None, tuple[str, ...]]:
-    """The peak FLOP/s of all CPUs of a node together (None if unknown), and notes."""
+    """Return the peak FLOP/s of all CPUs of a node together (None if unknown), and notes."""
     used = Precision.FP32 if wanted in _CPU_FALLBACK else wanted
     if used not in _CPU_SHARES or not offer.vcpus:
         return None, (f"no {wanted} rate is known for CPUs",)
@@ -245,8 +248,8 @@ def _by_rate(work: Workload, offer: Offer, task: TaskSpec) -> TimeEstimate:
 def _node_rate(
     work: Workload, offer: Offer, task: TaskSpec
 ) -> tuple[float | None, tuple[str, ...]]:
-    """The rate of one node in samples per second (None if unknown), and notes about how it was
-    found.
+    """Return the rate of one node in samples per second (None if unknown), and notes about how it
+    was found.
     """
     measured = _machine_rate(work, offer, task)
     if measured is not None:
@@ -255,7 +258,7 @@ def _node_rate(
 
 
 def _machine_rate(work: Workload, offer: Offer, task: TaskSpec) -> float | None:
-    """The rate that was measured on this machine type of this provider; None if no rate was
+    """Return the rate that was measured on this machine type of this provider; None if no rate was
     measured. A key with a count, such as "slurm/8xa100:2", is the rate of that many accelerators,
     or of that many vCPUs if the task uses no accelerators, because batch systems offer parts of a
     node as one instance type. On a shared host, a job gets only a part of the machine, so such
@@ -272,8 +275,8 @@ def _machine_rate(work: Workload, offer: Offer, task: TaskSpec) -> float | None:
 def _accelerator_rate(
     work: Workload, offer: Offer, task: TaskSpec
 ) -> tuple[float | None, tuple[str, ...]]:
-    """The rate of one node in samples per second (None if unknown), and notes about how it was
-    found.
+    """Return the rate of one node in samples per second (None if unknown), and notes about how it
+    was found.
 
     A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
     rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
@@ -314,8 +317,8 @@ def _accelerator_rate(
 
 
 def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
-    """The rate of one node without accelerators in samples per second (None if unknown), and notes
-    about how it was found.
+    """Return the rate of one node without accelerators in samples per second (None if unknown), and
+    notes about how it was found.
 
     A key "cpu" in `work.rates` is the rate of every node that fits the task, however many CPUs the
     node has. A key "cpu:8" is a rate measured on 8 CPUs. A node gets the rate of the largest
@@ -340,8 +343,8 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
 
 
 def _fewest(task: TaskSpec, offer: Offer) -> int:
-    """The smallest number of the offer's accelerators that a node of the task requests. A task that
-    requests an instance type requests all of its accelerators.
+    """Return the smallest number of the offer's accelerators that a node of the task requests. A
+    task that requests an instance type requests all of its accelerators.
     """
     needs = task.resources.accelerators
     counts = [need.count_min for need in needs if is_match(offer.accelerator or "", need.name)]

@@ -72,7 +72,7 @@ class Client:
         return Job(self._connections, read_detail(detail), notes)
 
     def job(self, name: str, *, project: str | None = None) -> Job:
-        """A job by its name or ID. Raises JobNotFound."""
+        """Return a job by its name or ID. Raises JobNotFound."""
         with self._connections.use() as connection:
             detail = connection.job(self._choose(project), name, session=True)
         return Job(self._connections, read_detail(detail))
@@ -80,15 +80,15 @@ class Client:
     def jobs(
         self, *, phases: Collection[Phase] = (), limit: int = 50, project: str | None = None
     ) -> list[Job]:
-        """The newest jobs of a project, at most `limit` (1 to 500), newest first. If `phases` is
-        given, only jobs in these phases are returned.
+        """Return the newest jobs of a project, at most `limit` (1 to 500), newest first. If
+        `phases` is given, only jobs in these phases are returned.
         """
         with self._connections.use() as connection:
             page = connection.jobs(self._choose(project), phases=phases, limit=limit)
         return [Job(self._connections, read_listing(each)) for each in page.jobs]
 
     def cost(self, *, since: datetime | None = None, project: str | None = None) -> Decimal:
-        """What a project has cost in US dollars, in total or since a point in time."""
+        """Return what a project has cost in US dollars, in total or since a point in time."""
         with self._connections.use() as connection:
             found = connection.project_cost(self._choose(project), since=since)
         return Money(found.total_micros).usd

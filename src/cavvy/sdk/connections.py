@@ -115,5 +115,5 @@ def _check_version(client: ApiClient) -> None:
 
 
 def default_project() -> str:
-    """CAVVY_PROJECT or `default`, as in the commands."""
+    """Return CAVVY_PROJECT or `default`, as in the commands."""
     return os.environ.get("CAVVY_PROJECT") or "default"

@@ -24,7 +24,7 @@ _COLORS = {
 
 
 def show_job(status: "JobStatus", note: str = "") -> str:
-    """An HTML table with the state, the offer, the price and the cost of a job."""
+    """Return an HTML table with the state, the offer, the price and the cost of a job."""
     color = _COLORS.get(status.phase, "inherit")
     rows = [
         ("job", f"{escape(status.name)} <small>({escape(status.id)})</small>"),

@@ -42,7 +42,7 @@ class Job:
         self.notes = notes
 
     def status(self) -> JobStatus:
-        """The state of the job now."""
+        """Return the state of the job now."""
         self.last_status = read_detail(self._detail())
         return self.last_status
 
@@ -63,8 +63,8 @@ class Job:
     def logs(
         self, *, follow: bool = False, rank: int = 0, attempt: int | None = None
     ) -> Generator[str, None, None]:
-        """The lines of the log of one node, without line ends. With `follow`, waits for further
-        lines until the job has ended. Ctrl-C ends only this wait; the job continues to run.
+        """Yield the lines of the log of one node, without line ends. With `follow`, waits for
+        further lines until the job has ended. Ctrl-C ends only this wait; the job continues to run.
         `attempt` selects one attempt. By default, the lines of all attempts are returned in order.
         """
         for lines in self._log_parts(follow=follow, rank=rank, attempt=attempt):
@@ -82,8 +82,8 @@ class Job:
             )
 
     def events(self, *, follow: bool = False) -> Generator[JobEvent, None, None]:
-        """The events of the job in order. Its placement and the loss of a node are examples. With
-        `follow`, waits for further events until the job has ended.
+        """Yield the events of the job in order. Its placement and the loss of a node are examples.
+        With `follow`, waits for further events until the job has ended.
         """
         with self._interruptible(), self._connections.use() as connection:
             if follow:
@@ -95,20 +95,21 @@ class Job:
                 after = page.last
 
     def metrics(self) -> dict[str, float | str]:
-        """The values that the program last reported, such as `loss`. A program reports them with
-        lines such as `CAVVY_PROGRESS {"loss": 0.12}` or with `cavvy.train`.
+        """Return the values that the program last reported, such as `loss`. A program reports them
+        with lines such as `CAVVY_PROGRESS {"loss": 0.12}` or with `cavvy.train`.
         """
         return last_figures(self._detail())
 
     def cost(self) -> JobCost:
-        """What the job has cost so far, and how its time was spent."""
+        """Return what the job has cost so far, and how its time was spent."""
         with self._connections.use() as connection:
             job = connection.job(self.project, self.id)
             return read_cost(job, connection.cost(self.project, self.id))
 
     def outputs(self) -> dict[str, str]:
-        """Where the outputs of the job are copied to, as a dict from the source of each output to
-        its target."""
+        """Return where the outputs of the job are copied to, as a dict from the source of each
+        output to its target.
+        """
         from msgspec.json import decode
 
         from cavvy.domain.tasks import TaskSpec
@@ -223,7 +224,7 @@ def _make_failure(job: Job, status: JobStatus) -> JobFailed:
 
 
 def _read_tail(job: Job, status: JobStatus) -> list[str]:
-    """The last lines of the log of the node that failed first; [] if there is no log."""
+    """Return the last lines of the log of the node that failed first; [] if there is no log."""
     try:
         with job._connections.use() as connection:
             chunks = connection.log_chunks(

@@ -124,12 +124,12 @@ class JobEvent:
 
 
 def read_listing(job: "wire.JobListing") -> JobStatus:
-    """The state of a job in a list."""
+    """Return the state of a job in a list."""
     return _make_status(job)
 
 
 def read_detail(job: "wire.JobDetail") -> JobStatus:
-    """The state of a job with all details."""
+    """Return the state of a job with all details."""
     own = next((each for each in job.attempts if each.number == job.attempt), None)
     if own is None:
         return replace(_make_status(job), queue_position=job.queue_position)

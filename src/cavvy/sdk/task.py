@@ -99,7 +99,7 @@ class Task:
             raise _make_invalid(error, self.path) from error
 
     def _join_params(self, params: Mapping[str, object] | None) -> dict[str, "Scalar"]:
-        """The parameters given to `from_file`, replaced by those in `params`."""
+        """Return the parameters given to `from_file`, replaced by those in `params`."""
         return {**self._params, **_scalars(params)}
 
     def __repr__(self) -> str:

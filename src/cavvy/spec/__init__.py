@@ -72,7 +72,7 @@ def check_uses(home: Path, task: TaskSpec, file: str) -> None:
 
 
 def read_file(file: Path) -> str:
-    """The text of a file. Raises SpecError if the file cannot be read."""
+    """Return the text of a file. Raises SpecError if the file cannot be read."""
     try:
         with file.open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)

@@ -22,8 +22,8 @@ from cavvy.spec.problems import listed
 
 
 def describe_task(task: TaskSpec) -> list[tuple[str, str]]:
-    """The description as rows of name and text, with the most important row first. Keys that the
-    file omits have no row.
+    """Return the description as rows of name and text, with the most important row first. Keys that
+    the file omits have no row.
     """
     rows = [
         (
@@ -69,14 +69,16 @@ def _takes(task: TaskSpec) -> str:
 
 
 def describe_nodes(task: TaskSpec) -> str:
-    """A text for the nodes that the task requests, such as "2 nodes, each with 8 H100"."""
+    """Return a text for the nodes that the task requests, such as "2 nodes, each with 8 H100"."""
     count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
     about_slice = describe_slice(task)
     return f"{count} {_needs(task.resources)}" + (f": {about_slice}" if about_slice else "")
 
 
 def describe_accelerator(need: AcceleratorNeed) -> str:
-    """A text for one of the requested accelerators, such as "1 to 4 A100 of 40 to 80 GiB"."""
+    """Return a text for one of the requested accelerators, such as "1 to 4 A100 of 40 to 80
+    GiB".
+    """
     most = need.count_max
     # 65,536 is `catalog.needs.MOST`, which means that the range has no upper bound.
     endless = most is not None and most >= 65_536
@@ -156,7 +158,7 @@ def _where(need: ResourceSpec) -> str:
 
 
 def _others(need: ResourceSpec) -> list[tuple[str, str]]:
-    """One row for each alternative of the resources except the first."""
+    """Return one row for each alternative of the resources except the first."""
     word = "else" if need.ordered else "or"
     return [(word, f"{_needs(each)}, {_where(each)}") for each in need.any_of[1:]]
 

@@ -17,7 +17,7 @@ from cavvy.spec.problems import listed
 
 
 def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
-    """The description as rows of name and text."""
+    """Yield the description as rows of name and text."""
     probe = service.probe
     yield (
         "serves",

@@ -55,8 +55,8 @@ class _Setup(Struct, frozen=True, kw_only=True):
 
 
 def make_recipe(task: TaskSpec, *, base: str = "") -> DockerfileRecipe:
-    """The Dockerfile of an image in which the task's `setup` has run. `base`, if given, replaces
-    the default base image.
+    """Return the Dockerfile of an image in which the task's `setup` has run. `base`, if given,
+    replaces the default base image.
     """
     setup = _take_apart(task.setup or "")
     run = base or task.image or _choose_run(task)
@@ -67,7 +67,9 @@ def make_recipe(task: TaskSpec, *, base: str = "") -> DockerfileRecipe:
 
 
 def make_dockerfile(task: TaskSpec, *, base: str = "") -> str:
-    """The result of `make_recipe` as one Dockerfile. Its build context is the working folder."""
+    """Return the result of `make_recipe` as one Dockerfile. Its build context is the working
+    folder.
+    """
     recipe = make_recipe(task, base=base)
     text = recipe.text
     for name, content in recipe.files.items():
@@ -148,7 +150,7 @@ def _choose_run(task: TaskSpec) -> str:
 
 
 def _vendor(task: TaskSpec) -> Vendor | None:
-    """The vendor of the first accelerator that the task requests. Returns NVIDIA if the task
+    """Return the vendor of the first accelerator that the task requests. Returns NVIDIA if the task
     accepts any vendor, and None if it requests no accelerator.
     """
     for need in task.resources.accelerators:
@@ -164,7 +166,7 @@ def _vendor(task: TaskSpec) -> Vendor | None:
 
 
 def _uses(task: TaskSpec) -> tuple[str, ...] | None:
-    """The parts of the working folder that the setup uses; None means the whole folder."""
+    """Return the parts of the working folder that the setup uses; None means the whole folder."""
     if task.setup is None or task.workdir is None:
         return ()
     return task.setup_uses

@@ -20,7 +20,7 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 
 def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
-    """The tree with the engine's keys. Mistakes are added to `notes`."""
+    """Return the tree with the engine's keys. Mistakes are added to `notes`."""
     service = root.get("service")
     if not isinstance(service, MapNode) or service.get("engine") is None:
         return root
@@ -103,7 +103,7 @@ def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
 
 
 def _complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:
-    """The table with those of these keys that it does not have."""
+    """Return the table with those of these keys that it does not have."""
     added = (
         (_scalar(table.mark, key), _scalar(table.mark, value))
         for key, value in more.items()

@@ -148,8 +148,8 @@ ENGINES: Mapping[str, Engine] = {
 def write_command(
     engine: Engine, model: str, names: tuple[str, ...], options: Mapping[str, str], gpus: bool
 ) -> str:
-    """The command that serves a model. An option whose value is `true` has no value in the command,
-    and one with `false` is left out.
+    """Return the command that serves a model. An option whose value is `true` has no value in the
+    command, and one with `false` is left out.
     """
     pairs: list[tuple[str, str]] = []
     if engine.model:
@@ -183,7 +183,7 @@ def list_own_files(engine: Engine) -> Mapping[str, Path]:
 
 
 def list_own_flags(engine: Engine) -> frozenset[str]:
-    """The options that Cavvy itself sets; a file cannot set them."""
+    """Return the options that Cavvy itself sets; a file cannot set them."""
     own = {engine.model, engine.host, engine.port_flag, engine.names}
     if engine.optimises:
         own |= {f"--{name}" for name in OPTIMISATION}

@@ -20,8 +20,8 @@ _GIT_TIMEOUT_S = 120
 
 
 def list_files(folder: Path) -> list[str]:
-    """The sorted paths, relative to `folder`, of all files and links that are not ignored. Raises
-    OSError if a folder cannot be read.
+    """Return the sorted paths, relative to `folder`, of all files and links that are not ignored.
+    Raises OSError if a folder cannot be read.
     """
     listed = _ask_git(folder)
     if listed is None:
@@ -31,8 +31,8 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _ask_git(folder: Path) -> list[str] | None:
-    """The files that git tracks or would track. Returns None if git cannot list them, for example
-    because the folder is not in a repository.
+    """Return the files that git tracks or would track. Returns None if git cannot list them, for
+    example because the folder is not in a repository.
     """
     command = [
         "git",
@@ -76,8 +76,8 @@ def _is_ignored(folder: Path) -> bool:
 
 
 def git_environment() -> dict[str, str]:
-    """The environment for running git on a folder. It has no variable that would make git use
-    another folder. Git takes no optional locks and asks for no input.
+    """Return the environment for running git on a folder. It has no variable that would make git
+    use another folder. Git takes no optional locks and asks for no input.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
@@ -120,8 +120,8 @@ def _rules_of(folder: Path, inside: str, *, git_rules: bool) -> Rules:
 
 
 def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
-    """Whether the rules ignore a path. As in git, the innermost pattern file with a matching line
-    decides; within a file, the last matching line decides.
+    """Return whether the rules ignore a path. As in git, the innermost pattern file with a matching
+    line decides; within a file, the last matching line decides.
     """
     for base, spec in reversed(rules):
         name = path[len(base) :] + ("/" if is_folder else "")
@@ -132,8 +132,8 @@ def _matches(rules: Rules, path: str, is_folder: bool) -> bool:
 
 
 def _names(pattern: "RegexPattern", name: str) -> bool:
-    """Whether a pattern matches this file or folder itself, and not only one of its parent folders.
-    The name of a folder ends with a slash.
+    """Return whether a pattern matches this file or folder itself, and not only one of its parent
+    folders. The name of a folder ends with a slash.
 
     Like git, the caller checks each folder before its contents. The match function of pathspec
     cannot be used, because it also tests the parent folders.
@@ -162,7 +162,7 @@ class _Own:
         return self._ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
 
     def _ignores_folder(self, inside: str) -> bool:
-        """Whether a folder or one of its parents is ignored. If so, no rule can include the
+        """Return whether a folder or one of its parents is ignored. If so, no rule can include the
         folder's contents again. `inside` is the folder's path and ends with a slash.
         """
         if inside not in self._folders:

@@ -16,7 +16,7 @@ _GIT_TIMEOUT_S = 60
 
 
 def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -> RunOrigin:
-    """The origin of a run whose working folder is `folder`. The folder need not be in a
+    """Return the origin of a run whose working folder is `folder`. The folder need not be in a
     repository.
     """
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
@@ -34,8 +34,8 @@ def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -
 
 
 def _diff(folder: Path) -> str | None:
-    """The uncommitted changes of tracked files in and below `folder`; None if there are none. A
-    long diff is truncated.
+    """Return the uncommitted changes of tracked files in and below `folder`; None if there are
+    none. A long diff is truncated.
     """
     options = ("--no-color", "--no-ext-diff", "--no-textconv", "--relative", "--find-renames")
     diff = _git(folder, "diff", *options, "HEAD", "--", ".")
@@ -49,7 +49,7 @@ def _diff(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
-    """The output of git, or None if git fails, is missing or takes too long."""
+    """Return the output of git, or None if git fails, is missing or takes too long."""
     command = ["git", "-C", os.fspath(folder), *arguments]
     try:
         done = subprocess.run(

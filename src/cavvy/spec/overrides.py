@@ -15,7 +15,7 @@ from cavvy.spec.tree import MapNode, check_single, compose_all
 
 
 def _read_values(table: SectionReader) -> dict[str, Any]:
-    """The task attributes that the given keys set. A section becomes a nested table of
+    """Return the task attributes that the given keys set. A section becomes a nested table of
     attributes.
     """
     values = table.values()
@@ -51,7 +51,7 @@ def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> T
 
 
 def list_overridden(text: str) -> frozenset[str]:
-    """The keys in an override text, with dots between the parts, such as `nodes` and
+    """Return the keys in an override text, with dots between the parts, such as `nodes` and
     `resources.gpu`.
     """
     found: set[str] = set()
@@ -63,7 +63,9 @@ def list_overridden(text: str) -> frozenset[str]:
 
 
 def read_variables(text: str) -> Mapping[str, str]:
-    """The environment variables that an override text sets. Raises SpecError for invalid values."""
+    """Return the environment variables that an override text sets. Raises SpecError for invalid
+    values.
+    """
     return apply_overrides(TaskSpec(name="", run=""), text).env
 
 

@@ -138,8 +138,8 @@ class ProblemNotes:
         return self._lines
 
     def scratch(self) -> "ProblemNotes":
-        """An empty collection for the same file. A caller uses it to try one way of reading a
-        value, and then adopts or discards its problems.
+        """Return an empty collection for the same file. A caller uses it to try one way of reading
+        a value, and then adopts or discards its problems.
         """
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines
@@ -163,7 +163,7 @@ class ProblemNotes:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The entry of `choices` that `word` probably misspells; None if no entry is similar."""
+    """Return the entry of `choices` that `word` probably misspells; None if no entry is similar."""
     from difflib import get_close_matches
 
     by_folded = {choice.lower().replace("-", "_"): choice for choice in choices}

@@ -27,8 +27,8 @@ NOT_YET: Mapping[str, str] = {
 
 
 def refusals(task: TaskSpec, unsupported: Mapping[str, str]) -> list[Objection]:
-    """The parts of a task that a provider does not support, with reasons. The list is empty if the
-    provider supports all parts.
+    """Return the parts of a task that a provider does not support, with reasons. The list is empty
+    if the provider supports all parts.
 
     `unsupported` is the table in the provider's manifest, with the reason for each unsupported
     feature.
@@ -54,7 +54,7 @@ def refusals(task: TaskSpec, unsupported: Mapping[str, str]) -> list[Objection]:
 
 
 def read_options(need: ResourceSpec, provider: str) -> dict[str, Any]:
-    """The options that the task states for this provider, by name."""
+    """Return the options that the task states for this provider, by name."""
     found = (json.loads(each.values) for each in need.options if each.provider == provider)
     return next(found, {})
 
@@ -64,7 +64,7 @@ def _asks_for_network(need: NetworkNeed | None) -> bool:
 
 
 def object_to_service(task: TaskSpec) -> Objection | None:
-    """Why Cavvy cannot run this service yet; None if it can."""
+    """Return why Cavvy cannot run this service yet; None if it can."""
     spec = task.service
     assert spec is not None
     for key, given in (
@@ -94,7 +94,7 @@ def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
 
 
 def _object_to_regions(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
-    """Why the regions of a service contradict each other; None if they do not."""
+    """Return why the regions of a service contradict each other; None if they do not."""
     named = {region for each in task.resources.choices for region in each.regions}
     if spec.regions and named:
         return Objection("service.regions", "`resources.regions` states the regions already")

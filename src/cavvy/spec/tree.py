@@ -98,7 +98,7 @@ def compose_all(
 
 
 def read_scalar(text: str) -> Scalar | None:
-    """The value of an unquoted scalar in YAML 1.2 (core schema)."""
+    """Return the value of an unquoted scalar in YAML 1.2 (core schema)."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -111,7 +111,7 @@ def read_scalar(text: str) -> Scalar | None:
 
 
 def to_value(node: Node) -> object:
-    """The content of a node as dicts, lists and plain values."""
+    """Return the content of a node as dicts, lists and plain values."""
     match node:
         case ScalarNode():
             return node.value
@@ -122,7 +122,9 @@ def to_value(node: Node) -> object:
 
 
 def read_table(text: str) -> dict[str, Any] | None:
-    """The plain values of a YAML text that is one table, read as YAML 1.2; None for other texts."""
+    """Return the plain values of a YAML text that is one table, read as YAML 1.2; None for other
+    texts.
+    """
     notes = ProblemNotes("the file", text)
     root = check_single(documents, notes) if (documents := compose_all(text, notes)) else None
     return (
@@ -446,7 +448,7 @@ def _explain(error: "MarkedYAMLError", notes: ProblemNotes) -> None:
 
 
 def _place_error(error: "MarkedYAMLError", notes: ProblemNotes) -> SourceMark:
-    """The position of the error, moved to a line that contains text."""
+    """Return the position of the error, moved to a line that contains text."""
     for place in (error.problem_mark or error.context_mark, error.context_mark):
         # The parser detects an unclosed bracket or quote only at the end of the file. The error is
         # shown where the bracket or quote begins.

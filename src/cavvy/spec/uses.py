@@ -9,12 +9,16 @@ from cavvy.spec.problems import nearest
 
 
 def is_used(path: str, uses: Sequence[str]) -> bool:
-    """Whether the file `path` is an entry of `uses`, or is inside a folder that is an entry."""
+    """Return whether the file `path` is an entry of `uses`, or is inside a folder that is an
+    entry.
+    """
     return any(path == use or path.startswith(use + "/") for use in uses)
 
 
 def explain_unused(paths: Collection[str], uses: Sequence[str]) -> list[tuple[str, str]]:
-    """A message and a suggested fix for each entry of `uses` that matches no file of the folder."""
+    """Return a message and a suggested fix for each entry of `uses` that matches no file of the
+    folder.
+    """
     return [
         (
             f"`setup.uses` names {use}, which is not in the frozen working folder ({len(paths):,} "

@@ -74,8 +74,8 @@ class FolderSnapshot:
         return tuple(sorted(self.entries, key=lambda entry: (-entry.size, entry.path))[:count])
 
     def blobs(self) -> dict[str, bytes | Path]:
-        """All content to upload, by SHA-256: the manifest and the contents of the files. Equal
-        contents appear only once.
+        """Return all content to upload, by SHA-256: the manifest and the contents of the files.
+        Equal contents appear only once.
         """
         files: dict[str, bytes | Path] = {
             entry.sha256: part.folder / entry.path
@@ -129,8 +129,8 @@ def list_folder(
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> tuple[list[Found], list[str]]:
-    """The files that a snapshot of the folder would contain, without their hashes, and messages for
-    the user. The arguments are those of `freeze`. Raises FreezeError.
+    """Return the files that a snapshot of the folder would contain, without their hashes, and
+    messages for the user. The arguments are those of `freeze`. Raises FreezeError.
     """
     if only is None:
         check_folder(folder)

@@ -17,8 +17,8 @@ Measure = Callable[[Any], Any]
 
 
 def evaluate(measure: Measure, data: Data, made: StepGradients, plan: Plan, device: Any) -> Any:
-    """The mean of `measure` over the data, with the model in evaluation mode. All ranks must call
-    this, and all of them get the same number.
+    """Return the mean of `measure` over the data, with the model in evaluation mode. All ranks must
+    call this, and all of them get the same number.
 
     Raises: ValueError: the model is split into the stages of a pipeline.
     """
@@ -40,7 +40,7 @@ def evaluate(measure: Measure, data: Data, made: StepGradients, plan: Plan, devi
 
 
 def _read(data: Data, rank: int, ranks: int) -> Iterator[Batch]:
-    """This rank's share of each batch. An empty share is replaced by one sample that does not
+    """Yield this rank's share of each batch. An empty share is replaced by one sample that does not
     affect the result, because all ranks of a split model must make the same number of passes.
     """
     total = len(data.source)

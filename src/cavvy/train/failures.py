@@ -153,15 +153,15 @@ class FailureWatch:
 
 
 def describe(error: BaseException) -> str:
-    """The type and the first line of an error, truncated to LONGEST characters."""
+    """Return the type and the first line of an error, truncated to LONGEST characters."""
     first = next(iter(str(error).strip().splitlines()), "")
     text = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether the error is a failed collective, which may be the result of another rank's failure.
-    The library gloo reports this as a RuntimeError that names gloo's source file.
+    """Return whether the error is a failed collective, which may be the result of another rank's
+    failure. The library gloo reports this as a RuntimeError that names gloo's source file.
     """
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "third_party/gloo" in str(error)

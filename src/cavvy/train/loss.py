@@ -26,7 +26,7 @@ def spread(function: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def takes_several(function: Callable[..., Any]) -> bool:
-    """Whether a function has more than one positional argument without a default."""
+    """Return whether a function has more than one positional argument without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -65,7 +65,7 @@ class LossSum:
         return value, weight
 
     def numbers(self) -> Any:
-        """The total and the weight as one tensor, so that both can be summed over ranks
+        """Return the total and the weight as one tensor, so that both can be summed over ranks
         together.
         """
         kind = torch.float32 if self.total.device.type == "mps" else torch.float64
@@ -74,9 +74,9 @@ class LossSum:
 
 
 def find_weight(loss: Any) -> Any:
-    """The denominator of a loss that is a mean; None if the loss is not a mean. The denominator is
-    a tensor if it depends on the data, for example on a mask that excludes some targets. Otherwise
-    it is a number.
+    """Return the denominator of a loss that is a mean; None if the loss is not a mean. The
+    denominator is a tensor if it depends on the data, for example on a mask that excludes some
+    targets. Otherwise it is a number.
 
     A sum of several losses has the weight of the first loss whose weight depends on the data.
     """
@@ -102,7 +102,7 @@ def _walk(node: Any, depth: int) -> Iterator[Any]:
 
 
 def _is_sum(node: Any) -> bool:
-    """Whether a node of a graph is a sum. The sum may be negated or scaled."""
+    """Return whether a node of a graph is a sum. The sum may be negated or scaled."""
     while node is not None and node.name().partition("Backward")[0] in ("Neg", "Mul", "ToCopy"):
         node = node.next_functions[0][0]
     if node is None:

@@ -59,8 +59,8 @@ class MicroBatch:
 
 
 def is_no_memory(error: BaseException) -> bool:
-    """Whether this error is a failed memory allocation, or was caused by one. Some libraries report
-    a failed allocation only in the message of a RuntimeError.
+    """Return whether this error is a failed memory allocation, or was caused by one. Some libraries
+    report a failed allocation only in the message of a RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -101,8 +101,8 @@ def find(
 
 
 def optimizer_bytes(optimizers: list[Any]) -> int:
-    """The bytes that the optimizers will still allocate: two moments for each parameter without
-    optimizer state.
+    """Return the bytes that the optimizers will still allocate: two moments for each parameter
+    without optimizer state.
     """
     every = ((p, o) for o in optimizers for group in o.param_groups for p in group["params"])
     return sum(2 * local(p).nbytes for p, o in every if p.requires_grad and p not in o.state)

@@ -73,8 +73,8 @@ def classify(packet: str) -> str:
 
 
 def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> int:
-    """The bytes that an operation reads and writes. An index look-up reads as many bytes as it
-    writes, not the whole table.
+    """Return the bytes that an operation reads and writes. An index look-up reads as many bytes as
+    it writes, not the whole table.
     """
     written = sum(_bytes(each) for each in outs)
     if kind == "index":
@@ -83,7 +83,7 @@ def moved_bytes(kind: str, ins: list[torch.Tensor], outs: list[torch.Tensor]) ->
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's elements in memory. An expanded dimension is counted once."""
+    """Return the bytes of a tensor's elements in memory. An expanded dimension is counted once."""
     if tensor.layout is not torch.strided:
         return tensor.numel() * tensor.itemsize
     return (
@@ -93,8 +93,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """The FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m, n, k).
-    Both are zero for operations that are not matrix products.
+    """Return the FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m,
+    n, k). Both are zero for operations that are not matrix products.
     """
     name = packet.removeprefix("aten.")
     if kind == "matmul":
@@ -116,8 +116,9 @@ def _matmul(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size
 
 
 def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
-    """The FLOPs and the shape of the matrix product that computes a convolution: m pixels, n output
-    channels per group, and k inputs per output (input channels of a group times kernel size).
+    """Return the FLOPs and the shape of the matrix product that computes a convolution: m pixels, n
+    output channels per group, and k inputs per output (input channels of a group times kernel
+    size).
     """
     if "backward" in name:
         grad, given, weight = args[0], args[1], args[2]
@@ -138,8 +139,8 @@ def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
 
 
 def _attention(name: str, args: Any) -> tuple[float, Size]:
-    """The FLOPs and the shape of attention. The forward pass has two matrix products. The backward
-    pass has five, because flash attention recomputes one (Dao 2022).
+    """Return the FLOPs and the shape of attention. The forward pass has two matrix products. The
+    backward pass has five, because flash attention recomputes one (Dao 2022).
     """
     backward = "backward" in name
     query, key = (args[1], args[2]) if backward else (args[0], args[1])

@@ -48,7 +48,7 @@ class PrecisionContext:
         return context
 
     def state(self) -> dict[str, Any] | None:
-        """The loss scale as plain data for checkpoints; None without loss scaling."""
+        """Return the loss scale as plain data for checkpoints; None without loss scaling."""
         return None if self.scaler is None else {**self.scaler.state_dict(), "weight": self.weight}
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -67,8 +67,8 @@ class PrecisionContext:
 
 
 def best(device: TrainDevice) -> str:
-    """The precision for the plan `auto`: bf16 if the device supports it. Otherwise it is fp16 on
-    CUDA and ROCm, and fp32 on other devices.
+    """Return the precision for the plan `auto`: bf16 if the device supports it. Otherwise it is
+    fp16 on CUDA and ROCm, and fp32 on other devices.
     """
     if device.kind in ("cuda", "rocm"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
@@ -76,8 +76,8 @@ def best(device: TrainDevice) -> str:
 
 
 def _fits_fp8(module: Any, name: str) -> bool:
-    """Whether both sides of a linear layer are multiples of 16, which the kernels require, and at
-    least 256. In smaller layers, fp8 is not faster.
+    """Return whether both sides of a linear layer are multiples of 16, which the kernels require,
+    and at least 256. In smaller layers, fp8 is not faster.
     """
     return isinstance(module, torch.nn.Linear) and all(
         n % 16 == 0 and n >= 256 for n in module.weight.shape

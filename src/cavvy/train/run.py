@@ -260,7 +260,9 @@ class Run:
         return move(values, self.world.device.torch, pin=plan.pin, channels_last=plan.channels_last)
 
     def _next(self, stream: BatchReader, data: Data, share: BatchShare) -> Any:
-        """The next batch of a stream, on this rank's device. None at the end of the stream."""
+        """Return the next batch of a stream, on this rank's device. None at the end of the
+        stream.
+        """
         low, high = share.bounds
         self.clock.begin(self.steps, data.global_batch)
         with self.clock.part("data"):
@@ -316,8 +318,8 @@ class Run:
         return norm
 
     def evaluate(self, measure: Measure, source: Any, *, global_batch: int, **options: Any) -> Any:
-        """The mean of `measure` over a data set, in which each sample is used once. The result is
-        the same on all ranks.
+        """Return the mean of `measure` over a data set, in which each sample is used once. The
+        result is the same on all ranks.
 
         `measure(part)` is like the loss of `accumulate` and returns a mean or (mean, number). The
         model is in evaluation mode during the call. The other arguments are those of `data`, but

@@ -30,9 +30,9 @@ class _Done(BaseException):
 
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
-    """The work profile of the first micro-batch of a script. It covers the first forward pass up to
-    the first `optimizer.step`, or up to the second forward pass if the script accumulates
-    gradients.
+    """Return the work profile of the first micro-batch of a script. It covers the first forward
+    pass up to the first `optimizer.step`, or up to the second forward pass if the script
+    accumulates gradients.
 
     The script runs as `python path arguments` would run it, but on fake tensors. The number of
     samples is the first dimension of the model's input.
@@ -239,7 +239,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 
 
 def _explain_size(name: str) -> str:
-    """An error message for a script that cannot be traced. It says why, and what to do."""
+    """Return an error message for a script that cannot be traced. It says why, and what to do."""
     hint = "pass `output_size`" if name == "repeat_interleave" else "avoid this operation"
     return (
         f"{_own_line()}: the size of the result of {name} depends on values, which a trace does "
@@ -251,8 +251,8 @@ _Made = list[tuple[Any, torch.dtype]]
 
 
 def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made:
-    """Shapes and types of the largest possible results of an operation whose result sizes depend on
-    values. Returns [] for other operations.
+    """Return shapes and types of the largest possible results of an operation whose result sizes
+    depend on values. Returns [] for other operations.
     """
     count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
     # If a mask has as many elements as the routed tensor, it selects an equal share for each
@@ -274,8 +274,8 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
 
 
 def _count_most(args: Any, count: int, experts: int) -> _Made:
-    """The largest possible result of `bincount`: one bin for each expert, or the requested number
-    of bins. If neither number is known, one bin for each value.
+    """Return the largest possible result of `bincount`: one bin for each expert, or the requested
+    number of bins. If neither number is known, one bin for each value.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64
@@ -285,8 +285,8 @@ def _count_most(args: Any, count: int, experts: int) -> _Made:
 
 
 def _unique_most(args: Any, rows: int) -> _Made:
-    """The largest possible results of `unique` and its variants. Without a dimension argument, at
-    most `rows` values are different.
+    """Return the largest possible results of `unique` and its variants. Without a dimension
+    argument, at most `rows` values are different.
     """
     # The dimension is the only integer argument; the others are booleans.
     dim = next((each for each in args[1:] if type(each) is int), None)
@@ -298,7 +298,7 @@ def _unique_most(args: Any, rows: int) -> _Made:
 
 
 def _own_line() -> str:
-    """The line of the user's own code that is being executed."""
+    """Return the line of the user's own code that is being executed."""
     frame: Any = sys._getframe(1)
     while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
         frame = frame.f_back

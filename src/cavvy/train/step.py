@@ -112,7 +112,7 @@ class StepGradients:
             return self._finish(sums, weighted, batch)
 
     def _scale(self, batch: Batch) -> Any:
-        """The factor by which the gradient of a loss with weight 1 must be multiplied."""
+        """Return the factor by which the gradient of a loss with weight 1 must be multiplied."""
         return self._averaged_over / batch.total / self._numbers.weight
 
     def _finish(self, sums: LossSum, weighted: bool, batch: Batch) -> Any:

@@ -150,8 +150,8 @@ def trace_step(
     optimizer: str = "adamw",
     name: str = "",
 ) -> dict[str, Any]:
-    """The work profile of one micro-batch. `step` runs the forward pass on `batch` samples and
-    returns the loss.
+    """Return the work profile of one micro-batch. `step` runs the forward pass on `batch` samples
+    and returns the loss.
 
     Model and data may be fake (created in `fake_device`) or real. The optimizer does not run; the
     profile contains only its name.
@@ -209,7 +209,7 @@ def summarize(
 
 
 def _count_kernels(tape: TraceTape, fused: list[int]) -> list[dict[str, Any]]:
-    """The distinct kernels, each with the number of times that it runs."""
+    """Return the distinct kernels, each with the number of times that it runs."""
     ops: Counter[tuple[Any, ...]] = Counter()
     cast = _list_casts(tape)
     for event, bytes_left in zip(tape.events, fused, strict=True):
@@ -232,8 +232,8 @@ def _is_kept(tape: TraceTape, number: int) -> bool:
 
 
 def _list_casts(tape: TraceTape) -> set[int]:
-    """The storages that are computed only from parameters: parameters that were cast to another
-    type.
+    """Return the storages that are computed only from parameters: parameters that were cast to
+    another type.
     """
     return {
         each
@@ -285,7 +285,7 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
 
 
 def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
-    """The memory in use at the moments when it is highest, in bytes, without parameters and
+    """Return the memory in use at the moments when it is highest, in bytes, without parameters and
     buffers. The moment of the peak depends on the batch size and on the sharding of the gradients.
 
     A moment is (activations, cast parameters, gradients). The cast parameters are the part of the
@@ -306,7 +306,7 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
 
 
 def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
-    """The changes of memory at each event, by the index of the event. A change is a kind (0:
+    """Return the changes of memory at each event, by the index of the event. A change is a kind (0:
     activations, 1: cast parameters, 2: gradients) and a number of bytes.
     """
     cast = _list_casts(tape)

@@ -60,7 +60,7 @@ class RankWorld:
         return self._files
 
     def agree(self, facts: Sequence[int]) -> list[int]:
-        """The maximum of each value over all ranks. All ranks must call this."""
+        """Return the maximum of each value over all ranks. All ranks must call this."""
         if self.size == 1:
             return list(facts)
         shared = torch.tensor(list(facts), dtype=torch.int64)
@@ -71,7 +71,7 @@ class RankWorld:
         return -self.agree([-fact])[0]
 
     def gather(self, fact: Any) -> list[Any]:
-        """The values of all ranks, in rank order. All ranks must call this."""
+        """Return the values of all ranks, in rank order. All ranks must call this."""
         if self.size == 1:
             return [fact]
         said: list[Any] = [None] * self.size
@@ -100,7 +100,7 @@ class RankWorld:
         return [each for each, _ in said]
 
     def tell(self, fact: Any) -> Any:
-        """The value that rank 0 passed. All ranks must call this."""
+        """Return the value that rank 0 passed. All ranks must call this."""
         if self.size == 1:
             return fact
         said = [fact]
@@ -157,7 +157,7 @@ class RankWorld:
 
 
 def _name_rerun(size: int) -> str:
-    """A name for this start of the ranks if their program already ran with the same store of
+    """Return a name for this start of the ranks if their program already ran with the same store of
     torchrun, either in the same process or before torchrun restarted the ranks; otherwise "". With
     several nodes, the numbers of restarts can differ, so they are not used.
     """
@@ -169,8 +169,8 @@ def _name_rerun(size: int) -> str:
 
 
 def _open_store(run: str) -> Any:
-    """The store of torchrun. Its keys get a new prefix for this run, because the old keys contain
-    closed connections.
+    """Return the store of torchrun. Its keys get a new prefix for this run, because the old keys
+    contain closed connections.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=PATIENCE)
@@ -178,8 +178,8 @@ def _open_store(run: str) -> Any:
 
 
 def _place() -> tuple[int, int, int]:
-    """The rank, the number of ranks, and the rank within this node. They are read from variables
-    that torchrun sets, or that Cavvy sets for jobs with one process per node.
+    """Return the rank, the number of ranks, and the rank within this node. They are read from
+    variables that torchrun sets, or that Cavvy sets for jobs with one process per node.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

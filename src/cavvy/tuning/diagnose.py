@@ -95,8 +95,8 @@ class Diagnoser:
         return Diagnosis(facts, step, self._seconds, rank_findings(self._found, step))
 
     def _grown(self) -> list[str]:
-        """The mode that measures the gain of a larger batch or micro-batch. Returns [] if a larger
-        one would not fit into memory.
+        """Return the mode that measures the gain of a larger batch or micro-batch. Returns [] if a
+        larger one would not fit into memory.
         """
         # whether the micro-batch is the largest that fits into memory
         found = self._facts["plan"]["micro_batch"] == 0
@@ -127,8 +127,8 @@ class Diagnoser:
         return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """The number of steps to trace: at least as many as in other windows, but at most as many
-        as fit into half of LONGEST_S.
+        """Return the number of steps to trace: at least as many as in other windows, but at most as
+        many as fit into half of LONGEST_S.
         """
         if steps <= self._steps:
             return steps
@@ -153,7 +153,7 @@ class Diagnoser:
             ]
 
     def _bare(self, window: StepWindow, rank: int) -> list[float]:
-        """The seconds of each step without saves and, on the CPU, without transfers and the
+        """Return the seconds of each step without saves and, on the CPU, without transfers and the
         script's own code. No mode can remove these parts, which may occur in only a few steps, so
         their time is measured directly and subtracted.
         """
@@ -162,7 +162,7 @@ class Diagnoser:
         return [step - sum(each) for step, *each in zip(window.steps(rank), *aside, strict=True)]
 
     def _aside(self) -> float:
-        """The mean seconds per step of the parts that `_bare` leaves out."""
+        """Return the mean seconds per step of the parts that `_bare` leaves out."""
         return fmean(
             sum(self._every.mean(name, rank) for name in self._apart)
             for rank in range(self._facts["ranks"])
@@ -181,8 +181,8 @@ class Diagnoser:
         return window
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
-        """The median time of a step in a window. It is computed from the means of groups of steps;
-        a group has as many steps as a loader may prepare batches at once.
+        """Return the median time of a step in a window. It is computed from the means of groups of
+        steps; a group has as many steps as a loader may prepare batches at once.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
@@ -238,8 +238,8 @@ class Diagnoser:
         self._name_slowest(lost, evidence, look, more)
 
     def _data_waits(self) -> tuple[list[float], list[float]]:
-        """Two lists with one entry for each rank: the seconds per step for which the rank waits for
-        data, and the part of this time that is due to rare long stalls.
+        """Return two lists with one entry for each rank: the seconds per step for which the rank
+        waits for data, and the part of this time that is due to rare long stalls.
         """
         windows, ranks = self._windows[""], range(self._facts["ranks"])
         usual = [
@@ -249,7 +249,7 @@ class Diagnoser:
         return [wait + more for wait, more in zip(usual, seldom, strict=True)], seldom
 
     def _batch_s(self, sample_ms: Iterable[float]) -> float:
-        """Seconds to read one rank's share of a batch, computed from the time per sample."""
+        """Return the seconds to read one rank's share of a batch, from the time per sample."""
         return sum(sample_ms) / 1e3 * float(self._facts["global_batch"] / self._facts["ranks"])
 
     def _lost_to_data(self, seldom: float) -> PairedDifference:
@@ -265,7 +265,7 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """A change of the plan that adds readers. Returns {} if the plan already has many."""
+        """Return a change of the plan that adds readers; {} if the plan already has many."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}
@@ -311,7 +311,7 @@ class Diagnoser:
         self._add(kind, lost, evidence, fix, **more)
 
     def _seldom_stalls(self, rank: int, usual: float) -> float:
-        """The mean seconds per step of rare waits for data, in addition to the usual waits."""
+        """Return the mean seconds per step of rare waits for data, beyond the usual waits."""
         waits = [each for window in self._windows[""] for each in window.part("data", rank)]
         mean = fmean(waits)
         few = sum(1 for each in waits if each > mean) >= SEEN and usual < 0.6 * mean
@@ -420,10 +420,10 @@ class Diagnoser:
         return self._add("work between epochs", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _seen_between(self, kind: str) -> float:
-        """The seconds per step that the script spends on this kind of work between the parts of its
-        steps. If the work occurs in each step, the rank with the least of it is used, because more
-        work on another rank is reported as a slow rank. If the work occurs only in some steps, the
-        rank with the most of it is used.
+        """Return the seconds per step that the script spends on this kind of work between the parts
+        of its steps. If the work occurs in each step, the rank with the least of it is used,
+        because more work on another rank is reported as a slow rank. If the work occurs only in
+        some steps, the rank with the most of it is used.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -435,11 +435,13 @@ class Diagnoser:
         )
 
     def _between(self, rank: int) -> float:
-        """The mean seconds between the parts of a step, with rare events if any was observed."""
+        """Return the mean seconds between the parts of a step, with rare events if any was
+        observed.
+        """
         return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
 
     def _saw_seldom(self, rank: int) -> bool:
-        """Whether a rare event occurred between the parts of one of the observed steps."""
+        """Return whether a rare event occurred between the parts of one of the observed steps."""
         for told in (window.ranks[rank] for window in self._looked_at()):
             every = told["every"]["between"]  # This includes the skipped steps at the beginning.
             if max(every[-len(told["steps"]) :]) > self._every.level("between", rank, every):
@@ -447,19 +449,19 @@ class Diagnoser:
         return False
 
     def _looked_at(self) -> list[StepWindow]:
-        """The windows in which the code between the parts of a step was sampled."""
+        """Return the windows in which the code between the parts of a step was sampled."""
         names = ("own", "own seldom", "own seldom traced")
         return [window for name in names for window in self._windows.get(name, [])]
 
     def _seen(self, rank: int) -> dict[str, float]:
-        """The share of each kind of work in the time between the parts; the sum is 1."""
+        """Return the share of each kind of work in the time between the parts; the sum is 1."""
         told = [window.ranks[rank]["between"] for window in self._looked_at()]
         looks = {name: sum(each[name] for each in told) for name in told[0]}
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
 
     def _line(self, kind: str) -> tuple[str, float]:
-        """The user's line that was sampled most often during this kind of work, and its share of
-        all time.
+        """Return the user's line that was sampled most often during this kind of work, and its
+        share of all time.
         """
         found: dict[str, float] = {}
         windows = [*self._windows["own"], *self._windows.get("own seldom", [])]
@@ -477,7 +479,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """The gain of a single pass, divided by the measured gain of fewer passes."""
+        """Return the gain of a single pass, divided by the measured gain of fewer passes."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
@@ -520,8 +522,8 @@ class Diagnoser:
             )
 
     def _ran_out(self) -> bool:
-        """Whether a larger batch or micro-batch did not fit into memory. The script then continued
-        with a smaller micro-batch.
+        """Return whether a larger batch or micro-batch did not fit into memory. The script then
+        continued with a smaller micro-batch.
         """
         share, size = (
             self._facts["global_batch"] // self._facts["ranks"],

@@ -31,10 +31,10 @@ class StepHistory:
         self._windows.append((is_clean, ranks))
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
-        """The mean seconds per step. For something that occurs in every step, this is the median,
-        which is hardly affected by other programs on this machine. Otherwise it is the mean, which
-        includes rare events unless `seldom` is False. The rate of rare events is computed from all
-        windows.
+        """Return the mean seconds per step. For something that occurs in every step, this is the
+        median, which is hardly affected by other programs on this machine. Otherwise it is the
+        mean, which includes rare events unless `seldom` is False. The rate of rare events is
+        computed from all windows.
         """
         steps = self._steps(name, rank)
         clean, far = (
@@ -53,7 +53,7 @@ class StepHistory:
         return rate * fmean(long) + (1 - rate) * fmean(rest)
 
     def period(self, name: str, rank: int) -> float:
-        """The number of steps per rare event, or 1 if there are no rare events."""
+        """Return the number of steps per rare event, or 1 if there are no rare events."""
         steps = self._steps(name, rank)
         is_seldom = any(each.is_far for each in steps) and not _is_usual(
             [each.seconds for each in steps]
@@ -61,8 +61,8 @@ class StepHistory:
         return _period(steps) if is_seldom else 1.0
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
-        """The seconds above which a step contains a rare event. The steps of `window`, if given,
-        can only raise this limit, because a trace may have slowed them down.
+        """Return the seconds above which a step contains a rare event. The steps of `window`, if
+        given, can only raise this limit, because a trace may have slowed them down.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
         usual = median(
@@ -80,9 +80,9 @@ class StepHistory:
 
 
 def _period(steps: Sequence[StepSample]) -> float:
-    """The mean number of steps per rare event. If the events are regular, only the steps between
-    the first and the last one are used, because the steps before and after them are incomplete
-    periods.
+    """Return the mean number of steps per rare event. If the events are regular, only the steps
+    between the first and the last one are used, because the steps before and after them are
+    incomplete periods.
     """
     far = [place for place, each in enumerate(steps) if each.is_far]
     gaps = [after - before for before, after in pairwise(far)]
@@ -92,5 +92,7 @@ def _period(steps: Sequence[StepSample]) -> float:
 
 
 def _is_usual(steps: Sequence[float]) -> bool:
-    """Whether the median is close to the mean. If so, the median represents the steps well."""
+    """Return whether the median is close to the mean. If so, the median represents the steps
+    well.
+    """
     return 0.6 * fmean(steps) <= median(steps) <= 1.1 * fmean(steps)

@@ -34,8 +34,8 @@ class CostFinding:
 
 
 def rank_findings(found: Iterable[CostFinding], step_s: float) -> list[CostFinding]:
-    """The findings to report, the most expensive first. Each cost is limited to the time of a step,
-    because on a noisy machine two windows can differ by more than that.
+    """Return the findings to report, the most expensive first. Each cost is limited to the time of
+    a step, because on a noisy machine two windows can differ by more than that.
     """
     sure = [each for each in found if each.sure and each.lost_s > LEAST * step_s]
     capped = [replace(each, lost_s=min(each.lost_s, step_s)) for each in sure]
@@ -54,8 +54,8 @@ class Diagnosis:
         return float(self.facts["samples"] / self.facts["global_batch"])
 
     def dollars(self, seconds: float, price: float) -> float:
-        """The dollars per epoch that this many seconds per step cost. `price` is dollars per hour
-        for all devices together.
+        """Return the dollars per epoch that this many seconds per step cost. `price` is dollars per
+        hour for all devices together.
         """
         return seconds * self.steps_per_epoch * price / 3600
 
@@ -75,13 +75,15 @@ class StepWindow:
         return list(self.ranks[rank]["parts"][name][1:])
 
     def between(self, rank: int) -> list[float]:
-        """The seconds of each step outside all measured parts, which is the user's own code."""
+        """Return the seconds of each step outside all measured parts, which is the user's own
+        code.
+        """
         parts = zip(*(self.part(name, rank) for name in self.ranks[rank]["parts"]), strict=True)
         return [step - sum(each) for step, each in zip(self.steps(rank), parts, strict=True)]
 
     def own(self, rank: int, saving: float) -> list[float]:
-        """The seconds of each step of a rank, without waits for other ranks and without saves.
-        `saving` is the share of saves in the time outside the measured parts.
+        """Return the seconds of each step of a rank, without waits for other ranks and without
+        saves. `saving` is the share of saves in the time outside the measured parts.
         """
         apart = zip(
             self.part("communication", rank),
@@ -94,7 +96,7 @@ class StepWindow:
         ]
 
     def shared(self) -> list[float]:
-        """The seconds of communication in each step without waits for other ranks. They are
+        """Return the seconds of communication in each step without waits for other ranks. They are
         measured on the rank with the least communication.
         """
         by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]

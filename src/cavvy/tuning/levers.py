@@ -10,8 +10,8 @@ GROWTHS = (2, 4, 8)  # batch sizes to try, as multiples of the script's own batc
 
 
 def list_exact_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The changes that do not alter results. The only exception is a data set that draws random
-    numbers.
+    """Yield the changes that do not alter results. The only exception is a data set that draws
+    random numbers.
     """
     loader = facts["loader"]
     if loader is None:
@@ -26,7 +26,7 @@ def list_exact_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def list_other_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The changes that alter results."""
+    """Yield the changes that alter results."""
     if facts["tensor_cores"] and facts["precision"] in ("fp32", "tf32"):
         if facts["precision"] == "fp32":
             yield {"precision": "tf32"}
@@ -43,7 +43,7 @@ def list_other_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def describe_levers(chosen: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """One line for each chosen lever: the change to the script that has the same effect."""
+    """Return one line for each chosen lever: the change to the script that has the same effect."""
     loader = facts["loader"] or {"line": ""}
     at, call = show_line(loader["line"]), show_line(facts["model_line"])
     kind = facts["device"]
@@ -80,8 +80,8 @@ def _describe_batch(size: int, loader: dict[str, Any]) -> str:
 
 
 def list_fixed(facts: dict[str, Any]) -> list[str]:
-    """The settings that `tune` cannot change from outside the script, each with the line of the
-    script to change.
+    """Return the settings that `tune` cannot change from outside the script, each with the line of
+    the script to change.
     """
     loader, call = facts["loader"], show_line(facts["model_line"])
     if loader is None:
@@ -104,5 +104,5 @@ def list_fixed(facts: dict[str, Any]) -> list[str]:
 
 
 def show_line(line: str) -> str:
-    """A line of the script as NAME:NUMBER; "the script" if the line is unknown."""
+    """Return a line of the script as NAME:NUMBER; "the script" if the line is unknown."""
     return Path(line).name if line else "the script"

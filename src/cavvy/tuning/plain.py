@@ -11,7 +11,7 @@ from cavvy.tuning.findings import CostFinding, Diagnosis, rank_findings
 
 
 def judge_plain(reports: Sequence[dict[str, Any]]) -> Diagnosis:
-    """The costly parts of a step, from the reports of all ranks."""
+    """Return the costly parts of a step, from the reports of all ranks."""
     first = reports[0]
     step = fmean(fmean(each["steps"]) for each in reports)
     slowest = {name: max(each["parts"][name] for each in reports) for name in first["parts"]}

@@ -109,8 +109,8 @@ class TuningSession:
             )
 
     def _environment(self) -> dict[str, str]:
-        """The environment of the script. It has no variables for reports to an agent. Variables for
-        the plan file and the levers are added.
+        """Return the environment of the script. It has no variables for reports to an agent.
+        Variables for the plan file and the levers are added.
         """
         own = ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
         env = {name: value for name, value in os.environ.items() if name not in own}
@@ -198,9 +198,9 @@ class TuningSession:
 
 
 def count_ready(facts: dict[str, Any]) -> int:
-    """The number of batches that may already be prepared when a window begins. Such batches would
-    hide how slow reading is. Each worker process prepares some batches and has already sent others,
-    and further batches are already on the device.
+    """Return the number of batches that may already be prepared when a window begins. Such batches
+    would hide how slow reading is. Each worker process prepares some batches and has already sent
+    others, and further batches are already on the device.
     """
     plan = facts["plan"]
     readers, prefetch = max(plan["workers"], 1), plan["prefetch"]

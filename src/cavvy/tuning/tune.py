@@ -93,8 +93,8 @@ class PlanTuner:
             best.close()
 
     def _is_known(self, change: dict[str, Any]) -> bool:
-        """Whether the change need not be tried: the plan already has it, or a smaller batch than it
-        asks for brought no gain.
+        """Return whether the change need not be tried: the plan already has it, or a smaller batch
+        than it asks for brought no gain.
         """
         if "batch_size" in change:
             return any("batch_size" in each.change and not each.kept for each in self.trials)
@@ -156,9 +156,9 @@ class PlanTuner:
         return seconds[0], seconds[1]
 
     def _measure(self, session: TuningSession) -> float:
-        """The mean seconds per step in one window. If a change altered the number of samples in a
-        step, the seconds are scaled to the original number. If a plain loop has ended, the script
-        is started again.
+        """Return the mean seconds per step in one window. If a change altered the number of samples
+        in a step, the seconds are scaled to the original number. If a plain loop has ended, the
+        script is started again.
         """
         skip = 2 + count_ready(session.facts)
         try:
@@ -185,8 +185,8 @@ class PlanTuner:
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
-    """The changes to try, in order. Each has a flag that says whether results stay exactly equal.
-    Without `numerics`, only changes with equal results are returned.
+    """Return the changes to try, in order. Each has a flag that says whether results stay exactly
+    equal. Without `numerics`, only changes with equal results are returned.
     """
     is_plain = facts.get("plain")
     exact = (list_exact_levers if is_plain else _list_exact)(facts)

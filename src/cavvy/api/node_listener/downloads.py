@@ -36,7 +36,7 @@ class NodeDownloads:
         return name
 
     def find(self, name: str) -> Path | None:
-        """The path of the file with this hash, or None if there is none."""
+        """Return the path of the file with this hash, or None if there is none."""
         path = self._folder / name
         return path if len(name) == 64 and name.isalnum() and path.is_file() else None
 

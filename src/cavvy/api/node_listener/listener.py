@@ -46,8 +46,8 @@ class NodeListener:
         archive: Callable[[], bytes],
         cached: Path,
     ) -> NodeEndpoint:
-        """The facts about this listener that providers need. The agent and the Python runtime are
-        packed when they are used first.
+        """Return the facts about this listener that providers need. The agent and the Python
+        runtime are packed when they are used first.
         """
 
         def pythons() -> dict[str, str]:
@@ -105,7 +105,7 @@ def listen_for_nodes(
 
 
 def read_listen(settings: Settings) -> tuple[str, int]:
-    """The host and port of `server.tls_listen`. Raises StateDirError."""
+    """Return the host and port of `server.tls_listen`. Raises StateDirError."""
     where = settings.text("server.tls_listen")
     host, colon, port = where.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
@@ -118,7 +118,7 @@ def read_listen(settings: Settings) -> tuple[str, int]:
 
 
 def told_address(settings: Settings, host: str, port: int) -> str:
-    """The address that nodes must use if the server listens on `host` and `port`. Raises
+    """Return the address that nodes must use if the server listens on `host` and `port`. Raises
     StateDirError.
     """
     told = settings.text("server.advertise") or f"https://{_reachable(host)}:{port}"
@@ -132,8 +132,8 @@ def told_address(settings: Settings, host: str, port: int) -> str:
 
 
 def _reachable(host: str) -> str:
-    """The host name or address at which nodes can reach the server: `host` itself or, if that
-    stands for all addresses, the address from which this machine sends.
+    """Return the host name or address at which nodes can reach the server: `host` itself or, if
+    that stands for all addresses, the address from which this machine sends.
     """
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host
@@ -175,5 +175,7 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Whether the path is that of a file by its hash, or of the script that joins a machine."""
+    """Return whether the path is that of a file by its hash, or of the script that joins a
+    machine.
+    """
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

@@ -299,7 +299,7 @@ def _check_token(ask: wire.TokenAsk) -> None:
 
 
 def _token_facts(token: AccountToken) -> dict[str, object]:
-    """What the audit log tells of a token, which is everything but its secret."""
+    """Return what the audit log tells of a token, which is everything but its secret."""
     return {
         "id": token.id,
         "account": token.account,

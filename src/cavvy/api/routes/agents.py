@@ -373,7 +373,7 @@ async def _send_blob(app_state: AppState, attempt: Attempt, blob: str) -> Respon
 
 
 async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str]:
-    """The blobs in the snapshot of the job's working folder, including its manifest."""
+    """Return the blobs in the snapshot of the job's working folder, including its manifest."""
     snapshot = (await app_state.store.job(attempt.job_id)).origin.snapshot
     with suppress(RowNotFound):
         if snapshot is not None:
@@ -410,7 +410,7 @@ def _speak(request: Request) -> AppState:
 
 
 def _version(request: Request) -> int:
-    """The agent's protocol version, or 0 if the request does not state it."""
+    """Return the agent's protocol version, or 0 if the request does not state it."""
     said = request.headers.get("cavvy-agent-protocol", "")
     return int(said) if said.isdecimal() and len(said) < 6 else 0
 

@@ -183,12 +183,12 @@ def _done(request: Request) -> Response:
 
 
 def _sees_all(request: Request) -> bool:
-    """Whether budgets without a project are listed for the request."""
+    """Return whether budgets without a project are listed for the request."""
     return filter_projects(request, Permission.SPENDING) is None
 
 
 def _facts(budget: SpendingBudget | None) -> dict[str, object] | None:
-    """What the audit log records. A webhook's URL may contain a secret."""
+    """Return what the audit log records. A webhook's URL may contain a secret."""
     if budget is None:
         return None
     wanted = None if budget.request is None else budget.request.limit.micros
@@ -281,7 +281,7 @@ async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
 async def _read_days(
     app_state: AppState, budget: SpendingBudget, parents: Mapping[str, str | None]
 ) -> list[int]:
-    """What was spent on each of the last days, from the first with spending on."""
+    """Return what was spent on each of the last days, from the first with spending on."""
     now, days = app_state.now(), []
     for back in range(DAYS, 0, -1):
         since = now - timedelta(days=back)

@@ -133,7 +133,7 @@ async def gc(request: Request) -> Response:
 
 
 async def _idle(app_state: AppState, project: str | None) -> Sequence[MachineStatus]:
-    """The machines that have nodes but no job."""
+    """Return the machines that have nodes but no job."""
     found = await app_state.control_plane.machines.list(project)
     return [each for each in found if each.state == "idle" and each.gang is not None]
 
@@ -166,7 +166,7 @@ async def list_unfinished(app_state: AppState, project: str | None) -> Sequence[
 
 
 def _gangs(sweep: OrphanReport) -> list[wire.CleanupItem]:
-    """The gangs and uploads that were found, and the providers that did not answer."""
+    """Return the gangs and uploads that were found, and the providers that did not answer."""
     found = [
         wire.CleanupItem(
             kind="gang",

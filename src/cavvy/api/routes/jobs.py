@@ -352,8 +352,8 @@ async def drill(request: Request, project: ProjectPath, name: JobPath) -> Respon
 async def find_job(
     app_state: AppState, project: str, name: str, *, session: bool = False
 ) -> JobRecord:
-    """A job by its name or ID. With `session`, `JobService.find_session` resolves the name. Raises
-    ApiProblem.
+    """Return a job by its name or ID. With `session`, `JobService.find_session` resolves the name.
+    Raises ApiProblem.
     """
     jobs = app_state.control_plane.jobs
     try:
@@ -363,12 +363,12 @@ async def find_job(
 
 
 def named(job: JobRecord) -> str:
-    """The job's name as users must write it in commands. Used in hints."""
+    """Return the job's name as users must write it in commands. Used in hints."""
     return job.name if job.project == _USUAL_PROJECT else f"{job.name} -p {job.project}"
 
 
 def say_what_to_do(job: JobRecord) -> str:
-    """A hint for users who tried to reach a node of a job that has no running nodes."""
+    """Return a hint for users who tried to reach a node of a job that has no running nodes."""
     if job.phase in JOB_ENDS and job.task.machine is not None:
         return f"`cavvy dev --machine {job.task.machine}` opens a session on its machine"
     if job.phase in JOB_ENDS:
@@ -379,8 +379,8 @@ def say_what_to_do(job: JobRecord) -> str:
 
 
 def _waits_in_line(job: JobRecord, now: datetime) -> bool:
-    """Whether the job has a position in the queue. It has none while it waits for its schedule, its
-    time window or the end of a delay.
+    """Return whether the job has a position in the queue. It has none while it waits for its
+    schedule, its time window or the end of a delay.
     """
     early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
     return job.phase is JobPhase.QUEUED and not early

@@ -141,8 +141,8 @@ async def _piece(
     tail_bytes: int | None,
     only: bool,
 ) -> LogChunk:
-    """A chunk of the attempt's log from `offset` on, or the beginning of the next attempt's log. If
-    `attempt` is 0 or None, it is the first attempt that has a log.
+    """Return a chunk of the attempt's log from `offset` on, or the beginning of the next attempt's
+    log. If `attempt` is 0 or None, it is the first attempt that has a log.
     """
     number = attempt or min(1, job.attempt)
     ended = job.phase in JOB_ENDS
@@ -168,7 +168,8 @@ async def _piece(
 
 
 async def _settled(app_state: AppState, job: JobRecord, number: int) -> bool:
-    """Whether no more bytes will be added to the log of this attempt, because the attempt has
-    ended."""
+    """Return whether no more bytes will be added to the log of this attempt, because the attempt
+    has ended.
+    """
     attempts = await app_state.store.attempts(job.id)
     return any(each.number == number and each.phase is AttemptPhase.ENDED for each in attempts)

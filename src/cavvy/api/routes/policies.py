@@ -188,7 +188,7 @@ def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
 
 
 def _facts(policy: ProjectPolicy | None) -> dict[str, object] | None:
-    """What the audit log tells of a policy."""
+    """Return what the audit log tells of a policy."""
     if policy is None:
         return None
     facts = asdict(_view(BoundPolicy(INSTALLATION, policy)))

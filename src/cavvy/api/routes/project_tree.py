@@ -35,8 +35,8 @@ router = APIRouter(prefix="/v1/projects/{project}", tags=["accounts"])
     ),
 )
 async def move_project(request: Request, project: ProjectPath) -> Response:
-    """The caller must be an admin of the place that the project leaves, whose roles and policies no
-    longer apply to it, and of the new one.
+    """Return the caller must be an admin of the place that the project leaves, whose roles and
+    policies no longer apply to it, and of the new one.
     """
     app_state = app_state_of(request)
     ask = await read(request, wire.ProjectMove)

@@ -173,7 +173,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
 
 
 def _view_trial(service: StoredService) -> TrialView | None:
-    """The trial of a revision that goes on, or the last one that has ended."""
+    """Return the trial of a revision that goes on, or the last one that has ended."""
     tried, ended = service.candidate, service.outcome
     bound = 1 / CanaryTerms().alpha
     if tried is not None:

@@ -90,7 +90,7 @@ async def sign_in(request: Request) -> Response:
 
 
 async def _verify(request: Request, text: str) -> tuple[SignIn, datetime]:
-    """Whose ID token it is, and until when it can be used. Raises ApiProblem."""
+    """Return whose ID token it is, and until when it can be used. Raises ApiProblem."""
     app_state = app_state_of(request)
     sign_ins = app_state.store.sign_ins
     try:
@@ -114,7 +114,7 @@ def _refuse(request: Request, message: str) -> ApiProblem:
 
 
 def _hash_signed_part(text: str) -> str:
-    """The hash by which an ID token is remembered. It does not depend on the signature, of which
-    some algorithms permit several forms.
+    """Return the hash by which an ID token is remembered. It does not depend on the signature, of
+    which some algorithms permit several forms.
     """
     return sha256(text.rpartition(".")[0].encode()).hexdigest()

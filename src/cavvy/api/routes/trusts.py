@@ -106,7 +106,7 @@ def _check(ask: wire.TrustAsk) -> None:
 
 
 def _judge_texts(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
-    """Conditions that must not hold, each with the message if it does."""
+    """Yield conditions that must not hold, each with the message if it does."""
     texts = [ask.issuer, ask.audience, ask.groups_claim, ask.account_claim, ask.client_id]
     texts += [*ask.claims, *ask.claims.values(), *(each.group for each in ask.groups)]
     projects = [each.project for each in ask.groups if each.project]
@@ -188,7 +188,7 @@ def _view(trust: IssuerTrust) -> wire.TrustView:
 
 
 def _facts(trust: IssuerTrust) -> dict[str, object]:
-    """What the audit log tells of a trust."""
+    """Return what the audit log tells of a trust."""
     return {
         "name": trust.name,
         "issuer": trust.issuer,

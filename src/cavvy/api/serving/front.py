@@ -206,7 +206,7 @@ class GatewayFront:
                 await self._shared.close()
 
     async def _open(self) -> GatewayLink:
-        """A gateway that knows all services."""
+        """Return a gateway that knows all services."""
         async with self._ending:
             known = list_routes(each.service for each in self._published.values())
             link = await self._child.reach(known)

@@ -56,7 +56,7 @@ class GatewayChild:
         return await GatewayLink.open(self._socket)
 
     async def open_another(self) -> GatewayLink:
-        """One more link to the gateway that was reached. Raises OSError."""
+        """Return one more link to the gateway that was reached. Raises OSError."""
         return await GatewayLink.open(self._socket)
 
     async def end(self, drain_s: float) -> None:
@@ -127,7 +127,7 @@ class GatewayChild:
         return config
 
     def _read_port(self) -> int:
-        """The port of the gateway that runs or ran last; 0 if there was none."""
+        """Return the port of the gateway that runs or ran last; 0 if there was none."""
         with suppress(OSError, ValueError):
             return int((self._folder / "port").read_text())
         return 0

@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def list_routes(services: Iterable[StoredService]) -> tuple[ServiceRoute, ...]:
-    """The routes of all services, so that the gateway takes them: it refuses all if one cannot be
-    used. Of two services with the same host name, which two requests at the same time can make, the
-    older one keeps it. A service whose route cannot be used is closed.
+    """Return the routes of all services, so that the gateway takes them: it refuses all if one
+    cannot be used. Of two services with the same host name, which two requests at the same time can
+    make, the older one keeps it. A service whose route cannot be used is closed.
     """
     found: list[ServiceRoute] = []
     taken: set[str] = set()

@@ -28,7 +28,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
     haproxy: Path | None = None  # the program that stands before the gateway; None: none does
 
     def locate(self, hosts: tuple[str, ...], path: str, port: int) -> str:
-        """The URL of a service."""
+        """Return the URL of a service."""
         scheme = "https" if self.certificate else "http"
         usual = 443 if self.certificate else 80
         host = hosts[0] if hosts else self.name or self.host
@@ -44,7 +44,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
         return replace(self, host=_LOCAL, port=0, certificate="", key="", folder="")
 
     def permits(self, host: str) -> bool:
-        """Whether a service may have this host name."""
+        """Return whether a service may have this host name."""
         return any(host.lower().endswith(f".{domain}") for domain in self.domains)
 
 

@@ -82,7 +82,9 @@ class ReplicaProbes:
 
 
 async def probe(port: int, how: ReadinessProbe) -> bool:
-    """Whether a GET of the probe's path is answered in time, and with a status that it takes."""
+    """Return whether a GET of the probe's path is answered in time, and with a status that it
+    takes.
+    """
     writer = None
     try:
         async with asyncio.timeout(how.timeout.total_seconds()):

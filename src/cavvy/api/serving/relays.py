@@ -54,7 +54,7 @@ class ReplicaRelays:
                 self._relays[replica.id] = ReplicaRelay(service, replica, self._reach)
 
     def port(self, replica: ServiceReplica) -> int:
-        """Where the replica is reached on this machine; 0 while that is not known."""
+        """Return where the replica is reached on this machine; 0 while that is not known."""
         if not replica.gang:
             return replica.port
         relay = self._relays.get(replica.id)
@@ -66,7 +66,7 @@ class ReplicaRelays:
         self._relays.clear()
 
     def _reach(self, replica: ServiceReplica) -> NodeTunnel:
-        """The tunnel to the node of a replica, not yet open."""
+        """Return the tunnel to the node of a replica, not yet open."""
 
         async def open_carrier(
             heard: Callable[[bytes], None], over: Callable[[str], None]
@@ -147,7 +147,7 @@ class ReplicaRelay:
         self._refuse()
 
     async def _find_program(self, tunnel: NodeTunnel) -> bool:
-        """Whether the program listens. Raises TunnelLost."""
+        """Return whether the program listens. Raises TunnelLost."""
         try:
             (await tunnel.connect(_LOCAL, self._replica.port)).close()
         except RemoteError:
@@ -190,8 +190,8 @@ class ReplicaRelay:
 
 
 def _hold_port() -> socket.socket:
-    """A socket with a free port. Linux lets another one with the same option listen on it, but
-    gives it to no program that asks for any port.
+    """Return a socket with a free port. Linux lets another one with the same option listen on it,
+    but gives it to no program that asks for any port.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -44,7 +44,7 @@ def command(file: str) -> None:
 
 @contextmanager
 def _new_file(path: str) -> Iterator[BinaryIO]:
-    """A file that only this user can read, and that gets its name when it is complete. Raises
+    """Yield a file that only this user can read, and that gets its name when it is complete. Raises
     OSError.
     """
     if os.path.isdir(path):

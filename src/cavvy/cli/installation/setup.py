@@ -71,7 +71,7 @@ def command(jobs_here: bool | None, starts: bool, **given: str | None) -> None:
 
 
 def make_settings(answers: Mapping[str, str]) -> str:
-    """The text of the settings file."""
+    """Return the text of the settings file."""
     import json
 
     lines = [
@@ -90,7 +90,7 @@ def make_settings(answers: Mapping[str, str]) -> str:
 def _complete(
     given: Mapping[str, str | None], jobs_here: bool | None, *, starts: bool
 ) -> dict[str, str]:
-    """All answers: from the options, or else by questions. Files get absolute paths."""
+    """Return all answers: from the options, or else by questions. Files get absolute paths."""
     found = {name: text for name, text in given.items() if text is not None}
     if jobs_here is not None:
         found["jobs_here"] = "yes" if jobs_here else "no"
@@ -113,7 +113,7 @@ def _complete(
 
 
 def _questions() -> Mapping[str, tuple[str, str | None]]:
-    """The question for each answer, and its default."""
+    """Return the question for each answer, and its default."""
     from getpass import getuser
 
     return {

@@ -18,17 +18,17 @@ _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of the project's newest jobs; none if no server runs."""
+    """Return names of the project's newest jobs; none if no server runs."""
     return _complete(ctx, lambda client, project: client.jobs(project, limit=200).jobs, incomplete)
 
 
 def complete_machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of the project's machines; none if no server runs."""
+    """Return names of the project's machines; none if no server runs."""
     return _complete(ctx, lambda client, project: client.machines(project), incomplete)
 
 
 def complete_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of the project's services; none if no server runs."""
+    """Return names of the project's services; none if no server runs."""
     from cavvy.client.service_wire import list_services
 
     return _complete(ctx, list_services, incomplete)
@@ -52,7 +52,7 @@ def _complete(
 
 
 def complete_providers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of the providers in the catalog and of those that can be configured."""
+    """Return names of the providers in the catalog and of those that can be configured."""
     from cavvy.providers.registry import list_known
     from cavvy.store.snapshot import CatalogSnapshot
 
@@ -62,7 +62,7 @@ def complete_providers(ctx: click.Context, param: click.Parameter, incomplete: s
 
 
 def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of accelerators."""
+    """Return names of accelerators."""
     from cavvy.catalog.accelerators import list_accelerators
 
     return _matching((each.name for each in list_accelerators()), incomplete)
@@ -100,7 +100,7 @@ service_key_option = click.option(
 
 
 def show_key(key: str | None) -> dict[str, str]:
-    """The header that shows a service's key."""
+    """Return the header that shows a service's key."""
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 

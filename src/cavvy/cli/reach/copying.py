@@ -72,7 +72,7 @@ def copy(source: str, target: str, project: str, quiet: bool) -> None:
 
 
 def _read_side(text: str) -> tuple[str, str] | None:
-    """The parts (NAME or NAME:RANK, path) of a path on a node, or None for a local path."""
+    """Return the parts (NAME or NAME:RANK, path) of a path on a node, or None for a local path."""
     first, colon, rest = text.partition(":")
     if not colon or "/" in first or first in ("", ".", ".."):
         return None
@@ -138,8 +138,8 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
 
 
 def _name_copy(job: str, path: str) -> str:
-    """The name for a copy of `path` in a folder. The name depends only on the user's arguments: a
-    node must not be able to choose a name such as `.bashrc`.
+    """Return the name for a copy of `path` in a folder. The name depends only on the user's
+    arguments: a node must not be able to choose a name such as `.bashrc`.
     """
     name = PurePosixPath(posixpath.normpath(path)).name
     return job.partition(":")[0] if name in ("", "..", "~") else name
@@ -221,9 +221,9 @@ def _changed(path: object) -> CommandFailure:
 async def _common_start(
     tunnel: "NodeTunnel", path: str, file: BinaryIO, length: int, item: CopyItem
 ) -> int:
-    """The number of bytes that need not be copied again. This is `length`, the size of a partial
-    copy, if the first `length` bytes of the local file and of the node's file are equal; otherwise
-    0.
+    """Return the number of bytes that need not be copied again. This is `length`, the size of a
+    partial copy, if the first `length` bytes of the local file and of the node's file are equal;
+    otherwise 0.
     """
     if not 0 < length <= item.size:
         return 0
@@ -252,7 +252,7 @@ async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> Non
 
 
 async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
-    """The path of the copy on the node: `path` or, if that is a folder, a name in it."""
+    """Return the path of the copy on the node: `path` or, if that is a folder, a name in it."""
     from cavvy.client.tunnel.mux import RemoteError
 
     try:
@@ -315,8 +315,8 @@ def _walk(source: Path) -> Sequence[CopyItem]:
 
 
 def _local_item(path: Path, name: str) -> CopyItem:
-    """The attributes of a local file. For a symbolic link, these are the attributes of the link
-    itself, except if the link is the path that the user gave.
+    """Return the attributes of a local file. For a symbolic link, these are the attributes of the
+    link itself, except if the link is the path that the user gave.
     """
     found = path.lstat() if name else path.stat()
     link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None

@@ -64,8 +64,8 @@ def create_first_admin(client: "ApiClient", name: str) -> str:
 
 
 def find_url(listen: str | None, host: str) -> str:
-    """The URL at which users reach a server that listens at `listen`, on the machine `host`. Raises
-    CommandFailure if it listens only on its Unix socket.
+    """Return the URL at which users reach a server that listens at `listen`, on the machine `host`.
+    Raises CommandFailure if it listens only on its Unix socket.
     """
     if listen is None:
         raise CommandFailure(

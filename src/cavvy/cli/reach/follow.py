@@ -82,7 +82,9 @@ def _billed(client: "ApiClient", project: str, job_id: str) -> "JobDetail":
 
 
 def exit_code(job: "JobDetail") -> int:
-    """The job's own exit code, 130 if it was stopped, or 1 if it failed without an exit code."""
+    """Return the job's own exit code, 130 if it was stopped, or 1 if it failed without an exit
+    code.
+    """
     if job.phase == "done":
         return 0
     if job.phase == "stopped":

@@ -70,13 +70,15 @@ def check_live(name: str, limit: "Money") -> LiveCheck:
 
 
 def price_of(offer: "Offer") -> "Money":
-    """The expected price of the check on this offer, if the machine boots in the usual time."""
+    """Return the expected price of the check on this offer, if the machine boots in the usual
+    time.
+    """
     return offer.rate.over(max(_BILLED, offer.minimum_charge))
 
 
 def _warn(name: str) -> str:
-    """A warning about what happens if this computer goes off, or "" if the provider's machines end
-    by themselves.
+    """Return a warning about what happens if this computer goes off, or "" if the provider's
+    machines end by themselves.
     """
     from cavvy.providers.base import Feature
 
@@ -90,7 +92,9 @@ def _warn(name: str) -> str:
 
 
 def _find_cheapest(name: str, limit: "Money") -> "Offer":
-    """The cheapest on-demand offer. Raises CommandFailure if it costs more than the limit."""
+    """Return the cheapest on-demand offer. Raises CommandFailure if it costs more than the
+    limit.
+    """
     import asyncio
 
     from cavvy.domain.offers import Purchase
@@ -242,7 +246,7 @@ class _JobWatch:
         click.echo(f"{at_s:8.1f} s  {text}", err=True)
 
     def _left(self, provider: str, job: "JobDetail") -> Sequence[str]:
-        """The job's gangs that the provider still lists as running. If the provider does not
+        """Return the job's gangs that the provider still lists as running. If the provider does not
         answer, the result is the reason instead.
         """
         gangs = {("gang", each.gang) for each in job.attempts}
@@ -261,8 +265,8 @@ def _reason(job: "JobDetail") -> str:
 
 
 def _find_recording(provider: str, gangs: Sequence[str]) -> Path | None:
-    """The path of the file in which the server on this machine recorded the requests; None if there
-    is none.
+    """Return the path of the file in which the server on this machine recorded the requests; None
+    if there is none.
     """
     from cavvy.client.state import default_home
     from cavvy.providers.recording import FOLDER

@@ -16,7 +16,7 @@ SILENT = f"no answer within {ASK_TIMEOUT_S} s"
 
 
 def load_settings() -> "Settings":
-    """This installation's settings. Raises CommandFailure."""
+    """Return this installation's settings. Raises CommandFailure."""
     from cavvy import settings
 
     try:
@@ -55,7 +55,7 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
 
 
 def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":
-    """The endpoint that nodes would use according to the settings. It must not be used for
+    """Return the endpoint that nodes would use according to the settings. It must not be used for
     launches. Raises CommandFailure.
     """
     if not settings.text("server.tls_listen"):

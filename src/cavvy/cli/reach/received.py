@@ -54,7 +54,7 @@ def understand(said: object, kind: type[_T]) -> _T:
 
 
 def read_item(path: str, said: dict[str, Any]) -> CopyItem:
-    """The attributes of a file, from an answer of a node. Raises CommandFailure."""
+    """Return the attributes of a file, from an answer of a node. Raises CommandFailure."""
     item = understand({**said, "path": path}, CopyItem)
     if not isfinite(item.mtime):
         raise _refuse(path, "its time is not a number")
@@ -62,7 +62,7 @@ def read_item(path: str, said: dict[str, Any]) -> CopyItem:
 
 
 def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
-    """All entries below a folder, parents first, from an answer of a node. Raises
+    """Return all entries below a folder, parents first, from an answer of a node. Raises
     CommandFailure.
     """
     try:
@@ -81,8 +81,8 @@ def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
 
 
 def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
-    """Why the entry must not be written, or "" if it may be. `kinds` maps the path of each earlier
-    entry to its kind.
+    """Return why the entry must not be written, or "" if it may be. `kinds` maps the path of each
+    earlier entry to its kind.
     """
     parts = item.path.split("/")
     if item.path.startswith("/"):
@@ -111,8 +111,9 @@ def _refuse(path: str, problem: str) -> CommandFailure:
 
 
 def stays_inside(item: CopyItem) -> bool:
-    """Whether a link's target is inside the copied folder. `..` may appear only at the start of the
-    target. Elsewhere, the name before `..` could be another link that leads out of the folder.
+    """Return whether a link's target is inside the copied folder. `..` may appear only at the start
+    of the target. Elsewhere, the name before `..` could be another link that leads out of the
+    folder.
     """
     parts = [part for part in (item.link or "/").split("/") if part not in ("", ".")]
     ups = parts.count("..")

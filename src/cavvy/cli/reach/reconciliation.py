@@ -72,7 +72,7 @@ def reconcile_file(
 def _period(
     bill: "BillSummary", period: tuple[datetime | None, datetime | None]
 ) -> tuple[datetime, datetime]:
-    """The period, which begins and ends with a day in UTC."""
+    """Return the period, which begins and ends with a day in UTC."""
     first = period[0] or bill.first or datetime.now(UTC)
     last = period[1] or bill.last or first
     since = datetime.combine(first.astimezone(UTC).date(), time(), UTC)
@@ -83,8 +83,8 @@ def _period(
 def find_gangs(
     client: "ApiClient", ledger: "Mapping[CellKey, BilledSum]", named: Collection[str]
 ) -> dict[str, str]:
-    """The gangs of the attempts in the ledger, of those that the bill names. An attempt that took
-    over a kept gang has the name of another; it is known by its job, if that was not removed.
+    """Return the gangs of the attempts in the ledger, of those that the bill names. An attempt that
+    took over a kept gang has the name of another; it is known by its job, if that was not removed.
     """
     from cavvy.client import ApiError
     from cavvy.costs.reconcile import match_gangs

@@ -25,7 +25,7 @@ answer_timeout_option = click.option(
 
 
 def find_serving(project: str, name: str) -> "ServedView":
-    """The service, whose gateway runs. Raises CommandFailure."""
+    """Return the service, whose gateway runs. Raises CommandFailure."""
     from cavvy.client.service_wire import find_service
 
     with session() as client:
@@ -44,7 +44,7 @@ def ask_service(
     headers: Mapping[str, str],
     timeout_s: float,
 ) -> "Iterator[HTTPResponse]":
-    """The response, whose body is not read yet. Raises CommandFailure."""
+    """Yield the response, whose body is not read yet. Raises CommandFailure."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
     from urllib.parse import urlsplit
 

@@ -33,8 +33,8 @@ def session(*, patience_s: float = PATIENCE_S) -> Iterator["ApiClient"]:
 
 
 def make_patience(limit_s: float = PATIENCE_S) -> "Patience":
-    """How long a command repeats a request if no server answers. Waiting is reported on standard
-    error.
+    """Return how long a command repeats a request if no server answers. Waiting is reported on
+    standard error.
     """
     from cavvy.client import Patience
 
@@ -53,7 +53,7 @@ def failures() -> Iterator[None]:
 
 
 def make_failure(error: "ApiError") -> CommandFailure:
-    """The failure of a command, with the exit code EX_UNAVAILABLE if no server answered."""
+    """Return the failure of a command, with the exit code EX_UNAVAILABLE if no server answered."""
     from cavvy.client import StartFailed, Unreachable
 
     # This hint is meant for programs, not for users.
@@ -67,7 +67,7 @@ def make_failure(error: "ApiError") -> CommandFailure:
 
 
 def _command() -> str:
-    """The command as the user calls it, such as `cavvy secret set`."""
+    """Return the command as the user calls it, such as `cavvy secret set`."""
     context = click.get_current_context(silent=True)
     return context.command_path if context is not None else "cavvy"
 
@@ -93,8 +93,8 @@ rank_option = click.option(
 
 
 def named(project: str, name: str) -> str:
-    """The arguments that name the job in a command line: the name, and -p if its project is not the
-    default project.
+    """Return the arguments that name the job in a command line: the name, and -p if its project is
+    not the default project.
     """
     return name if project == default_project() else f"{name} -p {project}"
 
@@ -102,7 +102,7 @@ def named(project: str, name: str) -> str:
 def list_jobs(
     client: "ApiClient", project: str | None, phases: Collection[str] = (), limit: int | None = None
 ) -> "tuple[list[JobListing], bool]":
-    """At most `limit` jobs, newest first, and whether there are more."""
+    """Return at most `limit` jobs, newest first, and whether there are more."""
     rows: list[JobListing] = []
     cursor = None
     while True:

@@ -41,7 +41,9 @@ def refresh_config() -> None:
 
 
 def make_config(jobs: Sequence[tuple[str, str, int]], known_hosts: str) -> str:
-    """The text of the file: a block for each rank of each job, and one block for all NAME.cavvy."""
+    """Return the text of the file: a block for each rank of each job, and one block for all
+    NAME.cavvy.
+    """
     python = f"{shlex.quote(sys.executable)} -P -c 'from cavvy.cli.main import main; main()'"
     program = shlex.quote(_program()) if _program() else python
     set_here = [
@@ -77,7 +79,9 @@ def _block(names: str, proxy: str, known_hosts: str) -> str:
 
 
 def _program() -> str:
-    """The path of the installed command, or "" if this process was started in another way."""
+    """Return the path of the installed command, or "" if this process was started in another
+    way.
+    """
     path = os.path.abspath(sys.argv[0])
     return path if os.path.basename(path) == "cavvy" and os.access(path, os.X_OK) else ""
 

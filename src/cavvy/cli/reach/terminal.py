@@ -86,7 +86,7 @@ def read_input() -> "asyncio.Queue[bytes]":
 
 
 def exit_code(end: "CommandExit | None") -> int:
-    """The exit code in the form that a shell uses: 128 + N if signal N ended the command."""
+    """Return the exit code in the form that a shell uses: 128 + N if signal N ended the command."""
     if end is None:
         return 255
     if end.code is not None:

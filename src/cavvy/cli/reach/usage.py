@@ -38,7 +38,7 @@ class ChargedAttempt(Struct, kw_only=True):
 def read_charges(
     client: "ApiClient", project: str | None, since: datetime, until: datetime
 ) -> list[LedgerLine]:
-    """The lines of the ledger in the period, without discounts."""
+    """Return the lines of the ledger in the period, without discounts."""
     from cavvy.client.ledger_wire import list_entries, to_line
     from cavvy.costs.statements import make_statement
 
@@ -48,7 +48,7 @@ def read_charges(
 
 
 def read_runs(client: "ApiClient", lines: Iterable[LedgerLine]) -> "list[ObservedRun]":
-    """What each attempt used and cost. Jobs that were removed are left out."""
+    """Return what each attempt used and cost. Jobs that were removed are left out."""
     from cavvy.client import ApiError
 
     jobs: dict[tuple[str, str], list[ChargedAttempt]] = {}
@@ -73,7 +73,9 @@ def read_runs(client: "ApiClient", lines: Iterable[LedgerLine]) -> "list[Observe
 
 
 def add_up(lines: Iterable[LedgerLine]) -> Mapping[str, ChargedAttempt]:
-    """The charges of each attempt. Corrections count for the kind of charge that they correct."""
+    """Return the charges of each attempt. Corrections count for the kind of charge that they
+    correct.
+    """
     found: dict[str, ChargedAttempt] = {}
     for line in lines:
         entry = line.entry
@@ -91,7 +93,7 @@ def add_up(lines: Iterable[LedgerLine]) -> Mapping[str, ChargedAttempt]:
 
 
 def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) -> "ObservedRun":
-    """What the attempt used, by its nodes' telemetry, and cost."""
+    """Return what the attempt used, by its nodes' telemetry, and cost."""
     from cavvy.planner.advice import ObservedRun
 
     task = decode(job.task, type=TaskSpec)
@@ -116,7 +118,9 @@ def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) 
 
 
 def _unattached(charged: ChargedAttempt) -> Money:
-    """What disks cost in the hours that they were charged beyond their machines; 0 below one."""
+    """Return what disks cost in the hours that they were charged beyond their machines; 0 below
+    one.
+    """
     machine = sum(hours for kind, hours in charged.hours.items() if kind.is_machine)
     disk = charged.hours.get(ChargeKind.DISK, 0.0)
     part = max(0.0, disk - machine) / disk if disk - machine >= 1 else 0.0
@@ -181,7 +185,7 @@ def list_machines(lines: Iterable[LedgerLine], until: datetime) -> "list[Observe
 
 
 def _measured(run: "ObservedRun", told: Sequence[Mapping[str, float]]) -> "ObservedRun":
-    """The run with what its nodes' telemetry says."""
+    """Return the run with what its nodes' telemetry says."""
     return replace(
         run,
         cpu_percent=_mean(told, "cpu_mean_percent"),
@@ -195,7 +199,7 @@ def _measured(run: "ObservedRun", told: Sequence[Mapping[str, float]]) -> "Obser
 
 
 def _mean(told: Sequence[Mapping[str, float]], name: str) -> float | None:
-    """The mean over the nodes that measured it."""
+    """Return the mean over the nodes that measured it."""
     values = [each[name] for each in told if name in each]
     return sum(values) / len(values) if values else None
 
@@ -205,7 +209,7 @@ def _most(told: Sequence[Mapping[str, float]], name: str) -> float | None:
 
 
 def list_used_machines(lines: Iterable[LedgerLine]) -> "list[UsedMachine]":
-    """The machines that were paid for on demand."""
+    """Return the machines that were paid for on demand."""
     from cavvy.planner.reservations import ReservableType, UsedMachine
 
     return [
@@ -226,7 +230,7 @@ def list_used_machines(lines: Iterable[LedgerLine]) -> "list[UsedMachine]":
 
 
 def list_offers_of(providers: Iterable[str]) -> list[Offer]:
-    """The offers of these providers in the catalog."""
+    """Return the offers of these providers in the catalog."""
     from cavvy.store.snapshot import CatalogSnapshot
 
     wanted = frozenset(providers)

@@ -94,7 +94,7 @@ def gather(task: TaskSpec, *, anywhere: bool, output_mib: int | None) -> Availab
 
 
 def _leave_out(found: OfferMatches, asked: Collection[tuple[str, str]]) -> OfferMatches:
-    """The matches in the catalog, without the regions for which the provider itself reports
+    """Return the matches in the catalog, without the regions for which the provider itself reports
     offers.
     """
     offers = [each for each in found.offers if (each.provider, each.region) not in asked]
@@ -103,8 +103,8 @@ def _leave_out(found: OfferMatches, asked: Collection[tuple[str, str]]) -> Offer
 
 
 def _rival(task: TaskSpec) -> TaskSpec | None:
-    """A copy of the task for on-demand capacity, with which costs can be compared. Returns None
-    unless the task is spot-only and states its work.
+    """Return a copy of the task for on-demand capacity, with which costs can be compared. Returns
+    None unless the task is spot-only and states its work.
     """
     if task.resources.spot is not SpotPolicy.ONLY or task.work is None:
         return None
@@ -112,8 +112,8 @@ def _rival(task: TaskSpec) -> TaskSpec | None:
 
 
 def _notices(task: TaskSpec) -> dict[str, timedelta]:
-    """The preemption notice of each provider. The result is empty if the task does not state the
-    size of its checkpoint.
+    """Return the preemption notice of each provider. The result is empty if the task does not state
+    the size of its checkpoint.
     """
     from cavvy.catalog.notices import SPOT_NOTICES
 
@@ -136,7 +136,7 @@ class _LiveOffers(Struct):
 
 
 def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers, _LiveOffers]:
-    """The offers of the configured providers for the task, and their offers for `rival`, its
+    """Return the offers of the configured providers for the task, and their offers for `rival`, its
     on-demand copy.
     """
     live, rivals, providers = _LiveOffers(), _LiveOffers(), load_providers()
@@ -228,9 +228,9 @@ def _ask_catalog(
 
 
 def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:
-    """A hint for a task that no configured provider can run. It names the cheapest offer of a
-    provider that can be set up, and the command that sets it up. `is_file` is false if `file` is a
-    command or standard input instead of a task file.
+    """Return a hint for a task that no configured provider can run. It names the cheapest offer of
+    a provider that can be set up, and the command that sets it up. `is_file` is false if `file` is
+    a command or standard input instead of a task file.
     """
     installed = registry.list_known()
     wanted, driven = task.resources.choices, list[Offer]()
@@ -263,7 +263,9 @@ def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:
 
 
 def _say_set_up(offer: Offer) -> str:
-    """A sentence that describes the offer and gives the command that sets up its provider."""
+    """Return a sentence that describes the offer and gives the command that sets up its
+    provider.
+    """
     from cavvy.domain.units import format_rate
 
     name, known = offer.provider, load_settings()

@@ -22,9 +22,9 @@ _PATIENCE_S = 10.0  # for all buckets together
 def with_regions(
     task: TaskSpec, warnings: tuple[str, ...] = ()
 ) -> tuple[TaskSpec, tuple[str, ...]]:
-    """The task with the regions of its inputs and outputs as their storages tell them to the keys
-    in the environment. Also returns the warnings, with one about the buckets that may be outside
-    the regions that the task allows. Raises CommandFailure for a bucket outside.
+    """Return the task with the regions of its inputs and outputs as their storages tell them to the
+    keys in the environment. Also returns the warnings, with one about the buckets that may be
+    outside the regions that the task allows. Raises CommandFailure for a bucket outside.
     """
     from cavvy.store.objects.locations import merge_keys
     from cavvy.store.objects.regions import find_regions

@@ -60,8 +60,8 @@ def match_configured(need: ResourceSpec, names: Collection[str] | None) -> LiveM
 
 
 def list_usable(provider: Provider, answer: ProviderAnswer) -> set[tuple[str, str]]:
-    """The regions of the provider's offers. Returns no regions if the provider cannot run even a
-    minimal task.
+    """Return the regions of the provider's offers. Returns no regions if the provider cannot run
+    even a minimal task.
     """
     if refuses_all(provider):
         return set()
@@ -73,7 +73,7 @@ def make_judge(usable: Collection[tuple[str, str]]) -> Callable[[Offer], Readine
 
 
 async def ask_all(providers: Mapping[str, Provider]) -> dict[str, ProviderAnswer | str]:
-    """The answer of each provider, or the reason why it did not answer."""
+    """Return the answer of each provider, or the reason why it did not answer."""
     answers = await asyncio.gather(*(_ask(provider) for provider in providers.values()))
     return dict(zip(providers, answers, strict=True))
 
@@ -97,8 +97,8 @@ async def _ask(provider: Provider) -> ProviderAnswer | str:
 
 
 async def _with_volumes(provider: Provider, answer: ProviderAnswer) -> ProviderAnswer:
-    """The answer with the provider's volumes. If the volumes cannot be read, only tasks without
-    volumes fit.
+    """Return the answer with the provider's volumes. If the volumes cannot be read, only tasks
+    without volumes fit.
     """
     holder = ability(provider, HOLDS_VOLUMES)
     if holder is None:

@@ -22,8 +22,8 @@ _MARKETS = 3
 
 
 def seen_here() -> "dict[str, MarketListing]":
-    """The observations of the offers that this installation used, by offer key. The result is empty
-    if no server runs.
+    """Return the observations of the offers that this installation used, by offer key. The result
+    is empty if no server runs.
     """
     from cavvy.client import ApiError, connect
 
@@ -37,8 +37,8 @@ def seen_here() -> "dict[str, MarketListing]":
 def tell_forecast(
     task: "TaskSpec", offers: "Sequence[Offer]", now: "datetime", egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":
-    """One forecast for each value of `resources.spot`. The result is empty if the task has no
-    deadline or the deadline policy cannot be used.
+    """Return one forecast for each value of `resources.spot`. The result is empty if the task has
+    no deadline or the deadline policy cannot be used.
     """
     from cavvy.planner.deadline.forecast import KINDS, foresee
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs

@@ -44,8 +44,8 @@ def show_value(value: object) -> str:
 def read_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "LoadedTask":
-    """The task in `file` with these parameters. If it is invalid, raises a CommandFailure with all
-    problems.
+    """Return the task in `file` with these parameters. If it is invalid, raises a CommandFailure
+    with all problems.
     """
     from cavvy.cli.task.problems import check_task
     from cavvy.importers import ReadOptions, load_task
@@ -69,8 +69,8 @@ def read_task(
 
 
 def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
-    """The options, with the current commit in place of `ref`, a branch or tag in a file of another
-    tool. Raises CommandFailure.
+    """Return the options, with the current commit in place of `ref`, a branch or tag in a file of
+    another tool. Raises CommandFailure.
     """
     import json
 

@@ -95,8 +95,8 @@ _COMPLETE = {
 
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A decorator that adds arguments for the task file, its tool and the overrides to a command.
-    The function receives them as `file` and `options`.
+    """Return a decorator that adds arguments for the task file, its tool and the overrides to a
+    command. The function receives them as `file` and `options`.
     """
 
     @wraps(function)
@@ -154,14 +154,14 @@ def _read_options(
 
 
 def _name(flags: str) -> str:
-    """The name of the Python parameter for an option. It differs from the names of the command's
-    own parameters.
+    """Return the name of the Python parameter for an option. It differs from the names of the
+    command's own parameters.
     """
     return "set_" + flags.split("/")[0].strip("-").replace("-", "_")
 
 
 def _read_overrides(values: dict[str, Any]) -> dict[str, Any]:
-    """The given options as a table with the keys of a task file. Raises CommandFailure."""
+    """Return the given options as a table with the keys of a task file. Raises CommandFailure."""
     found: dict[str, Any] = {}
     for flags, path, _, _ in _OVERRIDES:
         value = values[flags]
@@ -198,7 +198,7 @@ def _read_variable(pair: str) -> tuple[str, str]:
 
 
 def read_value(flag: str, path: str, value: object, given: object = None) -> "TaskSpec":
-    """A task in which the field `path` has this value. If the value is invalid, raises a
+    """Return a task in which the field `path` has this value. If the value is invalid, raises a
     CommandFailure with the name of the option and the text `given`.
     """
     from datetime import UTC, datetime

@@ -56,8 +56,8 @@ def _list_sizes(parts: Mapping[str, Path]) -> dict[str, int]:
 
 
 def _explain_size(file: str) -> list[str]:
-    """Why the server would refuse a request that contains the text of the file. The result is empty
-    if it would accept the request.
+    """Return why the server would refuse a request that contains the text of the file. The result
+    is empty if it would accept the request.
     """
     limit = load_settings().whole("server.request_mib")
     size = os.path.getsize(file) if os.path.isfile(file) else 0
@@ -106,7 +106,7 @@ def _list_unknown(task: TaskSpec) -> list[str]:
 
 
 def _explain_impossible(task: TaskSpec, folder: Path) -> str:
-    """Why no offer of the catalog or of a configured provider meets the task's resources and
+    """Return why no offer of the catalog or of a configured provider meets the task's resources and
     limits. Returns "" if an offer does, or if a provider that might have one is not configured or
     did not answer. Raises CommandFailure.
     """

@@ -20,12 +20,12 @@ _WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes one"
 
 
 def list_models() -> list[str]:
-    """The models with a built-in profile."""
+    """Return the models with a built-in profile."""
     return list(dict.fromkeys(str(each["name"]) for each in _zoo()))
 
 
 def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
-    """The built-in profile of a model. Raises CommandFailure."""
+    """Return the built-in profile of a model. Raises CommandFailure."""
     wide = "fp32" if precision in ("fp32", "tf32") else "bf16"
     names = list_models()
     if name not in names:
@@ -47,7 +47,7 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """The decoded contents of a profile file. Raises CommandFailure."""
+    """Return the decoded contents of a profile file. Raises CommandFailure."""
     try:
         data = json.loads(Path(path).read_text())
     except OSError as error:
@@ -103,7 +103,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def _last_line(script: str, error: Exception) -> str:
-    """The last line of the script itself that appears in the traceback of `error`."""
+    """Return the last line of the script itself that appears in the traceback of `error`."""
     import traceback
 
     here = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == script]
@@ -111,7 +111,9 @@ def _last_line(script: str, error: Exception) -> str:
 
 
 def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
-    """The task with the rates of its work profile added. Rates in the task file take precedence."""
+    """Return the task with the rates of its work profile added. Rates in the task file take
+    precedence.
+    """
     from cavvy.domain.values import replace
 
     work = task.work
@@ -139,8 +141,8 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
 
 
 def text_with_rates(text: str, task: "TaskSpec", folder: Path) -> str:
-    """The text of the task file with the rates of its work profile added. The server receives this
-    text.
+    """Return the text of the task file with the rates of its work profile added. The server
+    receives this text.
     """
     if task.work is None or task.work.profile is None:
         return text

@@ -10,7 +10,7 @@ _PATIENCE_S = 10.0  # maximum seconds for all inputs together
 
 
 def with_sizes(task: TaskSpec) -> tuple[TaskSpec, tuple[str, ...]]:
-    """The task with the sizes of its inputs, and a warning for each input of unknown size.
+    """Return the task with the sizes of its inputs, and a warning for each input of unknown size.
 
     Buckets are listed with the access keys in the environment. All listings together take at most
     _PATIENCE_S seconds.

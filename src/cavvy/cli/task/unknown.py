@@ -25,7 +25,7 @@ def unknown_names(
     providers: "Iterable[str]" = (),
     live: "Collection[Offer]" = (),
 ) -> str:
-    """One line for each unknown name in `need`, with a suggestion.
+    """Return one line for each unknown name in `need`, with a suggestion.
 
     `providers` are known provider names that the catalog lacks. `live` are offers that the catalog
     lacks, such as those of this machine.
@@ -58,9 +58,9 @@ def unknown_names(
 
 
 def misspelt_options(options: "Iterable[ProviderOptions]") -> list[str]:
-    """One line for each name of a provider or of an option that resembles a known name. Other
-    unknown options are left to their provider, which states its reason; other unknown providers may
-    be installed on the server only.
+    """Return one line for each name of a provider or of an option that resembles a known name.
+    Other unknown options are left to their provider, which states its reason; other unknown
+    providers may be installed on the server only.
     """
     import json
 
@@ -109,8 +109,8 @@ def _list_named(
 def _list_silent(
     snapshot: "CatalogSnapshot", need: "ResourceSpec", live: "Collection[Offer]"
 ) -> list[str]:
-    """The providers in `need` whose regions cannot be listed: they have no published prices, and
-    they are not configured or did not answer.
+    """Return the providers in `need` whose regions cannot be listed: they have no published prices,
+    and they are not configured or did not answer.
     """
     heard = {provider for provider, _, _ in snapshot.regions()}
     heard |= {offer.provider for offer in live}
@@ -124,7 +124,7 @@ def _is_installed(provider: str) -> bool:
 
 
 def _explain_unlisted(provider: str) -> str:
-    """A message for a provider without published prices."""
+    """Return a message for a provider without published prices."""
     return (
         f"the catalog has no provider {provider!r}: its offers come from your own account or "
         f"cluster, once it is configured. `cavvy check {provider}` shows the provider's state "

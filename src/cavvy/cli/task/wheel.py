@@ -16,8 +16,8 @@ NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
 
 
 def make_wheel(about: Distribution) -> bytes | None:
-    """The bytes of the wheel, which contains neither the command line nor the server. Returns None
-    if this Cavvy was installed from a package index.
+    """Return the bytes of the wheel, which contains neither the command line nor the server.
+    Returns None if this Cavvy was installed from a package index.
     """
     if (
         about.read_text("direct_url.json") is None

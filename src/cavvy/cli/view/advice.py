@@ -5,8 +5,8 @@ from cavvy.planner.advice import Waste, WasteKind
 
 
 def describe_remedy(waste: Waste, job: str) -> str:
-    """The command that ends the waste, or what to change in the task file for the next run. `job`
-    are the arguments that name the job.
+    """Return the command that ends the waste, or what to change in the task file for the next run.
+    `job` are the arguments that name the job.
     """
     offer = waste.offer
     match waste.kind:

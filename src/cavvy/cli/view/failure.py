@@ -6,7 +6,9 @@ import click
 
 
 def escape_controls(text: str, keep: str = "") -> str:
-    """The text with control characters escaped, so that it cannot move a terminal's cursor."""
+    """Return the text with control characters escaped, so that it cannot move a terminal's
+    cursor.
+    """
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
         for char in text
@@ -61,13 +63,13 @@ def explain(error: click.ClickException) -> CommandFailure:
 
 
 def _list_options(error: click.UsageError) -> set[str]:
-    """The options of the command that was called."""
+    """Return the options of the command that was called."""
     params = error.ctx.command.params if error.ctx is not None else []
     return {option for param in params for option in param.opts}
 
 
 def _name(error: click.BadParameter) -> str:
-    """The option or argument that the error is about, written as in the help."""
+    """Return the option or argument that the error is about, written as in the help."""
     param = error.param
     if isinstance(param, click.Option):
         return max(param.opts, key=len)
@@ -78,5 +80,5 @@ def _name(error: click.BadParameter) -> str:
 
 
 def _uncapital(text: str) -> str:
-    """The text without its capital letter, unless the first word is an acronym or a name."""
+    """Return the text without its capital letter, unless the first word is an acronym or a name."""
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text

@@ -36,12 +36,12 @@ def make_money_format(amounts: Iterable[int]) -> Callable[[int], str]:
 
 
 def show_ago(then: datetime) -> str:
-    """The time since `then`, such as "3m05s ago"."""
+    """Return the time since `then`, such as "3m05s ago"."""
     return f"{_since(then)} ago"
 
 
 def show_for(then: datetime) -> str:
-    """The time since `then`, such as "for 3m05s"."""
+    """Return the time since `then`, such as "for 3m05s"."""
     return f"for {_since(then)}"
 
 
@@ -50,17 +50,19 @@ def _since(then: datetime) -> str:
 
 
 def show_time(moment: datetime, form: str = "%Y-%m-%d %H:%M:%S", *, zone: bool = True) -> str:
-    """The moment in local time, by default with its zone, such as "2026-01-31 09:00:00 CET"."""
+    """Return the moment in local time, by default with its zone, such as "2026-01-31 09:00:00
+    CET".
+    """
     return f"{moment.astimezone():{form}}{f' {zone_name(moment)}' if zone else ''}"
 
 
 def show_clock(moment: datetime) -> str:
-    """The time of day, such as "09:00:00 CET"."""
+    """Return the time of day, such as "09:00:00 CET"."""
     return show_time(moment, "%H:%M:%S")
 
 
 def zone_name(moment: datetime) -> str:
-    """The name of the local time zone at this moment."""
+    """Return the name of the local time zone at this moment."""
     return moment.astimezone().tzname() or "UTC"
 
 
@@ -69,7 +71,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_size(size: float) -> str:
-    """Bytes in a readable unit, such as "1.5 MiB"."""
+    """Return bytes in a readable unit, such as "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -78,7 +80,7 @@ def show_size(size: float) -> str:
 
 
 def show_progress(progress: Mapping[str, float | str]) -> str:
-    """A task's progress in one line: "41/100 epochs  loss 0.12  accuracy 0.98  12s left"."""
+    """Return a task's progress in one line: "41/100 epochs loss 0.12 accuracy 0.98 12s left"."""
     from cavvy.client.metrics import figures
 
     parts = []
@@ -92,7 +94,7 @@ def show_progress(progress: Mapping[str, float | str]) -> str:
 
 
 def tags_of(job: "JobDetail") -> dict[str, str]:
-    """The tags of the job's task."""
+    """Return the tags of the job's task."""
     from msgspec.json import decode
 
     tags = decode(job.task).get("tags", {})
@@ -100,7 +102,7 @@ def tags_of(job: "JobDetail") -> dict[str, str]:
 
 
 def window_of(job: "JobDetail") -> str:
-    """The job's start window as written in the task file, or "" if it has none."""
+    """Return the job's start window as written in the task file, or "" if it has none."""
     from msgspec.json import decode
 
     window = decode(job.task).get("window") or {}

@@ -56,8 +56,8 @@ class JobStory:
                 return kind not in _LAST
 
     def text(self, event: "EventView") -> str:
-        """The event as one line. If the text starts like the previous event, the common start is
-        left out.
+        """Return the event as one line. If the text starts like the previous event, the common
+        start is left out.
         """
         text = event.text.removeprefix(f"{self._said}; ")
         self._said = event.text
@@ -65,12 +65,12 @@ class JobStory:
 
 
 def _repeats(held: "EventView", event: "EventView") -> bool:
-    """Whether the job's failure event only repeats the exit of its last attempt."""
+    """Return whether the job's failure event only repeats the exit of its last attempt."""
     return held.kind == "exit" and event.kind == "failed" and event.fact is None
 
 
 def story_line(event: "EventView") -> str:
-    """One event without its time: "placed      starts on local/here/cpu:0/on-demand"."""
+    """Return one event without its time: "placed starts on local/here/cpu:0/on-demand"."""
     return _line(event.kind, event.rank, event.text)
 
 

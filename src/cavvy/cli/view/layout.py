@@ -39,7 +39,7 @@ class TableColumn(Struct, frozen=True):
 
 
 def terminal_width(out: TextIO) -> int | None:
-    """The width of the terminal in characters, or None if the output is not a terminal."""
+    """Return the width of the terminal in characters, or None if the output is not a terminal."""
     if not out.isatty():
         return None
     import shutil
@@ -48,7 +48,7 @@ def terminal_width(out: TextIO) -> int | None:
 
 
 def text_width(text: str) -> int:
-    """The number of terminal cells that the text occupies."""
+    """Return the number of terminal cells that the text occupies."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -72,14 +72,14 @@ def wrap_text(text: str, width: int | None) -> list[str]:
 
 
 def longest_word(text: str) -> int:
-    """The width of the longest word."""
+    """Return the width of the longest word."""
     return max(map(text_width, text.split()), default=0)
 
 
 def choose_widths(
     heads: Sequence[TableColumn], table: Sequence[Sequence[str]], width: int | None
 ) -> dict[int, int] | None:
-    """The columns to show, as a dictionary from index to width; None if no choice fits into
+    """Return the columns to show, as a dictionary from index to width; None if no choice fits into
     `width`. A column of width 0 is printed on a separate line below the row.
 
     `table` is the heading and the rows. Columns that are the same in all rows are dropped first.
@@ -122,7 +122,7 @@ def _fit(
 
 
 def _least(head: TableColumn, cells: Sequence[str], full: int) -> int:
-    """The smallest width that the column can have."""
+    """Return the smallest width that the column can have."""
     if head.wrap:
         return min(full, max(_TEXT, *map(longest_word, cells)))
     return min(full, _TEXT) if head.cut else full
@@ -131,7 +131,7 @@ def _least(head: TableColumn, cells: Sequence[str], full: int) -> int:
 def row_lines(
     heads: Sequence[TableColumn], texts: Sequence[str], widths: Mapping[int, int]
 ) -> list[str]:
-    """The lines of one row. `widths` has the columns that `choose_widths` chose."""
+    """Return the lines of one row. `widths` has the columns that `choose_widths` chose."""
     beside = {index: width for index, width in widths.items() if width}
     cells = [
         wrap_text(texts[index], width) if heads[index].wrap else [_cut(texts[index], width)]
@@ -148,7 +148,9 @@ def row_lines(
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """The text, padded with spaces to the width. With `right`, the spaces are before the text."""
+    """Return the text, padded with spaces to the width. With `right`, the spaces are before the
+    text.
+    """
     spaces = " " * (width - text_width(text))
     return spaces + text if right else text + spaces
 

@@ -111,7 +111,7 @@ def text_out(text: str, file: TextIO | None = None) -> None:
 
 
 def _width(out: TextIO) -> int | None:
-    """The width in characters that the output may use, or None if there is no limit."""
+    """Return the width in characters that the output may use, or None if there is no limit."""
     context = click.get_current_context(silent=True)
     wide = context is not None and context.meta.get(_WIDE, False)
     return None if wide else layout.terminal_width(out)
@@ -180,8 +180,8 @@ def _write_cards(titles: Sequence[str], table: Iterable[Sequence[str]], out: Tex
 
 
 def _column(head: TableColumn, values: Sequence[object]) -> tuple[TableColumn, list[str]]:
-    """A column with its heading and its cells. If all times in it have the same time zone, the
-    heading shows the zone.
+    """Return a column with its heading and its cells. If all times in it have the same time zone,
+    the heading shows the zone.
     """
     title = head.title if head.title is not None else head.name.replace("_", " ").upper()
     zones = {zone_name(value) for value in values if isinstance(value, datetime)}

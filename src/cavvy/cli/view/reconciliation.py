@@ -27,7 +27,7 @@ _SENTENCES = {
 
 
 def explain_difference(found: Difference) -> str:
-    """A sentence that names the likely cause and, where there is one, what to do."""
+    """Return a sentence that names the likely cause and, where there is one, what to do."""
     match found.cause:
         case DifferenceCause.RATE:
             billed = _rate(found.bill, found.bill_hours)

@@ -50,7 +50,7 @@ def open_screen(job: "JobDetail") -> Iterator[FollowScreen]:
 
 
 def job_ranks(job: "JobDetail") -> int:
-    """The number of nodes of a job's gang."""
+    """Return the number of nodes of a job's gang."""
     from msgspec.json import decode
 
     return int(decode(job.task).get("nodes", 1))
@@ -71,7 +71,7 @@ class _LineJoiner:
         return lines
 
     def left(self) -> list[tuple[int, bytes]]:
-        """The unfinished last line of each rank."""
+        """Return the unfinished last line of each rank."""
         return [(rank, rest) for rank, rest in self._rest.items() if rest]
 
 

@@ -78,7 +78,7 @@ def _details(lines: Sequence[LedgerLine]) -> str:
 
 
 def _table(title: str, heads: list[str], rows: list[list[str]], numbers: int) -> str:
-    """A table whose last `numbers` columns are numbers."""
+    """Return a table whose last `numbers` columns are numbers."""
     first = len(heads) - numbers
 
     def cells(tag: str, row: list[str]) -> str:

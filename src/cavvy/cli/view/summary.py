@@ -63,8 +63,8 @@ def time_text(cost: "CostView") -> str:
 def bill_text(
     job: "JobDetail | None", cost: "CostView", show: Callable[[int], str] = formatting.show_money
 ) -> str:
-    """The bill in one line. `show` formats amounts of micro-dollars. `job` is None if the caller
-    may not see it.
+    """Return the bill in one line. `show` formats amounts of micro-dollars. `job` is None if the
+    caller may not see it.
     """
     from cavvy.domain.events import ChargeKind
 
@@ -90,7 +90,7 @@ def bill_text(
 
 
 def _list_extras(cost: "CostView", show: Callable[[int], str]) -> str:
-    """What was charged in addition to the machines, such as ", $0.02 for traffic"."""
+    """Return what was charged in addition to the machines, such as ", $0.02 for traffic"."""
     from cavvy.domain.events import ChargeKind
 
     extra = {kind.value for kind in ChargeKind if kind.is_extra}
@@ -101,7 +101,7 @@ def _list_extras(cost: "CostView", show: Callable[[int], str]) -> str:
 
 
 def _describe_traffic(cost: "CostView") -> str:
-    """The charged traffic, such as "1.50 GB of traffic (prices of 2026-11-01)"."""
+    """Return the charged traffic, such as "1.50 GB of traffic (prices of 2026-11-01)"."""
     billed = [each for each in cost.traffic if each.micros_per_gb]
     size = sum(each.bytes for each in billed) / 10**9
     dates = sorted({f"{each.price_as_of}" for each in billed if each.price_as_of})
@@ -109,8 +109,8 @@ def _describe_traffic(cost: "CostView") -> str:
 
 
 def price_counterfactuals(job: "JobDetail", cost: "CostView") -> "list[CounterfactualCost]":
-    """The cost of the same job on the three cheapest offers that fit the task and that have at
-    least the memory that the job used.
+    """Return the cost of the same job on the three cheapest offers that fit the task and that have
+    at least the memory that the job used.
     """
     from msgspec.json import decode
 

@@ -65,14 +65,14 @@ _TASK_OPTIONS = {
 
 
 def find_advice(word: str) -> str:
-    """The replacement for an unknown command, or "" if the word is not a known synonym."""
+    """Return the replacement for an unknown command, or "" if the word is not a known synonym."""
     found = (advice for words, advice in _ADVICE.items() if word in words.split())
     return next(found, "")
 
 
 def find_option(option: str, known: Collection[str]) -> str:
-    """What to use instead of an unknown option, or "" if it is no known synonym. `known` contains
-    the options of the command.
+    """Return what to use instead of an unknown option, or "" if it is no known synonym. `known`
+    contains the options of the command.
     """
     instead = [each for each in _OPTIONS.get(option, ()) if each in known]
     if instead:

@@ -179,7 +179,7 @@ OpenCarrier = Callable[[Callable[[bytes], None], Callable[[str], None]], Awaitab
 
 
 def open_by_api(client: ApiClient, project: str, name: str, rank: int) -> OpenCarrier:
-    """A tunnel to this rank of a job, by requests to the server."""
+    """Return a tunnel to this rank of a job, by requests to the server."""
 
     async def open_carrier(
         heard: Callable[[bytes], None], over: Callable[[str], None]

@@ -47,7 +47,7 @@ _MACHINES = ("BoxUsage", "SpotUsage", "DedicatedUsage", "HostUsage", "Reservatio
 
 
 def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
-    """The line of the row. Raises WrongBillValue."""
+    """Yield the line of the row. Raises WrongBillValue."""
     kind = _kind(text(row, *_USAGE_TYPE))
     gang = text(row, *_TAG)
     if not gang:
@@ -70,7 +70,7 @@ def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
 
 
 def _kind(usage_type: str) -> BilledKind:
-    """The kind of a usage type such as USE1-BoxUsage:p5.48xlarge."""
+    """Return the kind of a usage type such as USE1-BoxUsage:p5.48xlarge."""
     if any(part in usage_type for part in _MACHINES):
         return BilledKind.MACHINE
     if "EBS:" in usage_type:

@@ -52,8 +52,8 @@ FORMATS = {
 
 
 def find_format(name: str | None, columns: Mapping[str, str]) -> BillFormat | None:
-    """The format with this name. `columns` maps the columns of a generic table. None if the format
-    must be found by the columns of the file. Raises BillFileError if the map lacks a column.
+    """Return the format with this name. `columns` maps the columns of a generic table. None if the
+    format must be found by the columns of the file. Raises BillFileError if the map lacks a column.
     """
     if name == "csv" or (name is None and columns):
         required, read = table.make_reader(columns)
@@ -64,8 +64,8 @@ def find_format(name: str | None, columns: Mapping[str, str]) -> BillFormat | No
 def read_bill(
     file: Path, wanted: BillFormat | None
 ) -> tuple[BillFormat, Iterator[BillLine | BadBillLine]]:
-    """The format of the file and its lines, which are read while they are iterated over. Raises
-    BillFileError or ImportError.
+    """Return the format of the file and its lines, which are read while they are iterated over.
+    Raises BillFileError or ImportError.
     """
     rows = read_rows(file)
     first = next(rows, None)

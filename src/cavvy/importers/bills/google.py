@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
-    """The line of the row, and one for its credits. Raises WrongBillValue."""
+    """Yield the line of the row, and one for its credits. Raises WrongBillValue."""
     labels = tags_of(row.get("labels"))
     found = BillLine(
         number=line,

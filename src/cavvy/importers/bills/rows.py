@@ -27,9 +27,9 @@ class BillFileError(Exception):
 
 
 def read_rows(file: Path) -> Iterator[tuple[int, BillRow | BadBillLine]]:
-    """The rows with their line numbers: in CSV the header is line 1, in the other formats the first
-    row. Raises BillFileError, also between rows, and ImportError if the file is in Parquet and
-    pyarrow is not installed.
+    """Yield the rows with their line numbers: in CSV the header is line 1, in the other formats the
+    first row. Raises BillFileError, also between rows, and ImportError if the file is in Parquet
+    and pyarrow is not installed.
     """
     try:
         with file.open("rb") as opened:
@@ -106,7 +106,7 @@ def _read_json(text: IO[str]) -> Iterator[tuple[int, BillRow | BadBillLine]]:
 
 
 def _flatten(row: Mapping[str, Any]) -> BillRow:
-    """The row with the fields of objects as `outer.inner`."""
+    """Return the row with the fields of objects as `outer.inner`."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):

@@ -16,8 +16,8 @@ _ZONE = re.compile(r"([+-])(\d\d):(\d\d)")
 def make_reader(
     columns: Mapping[str, str],
 ) -> tuple[tuple[tuple[str, ...], ...], Callable[[BillRow, int], Iterator[BillLine]]]:
-    """The columns that a file must have, and the reader of a row. `columns` maps fields to columns;
-    `zone` is the offset of times without one, such as +02:00. Raises BillFileError.
+    """Return the columns that a file must have, and the reader of a row. `columns` maps fields to
+    columns; `zone` is the offset of times without one, such as +02:00. Raises BillFileError.
     """
     unknown = sorted(set(columns) - set(FIELDS))
     if unknown:

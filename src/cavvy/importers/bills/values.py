@@ -26,12 +26,12 @@ class WrongBillValue(Exception):
 
 
 def text(row: BillRow, *columns: str) -> str:
-    """The first value that is not empty, or ""."""
+    """Return the first value that is not empty, or ""."""
     return next((str(row[name]).strip() for name in columns if row.get(name) not in (None, "")), "")
 
 
 def number(row: BillRow, *columns: str) -> Decimal | None:
-    """The first value that is not empty, as a number; None if all are empty."""
+    """Return the first value that is not empty, as a number; None if all are empty."""
     for column in columns:
         value = row.get(column)
         if value in (None, ""):
@@ -44,12 +44,12 @@ def number(row: BillRow, *columns: str) -> Decimal | None:
 
 
 def amount(row: BillRow, *columns: str) -> Decimal:
-    """The amount, 0 if it is empty."""
+    """Return the amount, 0 if it is empty."""
     return number(row, *columns) or Decimal(0)
 
 
 def moment(row: BillRow, *columns: str, zone: timedelta = timedelta(0)) -> datetime:
-    """The time in UTC. A time without a zone is in `zone`, and a day begins at midnight."""
+    """Return the time in UTC. A time without a zone is in `zone`, and a day begins at midnight."""
     value = next((row[name] for name in columns if row.get(name) not in (None, "")), "")
     if isinstance(value, datetime):
         found = value
@@ -77,8 +77,8 @@ def _parse_time(written: str, column: str) -> datetime:
 
 
 def tags_of(value: Any) -> Mapping[str, str]:
-    """The tags in a column: a map, a list of pairs or of keys and values, or JSON of these, also
-    without its braces. {} if it is none of them.
+    """Return the tags in a column: a map, a list of pairs or of keys and values, or JSON of these,
+    also without its braces. {} if it is none of them.
     """
     if isinstance(value, str):
         written = value.strip()

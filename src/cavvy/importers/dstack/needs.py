@@ -33,8 +33,8 @@ def to_int(text: str) -> float | None:
 
 
 def read_range(value: str, unit: Unit) -> Range | None:
-    """The bounds of a range such as 8, 2..8, 16GB.. or ..80GB. A single value is both bounds.
-    Returns None if the text is not a range or the range is reversed.
+    """Return the bounds of a range such as 8, 2..8, 16GB.. or ..80GB. A single value is both
+    bounds. Returns None if the text is not a range or the range is reversed.
     """
     if ".." not in value:
         single = unit(value)
@@ -49,8 +49,8 @@ def read_range(value: str, unit: Unit) -> Range | None:
 
 
 def range_of(node: Node | None, unit: Unit) -> Range | None:
-    """The bounds of a range, which is written as a string or as a table with `min` and `max`.
-    Returns None if `node` is None.
+    """Return the bounds of a range, which is written as a string or as a table with `min` and
+    `max`. Returns None if `node` is None.
     """
     if isinstance(node, ScalarNode):
         return read_range(str(node.value), unit)

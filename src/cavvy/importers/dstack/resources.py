@@ -128,8 +128,8 @@ def _read_accelerators(
 
 
 def _as_count(text: str) -> str | None:
-    """The number of accelerators in Cavvy's syntax, or None if no accelerator is needed. dstack's
-    default is "one or more".
+    """Return the number of accelerators in Cavvy's syntax, or None if no accelerator is needed.
+    dstack's default is "one or more".
     """
     low, high = read_range(text or COUNT, to_int) or (1.0, None)
     if high == 0:
@@ -141,7 +141,9 @@ def _as_count(text: str) -> str | None:
 
 
 def _as_memory(gpu: GpuRequest) -> str:
-    """The memory of an accelerator as a range in Cavvy's syntax; "" if no amount is required."""
+    """Return the memory of an accelerator as a range in Cavvy's syntax; "" if no amount is
+    required.
+    """
     if not gpu.memory:
         return ""
     low, high = read_range(gpu.memory, read_size_mib) or (None, None)

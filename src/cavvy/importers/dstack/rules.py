@@ -76,8 +76,8 @@ def _is_python(node: ScalarNode) -> bool:
 
 
 def _make_port(words: str, local: str) -> ScalarRule:
-    """A rule for PORT or LOCAL:PORT. PORT is a port of the container; LOCAL must match the regular
-    expression `local`.
+    """Return a rule for PORT or LOCAL:PORT. PORT is a port of the container; LOCAL must match the
+    regular expression `local`.
     """
 
     def fits(node: ScalarNode) -> bool:
@@ -144,7 +144,9 @@ _EXCLUSIVE = (("image", "python"), ("image", "docker"), ("python", "docker"), ("
 
 
 def is_set(table: Node, key: str) -> bool:
-    """Whether a key has a value. The values false, "" and an empty list count as no value."""
+    """Return whether a key has a value. The values false, "" and an empty list count as no
+    value.
+    """
     node = child(table, key)
     return node is not None and to_value(node) not in (False, "", [])
 

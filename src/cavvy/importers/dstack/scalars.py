@@ -22,7 +22,7 @@ _SIZES = {"tb": 1024 * 1024, "gb": 1024, "mb": 1}
 
 
 def is_text(node: ScalarNode) -> bool:
-    """Whether dstack accepts a value as a string. It accepts strings and numbers."""
+    """Return whether dstack accepts a value as a string. It accepts strings and numbers."""
     value = node.value
     return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 
@@ -32,7 +32,7 @@ written = partial(make_text, is_string)  # YAML must read the value as a string.
 
 
 def choice(names: Iterable[str]) -> ScalarRule:
-    """A rule for one of several words, which must be spelled exactly."""
+    """Return a rule for one of several words, which must be spelled exactly."""
     known = list(names)
     return ScalarRule(
         listed(known),
@@ -43,8 +43,8 @@ def choice(names: Iterable[str]) -> ScalarRule:
 
 
 def to_number(node: ScalarNode) -> float | None:
-    """The value as a number, which may also be written as a string; None if it is not a number.
-    Here, true is not a number, although pydantic would read it as 1.
+    """Return the value as a number, which may also be written as a string; None if it is not a
+    number. Here, true is not a number, although pydantic would read it as 1.
     """
     value = None if isinstance(node.value, bool) else node.value
     if isinstance(value, str):
@@ -62,8 +62,8 @@ def number(
     above: bool = False,
     fraction: bool = True,
 ) -> ScalarRule:
-    """A rule for a number from `low` to `high`. With `above`, the number must be greater than
-    `low`; without `fraction`, it must be whole.
+    """Return a rule for a number from `low` to `high`. With `above`, the number must be greater
+    than `low`; without `fraction`, it must be whole.
     """
 
     def test(node: ScalarNode) -> str:
@@ -88,7 +88,9 @@ whole = partial(number, fraction=False)
 
 
 def read_duration(node: ScalarNode) -> int | None:
-    """The seconds of a duration such as 90, "90", 1h or "10 m"; None if it is not a duration."""
+    """Return the seconds of a duration such as 90, "90", 1h or "10 m"; None if it is not a
+    duration.
+    """
     if isinstance(node.value, bool):
         return None
     if isinstance(node.value, int | float) and abs(node.value) < 1e12:
@@ -100,7 +102,7 @@ def read_duration(node: ScalarNode) -> int | None:
 
 
 def duration(low: float | None = None) -> ScalarRule:
-    """A rule for a length of time of at least `low` seconds."""
+    """Return a rule for a length of time of at least `low` seconds."""
 
     def test(node: ScalarNode) -> str:
         value = None if isinstance(node.value, UnquotedDate) else read_duration(node)
@@ -113,7 +115,7 @@ def duration(low: float | None = None) -> ScalarRule:
 
 
 def switched(low: float | None = 0) -> ScalarRule:
-    """A rule for a duration, for `off` or false (no duration), and for true (the default
+    """Return a rule for a duration, for `off` or false (no duration), and for true (the default
     duration).
     """
     length = duration(low)

@@ -53,7 +53,7 @@ def read_service(root: Node, kept_keys: TranslationNotes) -> ServiceSpec:
 
 
 def _read_port(root: Node) -> int:
-    """The port in the container: `8000`, `80:8000`, or a table."""
+    """Return the port in the container: `8000`, `80:8000`, or a table."""
     node = child(root, "port")
     if isinstance(node, ScalarNode):
         return int(as_text(node).rpartition(":")[2])
@@ -101,8 +101,8 @@ def _read_replicas(root: Node, kept_keys: TranslationNotes) -> ReplicaCount:
 
 
 def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> ReadinessProbe:
-    """The first probe. Without one, dstack takes a replica for ready when its program runs, or when
-    its model answers; here it must answer HTTP, or list its models.
+    """Return the first probe. Without one, dstack takes a replica for ready when its program runs,
+    or when its model answers; here it must answer HTTP, or list its models.
     """
     probes = items(child(root, "probes"))
     if not probes:
@@ -132,7 +132,7 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
 
 
 def _read_rate(limit: Node, kept_keys: TranslationNotes) -> RequestRate:
-    """A limit as nginx has it: beyond one request, `burst` may come at once."""
+    """Return a limit as nginx has it: beyond one request, `burst` may come at once."""
     key, prefix = child(limit, "key"), (text_at(limit, "prefix") or "/").rstrip("/")
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", prefix):
         kept_keys.refuse(mark_of(limit, "prefix"), "rate_limits.prefix", "it must be a plain path")

@@ -199,8 +199,8 @@ def join_commands(commands: list[str]) -> str:
 
 
 def _read_before(root: Node) -> str:
-    """Commands that run before the author's commands. They set the variables whose values are
-    secrets, change the current folder, and activate the requested Python version.
+    """Return commands that run before the author's commands. They set the variables whose values
+    are secrets, change the current folder, and activate the requested Python version.
     """
     folder, python = text_at(root, "working_dir") or _repo_path(root), text_at(root, "python")
     pairs = ((name, _read_secret(value)) for name, value, _ in _list_variables(child(root, "env")))
@@ -260,7 +260,7 @@ def _list_variables(node: Node | None) -> list[tuple[str, str | None, SourceMark
 def _read_files(
     root: Node, workdir: Workdir | None, kept_keys: TranslationNotes
 ) -> tuple[Volume, ...]:
-    """Volumes that mount local files and folders at their paths on the node."""
+    """Return volumes that mount local files and folders at their paths on the node."""
     found: list[Volume] = []
     if path := _repo_path(root):
         found.append(Volume(kind=VolumeKind.FOLDER, source=".", path=path.rstrip("/")))
@@ -282,7 +282,9 @@ def _read_files(
 
 
 def _read_login(root: Node, kept_keys: TranslationNotes) -> str | None:
-    """The name of the secret with the login for the image registry; None if no login is needed."""
+    """Return the name of the secret with the login for the image registry; None if no login is
+    needed.
+    """
     if child(root, "registry_auth") is None:
         return None
     reason = f"set the login with `cavvy secret set {_LOGIN}`, in the form USER:PASSWORD"
@@ -320,7 +322,9 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
 
 
 def _repo_path(root: Node) -> str:
-    """The absolute path at which a configuration expects its repository; "" if it states none."""
+    """Return the absolute path at which a configuration expects its repository; "" if it states
+    none.
+    """
     repo = next(iter(items(child(root, "repos"))), None)
     if isinstance(repo, ScalarNode):
         path = "".join(split_pair(as_text(repo))[1:])
@@ -375,8 +379,8 @@ def _read_length(root: Node, key: str) -> timedelta | None:
 
 
 def _read_limits(root: Node, kept_keys: TranslationNotes) -> JobLimits:
-    """The limits of the job. dstack checks each GPU and logins; Cavvy checks the mean of a node's
-    GPUs, or output and CPU use.
+    """Return the limits of the job. dstack checks each GPU and logins; Cavvy checks the mean of a
+    node's GPUs, or output and CPU use.
     """
     policy, duration = child(root, "utilization_policy"), _read_length(root, "max_duration")
     window, least = child(policy, "time_window"), child(policy, "min_gpu_utilization")
@@ -392,7 +396,7 @@ def _read_limits(root: Node, kept_keys: TranslationNotes) -> JobLimits:
 
 
 def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
-    """The time for which the job may be idle."""
+    """Return the time for which the job may be idle."""
     idle = _read_length(root, "inactivity_duration")
     if idle is not None:
         reason = (
@@ -404,7 +408,7 @@ def _read_idle(root: Node, kept_keys: TranslationNotes) -> timedelta | None:
 
 
 def _read_schedule(root: Node, kept_keys: TranslationNotes) -> JobSchedule | None:
-    """The schedule of the job, in UTC."""
+    """Return the schedule of the job, in UTC."""
     cron = child(child(root, "schedule"), "cron")
     lines = [as_text(each) for each in (*items(cron), cron) if isinstance(each, ScalarNode)]
     if len(lines) > 1:

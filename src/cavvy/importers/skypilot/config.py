@@ -45,8 +45,8 @@ _OPTIONS = ("pod_config", "enable_docker")
 
 
 def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
-    """The settings that become the task's options for Kubernetes: fields of pods, and a container
-    engine.
+    """Return the settings that become the task's options for Kubernetes: fields of pods, and a
+    container engine.
     """
     pod, docker = (
         None if node is None else to_value(node)
@@ -65,8 +65,8 @@ def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
 
 
 def _are_met(options: Node) -> bool:
-    """Whether every job's container already has these options of the container engine, which are
-    GPUs and the node's shared memory.
+    """Return whether every job's container already has these options of the container engine, which
+    are GPUs and the node's shared memory.
     """
     texts = [each for each in (options, *items(options)) if isinstance(each, ScalarNode)]
     known = r"(--(shm-size|gpus|ipc)([= ]\S+)?\s*)+"

@@ -156,7 +156,7 @@ def _read_mount(
 def _read_local(
     paths: list[str], target: str, workdir: Workdir | None, kept_keys: TranslationNotes
 ) -> tuple[Volume, ...]:
-    """The volumes that mount local paths: a single path at `target`, several paths each at
+    """Return the volumes that mount local paths: a single path at `target`, several paths each at
     `target/NAME`. Raises WrongValue.
     """
     found: list[Volume] = []
@@ -198,8 +198,8 @@ def _check_local(path: str, workdir: Workdir | None) -> None:
 
 
 def _read_target(text: str) -> str:
-    """The path of a mount on the node: an absolute path, or a path within the home folder or the
-    working folder. Raises WrongValue.
+    """Return the path of a mount on the node: an absolute path, or a path within the home folder or
+    the working folder. Raises WrongValue.
     """
     if text.startswith("~/sky_workdir/"):
         text = text.removeprefix("~/sky_workdir/")
@@ -212,7 +212,7 @@ def _read_target(text: str) -> str:
 
 
 def _read_bucket(table: Node, name: str | None, usual: str) -> str:
-    """The URL of the bucket with this name; "" if there is no name. Raises WrongValue."""
+    """Return the URL of the bucket with this name; "" if there is no name. Raises WrongValue."""
     if isinstance(table, ScalarNode) or not name:
         return ""
     if "$" in name:
@@ -249,7 +249,7 @@ def _mode(value: Node) -> str:
 
 
 def _is_written(value: Node) -> bool:
-    """Whether files that the work writes into the mount must be copied to the bucket."""
+    """Return whether files that the work writes into the mount must be copied to the bucket."""
     if isinstance(value, ScalarNode):
         return False
     config = child(value, "config")

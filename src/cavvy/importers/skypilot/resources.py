@@ -127,8 +127,8 @@ def _list_alternatives(node: MapNode) -> list[MapNode]:
 
 
 def _has_order(node: MapNode) -> bool:
-    """Whether the alternatives are ordered. Entries of `ordered` and of a list of accelerators are
-    ordered; a {set} of accelerators is not.
+    """Return whether the alternatives are ordered. Entries of `ordered` and of a list of
+    accelerators are ordered; a {set} of accelerators is not.
     """
     return bool(items(child(node, "ordered"))) or len(items(child(node, "accelerators"))) > 1
 
@@ -137,7 +137,9 @@ _CHOICES = ("any_of", "ordered")
 
 
 def _overlay(base: MapNode, over: MapNode) -> MapNode:
-    """The table `base`, in which the keys of an alternative replace its own. Labels are merged."""
+    """Return the table `base`, in which the keys of an alternative replace its own. Labels are
+    merged.
+    """
     labels, more = child(base, "labels"), child(over, "labels")
     table = {key.text: (key, value) for key, value in (*base.entries, *over.entries)}
     if isinstance(labels, MapNode) and isinstance(more, MapNode):
@@ -233,7 +235,7 @@ def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> Re
 def _make_options(
     providers: tuple[str, ...], options: Mapping[str, object]
 ) -> tuple[ProviderOptions, ...]:
-    """The options of each provider. Unset options are left out."""
+    """Return the options of each provider. Unset options are left out."""
     values = json.dumps({name: value for name, value in options.items() if value is not None})
     if values == "{}":
         return ()
@@ -282,8 +284,8 @@ def _find_tpu_cloud(table: MapNode) -> str:
 
 
 def _add_tpu_provider(needs: ResourceSpec) -> ResourceSpec:
-    """The resources at Google with the provider of the Cloud TPU API, if they request TPUs. Compute
-    Engine has no machine types for most slices.
+    """Return the resources at Google with the provider of the Cloud TPU API, if they request TPUs.
+    Compute Engine has no machine types for most slices.
     """
     if needs.providers != ("gcp",) or not any(map(_is_tpu, needs.accelerators)):
         return needs
@@ -315,7 +317,9 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
 
 
 def _read_tier(table: MapNode, kept_keys: TranslationNotes) -> str | None:
-    """The disk type that SkyPilot chooses on AWS for this disk tier; None if there is none."""
+    """Return the disk type that SkyPilot chooses on AWS for this disk tier; None if there is
+    none.
+    """
     tier = (text_at(table, "disk_tier") or "").lower()
     kind = _DISK_TYPES.get(tier)
     if tier == "ultra":
@@ -355,7 +359,7 @@ def _read_accelerators(
 
 
 def _read_tpu(table: MapNode, kept_keys: TranslationNotes) -> dict[str, object]:
-    """The options for Google's TPUs."""
+    """Return the options for Google's TPUs."""
     options = {
         key.text: to_value(value) for key, value in entries(child(table, "accelerator_args"))
     }
@@ -374,7 +378,7 @@ def _find(name: str, size: str, count: float) -> TranslatedNeeds:
 
 
 def _is_known(table: MapNode) -> bool:
-    """Whether an alternative requests either no accelerator or one that Cavvy supports."""
+    """Return whether an alternative requests either no accelerator or one that Cavvy supports."""
     split = split_accelerator(text_at(table, "accelerators") or "")
     return split is None or not _find(*split).problem
 
@@ -418,7 +422,7 @@ def _read_image(
 
 
 def _list_images(node: Node) -> dict[str, str]:
-    """The images by region. A single image has the key ""."""
+    """Return the images by region. A single image has the key ""."""
     if isinstance(node, ScalarNode):
         return {"": node.text.strip()}
     pairs = entries(node)
@@ -502,7 +506,7 @@ def _combine(found: list[ResourceSpec]) -> ResourceSpec | None:
 
 
 def _join(found: list[ResourceSpec]) -> ResourceSpec:
-    """The first alternative, extended to accept everything that the others accept."""
+    """Return the first alternative, extended to accept everything that the others accept."""
     spots = {each.spot for each in found}
     return replace(
         found[0],
@@ -514,7 +518,7 @@ def _join(found: list[ResourceSpec]) -> ResourceSpec:
 
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Whether every provider is combined with every region. Only then can two separate lists
+    """Return whether every provider is combined with every region. Only then can two separate lists
     express the combinations. An alternative that states no provider is allowed only if none states
     one, and the same holds for regions.
     """

@@ -171,7 +171,7 @@ def _names(node: Node | None) -> set[str]:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a string is a valid name for a job in a job group."""
+    """Return whether a string is a valid name for a job in a job group."""
     return re.fullmatch(r"[\w-]+", name) is not None
 
 

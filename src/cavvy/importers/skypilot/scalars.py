@@ -16,7 +16,7 @@ TEXT = text()
 
 
 def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
-    """A rule for one of several words."""
+    """Return a rule for one of several words."""
     known = list(names)
 
     def check(value: str) -> str:
@@ -30,8 +30,8 @@ def choice(names: Iterable[str], *, any_case: bool = True) -> ScalarRule:
 def whole(
     low: float | None = None, high: float | None = None, *, exact: bool = False
 ) -> ScalarRule:
-    """A rule for a whole number from `low` to `high`. With `exact`, 2.0 is rejected, although JSON
-    Schema accepts it as a whole number.
+    """Return a rule for a whole number from `low` to `high`. With `exact`, 2.0 is rejected,
+    although JSON Schema accepts it as a whole number.
     """
 
     def test(node: ScalarNode) -> str:
@@ -48,7 +48,9 @@ def whole(
 def number(
     low: float | None = None, high: float | None = None, *, above: bool = False
 ) -> ScalarRule:
-    """A rule for a number from `low` to `high`. With `above`, it must be greater than `low`."""
+    """Return a rule for a number from `low` to `high`. With `above`, it must be greater than
+    `low`.
+    """
 
     def test(node: ScalarNode) -> str:
         if isinstance(node.value, bool) or not isinstance(node.value, int | float):
@@ -61,7 +63,9 @@ def number(
 
 
 def _check_bounds(value: float, low: float | None, high: float | None) -> str:
-    """The error message for a number outside its bounds; "" for a number within its bounds."""
+    """Return the error message for a number outside its bounds; "" for a number within its
+    bounds.
+    """
     if low is not None and not value >= low:
         return f"{value} is too small"
     if high is not None and not value <= high:

@@ -33,7 +33,7 @@ _NOTED = {
 
 
 def read_service(table: Node, kept_keys: TranslationNotes) -> ServiceSpec | None:
-    """The service of a task; None if the file has none, or has a pool of workers."""
+    """Return the service of a task; None if the file has none, or has a pool of workers."""
     section = child(table, "service")
     if not isinstance(section, MapNode):
         return None
@@ -57,7 +57,7 @@ def read_service(table: Node, kept_keys: TranslationNotes) -> ServiceSpec | None
 
 
 def _read_port(table: Node, kept_keys: TranslationNotes) -> int | None:
-    """The only port of `resources`."""
+    """Return the only port of `resources`."""
     node = child(child(table, "resources"), "ports")
     found = [as_text(each) for each in (*items(node), node) if isinstance(each, ScalarNode)]
     if len(found) == 1 and found[0].isdecimal():

@@ -92,7 +92,7 @@ def _check_documents(
 
 
 def is_volume(node: Node) -> bool:
-    """Whether a document describes a SkyPilot volume."""
+    """Return whether a document describes a SkyPilot volume."""
     return (text_at(node, "type") or "") in ("k8s-pvc", "k8s-hostpath", "runpod-network-volume")
 
 

@@ -60,9 +60,9 @@ class MarketBeliefs:
             self._refusals[market], self._rests_until[market] = 0, -inf
 
     def assume(self, now_s: float) -> list[SpotQuote]:
-        """The assumed quotes. Spot is assumed to be available unless the market is in a cooldown
-        after a refusal, preemption or failure. If spot may have returned, it is assumed to have
-        been back for a quarter of the time since the refusal.
+        """Return the assumed quotes. Spot is assumed to be available unless the market is in a
+        cooldown after a refusal, preemption or failure. If spot may have returned, it is assumed to
+        have been back for a quarter of the time since the refusal.
         """
         return [
             known if (rests_until <= now_s) is known.up else _reverse(known, seen_s, now_s)
@@ -72,7 +72,7 @@ class MarketBeliefs:
         ]
 
     def changes_at(self, now_s: float) -> float:
-        """The time when the next cooldown ends; infinite if no market is in a cooldown."""
+        """Return the time when the next cooldown ends; infinite if no market is in a cooldown."""
         ends_s = inf
         for at in self._rests_until:
             if now_s < at < ends_s:
@@ -81,7 +81,9 @@ class MarketBeliefs:
 
 
 def _reverse(known: SpotQuote, seen_s: float, now_s: float) -> SpotQuote:
-    """The assumed quote of a market whose state is the opposite of its latest observation."""
+    """Return the assumed quote of a market whose state is the opposite of its latest
+    observation.
+    """
     up, usd_hr, at_risk, since_s = known
     if since_s == UNSEEN:
         return SpotQuote(not up, usd_hr, at_risk, since_s)

@@ -185,8 +185,8 @@ class _Run:
         )
 
     def _keep(self, left_s: float, preempted: bool) -> float:
-        """The work that is left in seconds. A preempted gang must repeat its work since its last
-        checkpoint.
+        """Return the work that is left in seconds. A preempted gang must repeat its work since its
+        last checkpoint.
         """
         if preempted:
             left_s = min(left_s + self._terms.again_s, self._left_at_launch_s)

@@ -64,8 +64,9 @@ class SteeredMarket(Struct, frozen=True):
     run_time_ratio: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
-        """The dollars that a spot gang costs while it does as much work as the reference machine
-        does in an hour. If the market has no spot, the result is too high to ever be chosen.
+        """Return the dollars that a spot gang costs while it does as much work as the reference
+        machine does in an hour. If the market has no spot, the result is too high to ever be
+        chosen.
         """
         return _usd(self.spot, nodes) * self.run_time_ratio
 
@@ -85,7 +86,9 @@ class PolicyInputs(Struct, frozen=True, kw_only=True):
     start: timedelta = field(default=timedelta(0))
 
     def index(self, offer: Offer | None) -> int:
-        """The index of the offer's market. NOWHERE if the offer is None or belongs to no market."""
+        """Return the index of the offer's market. NOWHERE if the offer is None or belongs to no
+        market.
+        """
         if offer is None:
             return NOWHERE
         return next((i for i, p in enumerate(self.places) if p.name == _name(offer)), NOWHERE)
@@ -100,7 +103,7 @@ def find_inputs(
     floor: bool = True,
     most: int = MOST_MARKETS,
 ) -> PolicyInputs | None:
-    """The markets and terms of a job that should meet its deadline at the lowest cost.
+    """Return the markets and terms of a job that should meet its deadline at the lowest cost.
 
     The result is None if the policy cannot be used. This is the case if the task does not allow
     both spot and on-demand, the running time is unknown, there is no spot offer or no on-demand
@@ -137,8 +140,8 @@ def find_inputs(
 
 
 def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: timedelta) -> Offer:
-    """The machine that meets the deadline at the lowest cost. If no machine meets the deadline, the
-    fastest machine.
+    """Return the machine that meets the deadline at the lowest cost. If no machine meets the
+    deadline, the fastest machine.
     """
     in_time = [offer for offer in fixed if times[offer.key] < room]
     if in_time:
@@ -171,8 +174,9 @@ def _terms(
 
 
 def run_time_on(task: TaskSpec, offer: Offer) -> timedelta | None:
-    """The running time on an offer without interruptions, estimated from the task's `work`. If the
-    task states no work, its maximum duration is used. The result is None if neither is known.
+    """Return the running time on an offer without interruptions, estimated from the task's `work`.
+    If the task states no work, its maximum duration is used. The result is None if neither is
+    known.
     """
     if task.work is not None:
         return estimate(task, offer).run_time
@@ -180,8 +184,8 @@ def run_time_on(task: TaskSpec, offer: Offer) -> timedelta | None:
 
 
 def share_done(task: TaskSpec, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
-    """The share of the work that all attempts together have done. The work of an earlier attempt
-    counts up to its last checkpoint, and the work of the current attempt up to now.
+    """Return the share of the work that all attempts together have done. The work of an earlier
+    attempt counts up to its last checkpoint, and the work of the current attempt up to now.
     """
     done = 0.0
     for attempt in attempts:
@@ -270,7 +274,8 @@ def _usd(offer: Offer | None, nodes: int) -> float:
 def _moves(
     task: TaskSpec, places: Sequence[SteeredMarket], progress: JobProgress
 ) -> tuple[tuple[float, ...], ...]:
-    """The price of copying the checkpoint between each pair of markets; () if all copies are free.
+    """Return the price of copying the checkpoint between each pair of markets; () if all copies are
+    free.
 
     The cloud that the bytes leave charges for the copy. This is the bucket's cloud if the
     checkpoint is in a bucket, otherwise the gang's cloud.
@@ -306,8 +311,8 @@ def _start(
     knowledge: MarketKnowledge,
     progress: JobProgress,
 ) -> timedelta:
-    """The time from a launch until the work begins. To be cautious, the estimate is the longest
-    boot time of all markets plus the setup.
+    """Return the time from a launch until the work begins. To be cautious, the estimate is the
+    longest boot time of all markets plus the setup.
     """
     offers = [offer for place in places for offer in (place.spot, place.fixed) if offer is not None]
     boot = max(knowledge.of(each.key).expect_boot(each.boot) for each in offers)
@@ -321,8 +326,8 @@ def _start(
 
 
 def _again(task: TaskSpec, reference: timedelta) -> timedelta:
-    """The largest amount of unsaved work that a new gang must repeat: a whole checkpoint interval,
-    but at most half of the work. A task without checkpoints repeats all its work.
+    """Return the largest amount of unsaved work that a new gang must repeat: a whole checkpoint
+    interval, but at most half of the work. A task without checkpoints repeats all its work.
     """
     if task.checkpoint is None:
         return reference
@@ -331,7 +336,7 @@ def _again(task: TaskSpec, reference: timedelta) -> timedelta:
 
 
 def is_about_as_cheap(task: TaskSpec, offer: Offer, other: Offer) -> bool:
-    """Whether the whole work costs less on `offer` than on `other`, or about as much."""
+    """Return whether the whole work costs less on `offer` than on `other`, or about as much."""
     lengths = run_time_on(task, offer), run_time_on(task, other)
     one = _cost(offer, lengths[0]) if lengths[0] and lengths[1] else offer.rate.micros_per_hour
     two = _cost(other, lengths[1]) if lengths[0] and lengths[1] else other.rate.micros_per_hour

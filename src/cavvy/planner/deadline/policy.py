@@ -49,14 +49,14 @@ class PolicyQuestion(NamedTuple):
         return self.terms.slack_s(self.view)
 
     def spot_cost(self, market: int) -> float:
-        """The cost in dollars of finishing the work on this market's spot, including the launch and
-        the copy of the checkpoint.
+        """Return the cost in dollars of finishing the work on this market's spot, including the
+        launch and the copy of the checkpoint.
         """
         return self._cost(market, self.view.quotes[market].usd_hr)
 
     def fixed_cost(self, market: int) -> float:
-        """The cost in dollars of finishing the work on demand in this market, including the launch
-        and the copy of the checkpoint.
+        """Return the cost in dollars of finishing the work on demand in this market, including the
+        launch and the copy of the checkpoint.
         """
         return self._cost(market, self.terms.markets[market].on_demand_usd_hr)
 
@@ -65,8 +65,8 @@ class PolicyQuestion(NamedTuple):
         return 0 if len(markets) == 1 else min(markets, key=self.fixed_cost)
 
     def near(self, most_usd: float) -> list[int]:
-        """The indices of the markets that have spot now and in which finishing the work on spot
-        costs at most `most_usd`, cheapest first.
+        """Return the indices of the markets that have spot now and in which finishing the work on
+        spot costs at most `most_usd`, cheapest first.
         """
         costs = {i: self.spot_cost(i) for i, quote in enumerate(self.view.quotes) if quote.up}
         return sorted((i for i in costs if costs[i] <= most_usd), key=costs.__getitem__)

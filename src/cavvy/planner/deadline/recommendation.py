@@ -101,8 +101,8 @@ def recall(
 def _quote(
     place: SteeredMarket, assumed: SpotQuote, nodes: int, usable: Collection[str]
 ) -> SpotQuote:
-    """The assumed quote at the current price. Spot is unavailable in the result if the offer cannot
-    be used.
+    """Return the assumed quote at the current price. Spot is unavailable in the result if the offer
+    cannot be used.
     """
     spot = place.spot
     fits = (
@@ -116,8 +116,8 @@ def _quote(
 def _observations(
     inputs: PolicyInputs, knowledge: MarketKnowledge
 ) -> list[tuple[int, Observation]]:
-    """All observations of spot in the job's markets, in order of time, each with the index of its
-    market.
+    """Return all observations of spot in the job's markets, in order of time, each with the index
+    of its market.
     """
     return sorted(
         (
@@ -159,8 +159,8 @@ def _view(
 
 
 def _spots(inputs: PolicyInputs, question: PolicyQuestion, market: int) -> tuple[Offer, ...]:
-    """The spot offer of the chosen market, followed by the spot offers of other markets at about
-    the same cost.
+    """Return the spot offer of the chosen market, followed by the spot offers of other markets at
+    about the same cost.
     """
     near = [
         index

@@ -47,7 +47,7 @@ class PolicySession:
         self._shown = quotes
 
     def quotes(self, now_s: float, own: int = NOWHERE) -> tuple[SpotQuote, ...]:
-        """The known or assumed quotes. `own` is the market in which the job runs on spot."""
+        """Return the known or assumed quotes. `own` is the market in which the job runs on spot."""
         if self._shown:
             return self._shown
         quotes = self._beliefs.assume(now_s)
@@ -56,7 +56,7 @@ class PolicySession:
         return tuple(quotes)
 
     def decide(self, view: PolicyView) -> PolicyDecision:
-        """The decision for the job's current state. `view.quotes` is ignored.
+        """Return the decision for the job's current state. `view.quotes` is ignored.
 
         Ask again at the decision's `again_s`, at `changes_at`, and after each observation.
         """
@@ -67,7 +67,7 @@ class PolicySession:
         )
 
     def changes_at(self, now_s: float) -> float:
-        """The next time at which an assumed quote changes without a new observation. May be
+        """Return the next time at which an assumed quote changes without a new observation. May be
         infinite.
         """
         return self._beliefs.changes_at(now_s)

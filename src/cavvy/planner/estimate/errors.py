@@ -63,8 +63,8 @@ ELSEWHERE = MeasuredError(median=0.15, most=0.51, steps=181, is_share=True)
 
 
 def find_kind(profile: WorkProfile) -> ModelKind:
-    """The kind of a model. It is derived from the shares of the model's kernels in the time of a
-    step on an H200.
+    """Return the kind of a model. It is derived from the shares of the model's kernels in the time
+    of a step on an H200.
     """
     times, operations = _shares(profile)
     if profile.assumed or _find_rare(times, operations):
@@ -83,8 +83,8 @@ def find_kind(profile: WorkProfile) -> ModelKind:
 def find_error(
     profile: WorkProfile, run: StepSettings, accelerators: Collection[str]
 ) -> MeasuredError | None:
-    """The error that was measured for steps like this one on these accelerators, or None if no such
-    step was measured.
+    """Return the error that was measured for steps like this one on these accelerators, or None if
+    no such step was measured.
     """
     if list_unmeasured(profile, run):
         return None
@@ -93,8 +93,8 @@ def find_error(
 
 
 def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
-    """The properties of this step that no measured step has, as nouns for a sentence. The list is
-    empty if all of them were measured.
+    """Return the properties of this step that no measured step has, as nouns for a sentence. The
+    list is empty if all of them were measured.
     """
     found = []
     if find_kind(profile) is ModelKind.OTHER:
@@ -111,7 +111,7 @@ def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
 
 
 def _find_rare(times: Mapping[str, float], operations: Mapping[str, float]) -> str:
-    """A kind of work in this step that no measured step contains, or ""."""
+    """Return a kind of work in this step that no measured step contains, or ""."""
     if sum(operations[name] for name in _SCATTERS) >= _MATTERS:
         return "scattered sums, as in graph networks"
     bags = sum(share for name, share in operations.items() if name.startswith("_embedding_bag"))
@@ -121,7 +121,7 @@ def _find_rare(times: Mapping[str, float], operations: Mapping[str, float]) -> s
 
 
 def _shares(profile: WorkProfile) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """The shares of a step's time on an H200, by kind of kernel and by operation."""
+    """Return the shares of a step's time on an H200, by kind of kernel and by operation."""
     device = device_of(_MEASURED_ON)
     assert device is not None, "the catalog has the H200"
     setting = KernelSetting(

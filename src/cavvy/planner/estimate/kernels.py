@@ -106,7 +106,7 @@ _NORMS = {
 
 
 def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
-    """The seconds of one kernel."""
+    """Return the seconds of one kernel."""
     moved = kernel.fused_bytes if setting.run.compile else kernel.bytes
     fixed = min(kernel.fixed_bytes, moved)
     moved = (moved - fixed) * setting.scale + fixed
@@ -123,13 +123,15 @@ def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
 
 
 def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
-    """The bandwidth in bytes per second. The shares in `constants` are shares of this value."""
+    """Return the bandwidth in bytes per second. The shares in `constants` are shares of this
+    value.
+    """
     ratio = _H200_BANDWIDTH / device.bandwidth
     return float(device.bandwidth * ratio**constants.bandwidth_falloff)
 
 
 def name_kind(kernel: KernelProfile) -> str:
-    """The kind that determines a kernel's rate. It is more specific than `kernel.kind`."""
+    """Return the kind that determines a kernel's rate. It is more specific than `kernel.kind`."""
     if kernel.kind == "conv" and kernel.size[0] > 1:
         return "depthwise" if kernel.size[2] <= 1 else "grouped_conv"
     if kernel.kind == "reduction":
@@ -149,7 +151,7 @@ def _share(kind: str, constants: KernelConstants) -> float:
 
 
 def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> float:
-    """The seconds that the arithmetic of a kernel takes."""
+    """Return the seconds that the arithmetic of a kernel takes."""
     constants, wide = setting.constants, not _is_half(kernel, setting.precision)
     groups, rows, columns, depth = _shape(kernel, setting.scale)
     rate = _rate(kernel, setting)
@@ -176,14 +178,14 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
 
 
 def _padded(size: float, step: int) -> float:
-    """The factor by which a size grows when it is rounded up to a multiple of `step`."""
+    """Return the factor by which a size grows when it is rounded up to a multiple of `step`."""
     return ceil(size / step) * step / size
 
 
 def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, float]:
-    """The shape as a matrix product (groups, rows, columns, inner length) for another batch size.
-    The batch changes the number of products. In a product with parameters, it changes the rows
-    instead; in a product that computes the gradient of parameters, the inner length.
+    """Return the shape as a matrix product (groups, rows, columns, inner length) for another batch
+    size. The batch changes the number of products. In a product with parameters, it changes the
+    rows instead; in a product that computes the gradient of parameters, the inner length.
     """
     groups, rows, columns, depth = (max(1.0, float(each)) for each in kernel.size)
     if kernel.kind == "conv" or kernel.fixed_bytes:
@@ -194,8 +196,8 @@ def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, fl
 
 
 def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
-    """The additional seconds of a kernel because the step does not use channels-last memory or
-    fused attention.
+    """Return the additional seconds of a kernel because the step does not use channels-last memory
+    or fused attention.
     """
     constants = setting.constants
     bandwidth = bandwidth_of(setting.device, constants)
@@ -217,7 +219,7 @@ def _is_half(kernel: KernelProfile, precision: str) -> bool:
 
 
 def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
-    """The FLOP/s that a large product reaches in the kernel's precision."""
+    """Return the FLOP/s that a large product reaches in the kernel's precision."""
     device, constants = setting.device, setting.constants
     share = constants.half
     if not _is_half(kernel, setting.precision):
@@ -229,7 +231,7 @@ def _rate(kernel: KernelProfile, setting: KernelSetting) -> float:
 
 
 def _peak(kernel: KernelProfile, setting: KernelSetting) -> float:
-    """The peak FLOP/s of the data sheet in the kernel's precision."""
+    """Return the peak FLOP/s of the data sheet in the kernel's precision."""
     device, precision = setting.device, setting.precision
     if not _is_half(kernel, precision):
         return device.tf32 if precision == "tf32" else device.fp32

@@ -96,8 +96,8 @@ def _passes(
 
 
 def _scores(profile: WorkProfile) -> float:
-    """The additional bytes that attention needs without a fused kernel: the softmax of the scores
-    of every layer, and twice the scores of the largest layer.
+    """Return the additional bytes that attention needs without a fused kernel: the softmax of the
+    scores of every layer, and twice the scores of the largest layer.
     """
     each = [
         (kernel.size[0] * kernel.size[1] * kernel.size[2] * (4 if kernel.wide else 2), kernel.count)

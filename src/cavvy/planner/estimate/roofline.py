@@ -66,7 +66,7 @@ def estimate_step(
     run: StepSettings,
     constants: RooflineConstants = CALIBRATED,
 ) -> StepTime:
-    """The time of one step of `accumulate` micro-batches on each accelerator."""
+    """Return the time of one step of `accumulate` micro-batches on each accelerator."""
     batch = run.batch or profile.batch
     scale = batch / profile.batch
     precision = run.precision or profile.precision
@@ -105,14 +105,14 @@ def estimate_step(
 
 
 def peak_of(device: DeviceRates, precision: str) -> float:
-    """The peak FLOP/s of the data sheet for matrix products at this precision."""
+    """Return the peak FLOP/s of the data sheet for matrix products at this precision."""
     if precision in ("bf16", "fp16"):
         return device.half
     return {"tf32": device.tf32, "fp8": device.fp8}.get(precision, device.fp32)
 
 
 def _host_time(profile: WorkProfile, run: StepSettings, constants: RooflineConstants) -> float:
-    """The seconds that the host needs to launch all kernels of one step."""
+    """Return the seconds that the host needs to launch all kernels of one step."""
     micro = 0.0
     for kernel in profile.kernels:
         each = constants.host_backward_us if kernel.backward else constants.host_us
@@ -125,7 +125,7 @@ def _host_time(profile: WorkProfile, run: StepSettings, constants: RooflineConst
 
 
 def _communication(profile: WorkProfile, device: DeviceRates, run: StepSettings) -> float:
-    """The seconds of ring collectives in one step. Gradients are reduced once per step. With
+    """Return the seconds of ring collectives in one step. Gradients are reduced once per step. With
     sharding, parameters are also gathered twice per micro-batch.
     """
     count = run.accelerators

@@ -43,7 +43,7 @@ class StepSettings(Struct, frozen=True, kw_only=True):
 
 
 def optimizer_costs(name: str) -> tuple[float, float]:
-    """The bytes of state per parameter, and the bytes that a step reads and writes per parameter.
-    An unknown optimizer is treated as AdamW.
+    """Return the bytes of state per parameter, and the bytes that a step reads and writes per
+    parameter. An unknown optimizer is treated as AdamW.
     """
     return OPTIMIZERS.get(name.lower().replace("_", ""), OPTIMIZERS["adamw"])

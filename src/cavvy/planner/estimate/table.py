@@ -33,7 +33,9 @@ class DeviceEstimate(Struct, frozen=True, kw_only=True):
 
 
 def list_devices() -> tuple[DeviceRates, ...]:
-    """All accelerators of the catalog with known data sheets, one entry for each memory size."""
+    """Return all accelerators of the catalog with known data sheets, one entry for each memory
+    size.
+    """
     found = (device_of(row.name, size.mib) for row in list_accelerators() for size in row.memory)
     return tuple(device for device in found if device is not None)
 
@@ -48,15 +50,15 @@ def estimate_on(profile: WorkProfile, device: DeviceRates, run: StepSettings) ->
 
 
 def device_key(device: DeviceRates, count: int) -> str:
-    """The key of `work.rates` for a node, such as "H100-80GB:8"."""
+    """Return the key of `work.rates` for a node, such as "H100-80GB:8"."""
     return f"{device.name}-{device.memory_mib // 1024}GB:{count}"
 
 
 def make_rates(
     profile: WorkProfile, run: StepSettings, counts: Iterable[int] = COUNTS
 ) -> dict[str, float]:
-    """The samples per second of a node, for each device and count on which the step fits. The keys
-    are those of `work.rates`.
+    """Return the samples per second of a node, for each device and count on which the step fits.
+    The keys are those of `work.rates`.
     """
     rates = {}
     for device in list_devices():

@@ -42,8 +42,8 @@ def carry(
     precision: str,
     prior: ExponentPrior | None = None,
 ) -> float:
-    """The expected rate on `count` accelerators of kind `device`. It follows the power law rate = c
-    · FLOPs^a · bandwidth^b · count^n, whose constants are fitted to `measured`.
+    """Return the expected rate on `count` accelerators of kind `device`. It follows the power law
+    rate = c · FLOPs^a · bandwidth^b · count^n, whose constants are fitted to `measured`.
 
     The prior gives arithmetic and memory traffic about the same weight. Measurements on several
     kinds of accelerators change these weights. Raises ValueError without measurements.
@@ -61,8 +61,8 @@ def carry(
 
 
 def spread_of(measured: MeasuredRate, device: DeviceRates, count: int) -> float:
-    """The factor within which 80 % of measured rates agree with the rate that `carry` derives from
-    this single measurement.
+    """Return the factor within which 80 % of measured rates agree with the rate that `carry`
+    derives from this single measurement.
     """
     other = (device.name, device.memory_mib) != (measured.device.name, measured.device.memory_mib)
     return exp(hypot(_OTHER_DEVICE if other else 0.0, _OTHER_COUNT * log(count / measured.count)))
@@ -75,7 +75,7 @@ def _equations(
     centre: Sequence[float],
     level: float,
 ) -> tuple[list[list[float]], list[float]]:
-    """The linear equations for the exponents, including the prior: the matrix and the right
+    """Return the linear equations for the exponents, including the prior: the matrix and the right
     side.
     """
     wanted = (known.arithmetic, known.bandwidth, known.count)

@@ -113,7 +113,7 @@ class AutoPolicy(MarketPolicy):
                 return self._leave_idle(view, moment, watch, problem)
 
     def _forced(self, view: PolicyView, moment: TimeLeft, single: bool) -> PolicyDecision | None:
-        """The decision if the view allows only one; None if costs must be compared."""
+        """Return the decision if the view allows only one; None if costs must be compared."""
         if view.mode is RunMode.SPOT:
             dearer = (self._watches[self._home].ratio - 1) * moment.work
             if dearer > self._overhead and moment.slack >= self._overhead:
@@ -185,8 +185,8 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _pays(self, watch: MarketMemory, age: float, moment: TimeLeft, price: float) -> bool:
-        """Whether spot of this age is expected to save as much as the launch that follows if it
-        ends before the work.
+        """Return whether spot of this age is expected to save as much as the launch that follows if
+        it ends before the work.
         """
         hours, lasts = watch.stays.within(age, moment.work)
         return watch.saving * hours >= (1 - lasts) * self._overhead * (1 + price)
@@ -194,8 +194,8 @@ class AutoPolicy(MarketPolicy):
     def _on_spot_alone(
         self, view: PolicyView, moment: TimeLeft, targets: Sequence[int]
     ) -> PolicyDecision | None:
-        """The decision among several markets if the slack is enough to finish on spot only; None if
-        it is not.
+        """Return the decision among several markets if the slack is enough to finish on spot only;
+        None if it is not.
         """
         field = RoamingView(
             self._watches, targets, self._moves[view.market], self._home, self._overhead
@@ -214,7 +214,7 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _targets(self, view: PolicyView, moment: TimeLeft) -> list[int]:
-        """The other markets in which the job may start now.
+        """Return the other markets in which the job may start now.
 
         A gang that runs on spot moves only to a market whose spot has been available for at least
         two overheads, and only if the slack is enough for two such moves. If spot in the other
@@ -314,8 +314,8 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _first_home(self) -> int:
-        """The market for the first start: the one with the cheapest spot that is available now, or
-        the one with the cheapest spot of all if none is available.
+        """Return the market for the first start: the one with the cheapest spot that is available
+        now, or the one with the cheapest spot of all if none is available.
         """
         order = range(len(self._watches))
         return min(

@@ -69,9 +69,9 @@ def plan_wait(away: SpellLengths, price: float, launch: float, relief: float) ->
 
 
 def best_wait(away: SpellLengths, price: float, loss: float) -> tuple[float, float, float]:
-    """The patience for `plan_wait`, the mean hours of idling, and the probability that spot stays
-    unavailable for longer. `loss` is the difference between the cost of a launch on demand and the
-    cost of a return to spot.
+    """Return the patience for `plan_wait`, the mean hours of idling, and the probability that spot
+    stays unavailable for longer. `loss` is the difference between the cost of a launch on demand
+    and the cost of a return to spot.
     """
     return away.best(loss / price if price > 0 else inf if loss > 0 else 0.0)
 
@@ -106,9 +106,9 @@ _BRACKETS = _list_brackets(_CHEAP, SCARCE)
 
 
 def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0) -> float:
-    """The lowest price of slack at which at most `slack` hours are needed; SCARCE if the search
-    finds none. `need` returns the hours that are needed at a price. They decrease as the price
-    increases.
+    """Return the lowest price of slack at which at most `slack` hours are needed; SCARCE if the
+    search finds none. `need` returns the hours that are needed at a price. They decrease as the
+    price increases.
 
     `guess` is the result of an earlier search. It does not change the result, but makes the search
     unnecessary if the final bounds of the earlier search still hold.
@@ -193,7 +193,7 @@ class CycleProblem(NamedTuple):
     within: SpellLengths | None
 
     def is_free(self) -> bool:
-        """Whether the slack lasts at price 0."""
+        """Return whether the slack lasts at price 0."""
         return self._need(self._cycles())(0.0) <= self.slack
 
     def solve(self, guess: float = 0.0) -> SpotCycle:

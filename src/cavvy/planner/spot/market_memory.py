@@ -24,7 +24,7 @@ class TimeLeft:
 
     @classmethod
     def later(cls, moment: "TimeLeft", hours: float) -> "TimeLeft":
-        """The state after this many hours without work."""
+        """Return the state after this many hours without work."""
         after = cls.__new__(cls)
         after.work, after.left, after.slack = moment.work, moment.left - hours, moment.slack - hours
         return after
@@ -61,9 +61,9 @@ class MarketMemory:
         self._offered = quote.up
 
     def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
-        """A copy of the memory, as if this quote were observed at this time. The quote may be an
-        assumption. Therefore it sets the state and its age, but does not add a finished period to
-        the records.
+        """Return a copy of the memory, as if this quote were observed at this time. The quote may
+        be an assumption. Therefore it sets the state and its age, but does not add a finished
+        period to the records.
         """
         self._now, up = now, self._read(quote)
         if self._started and up == self.up and quote.since_s != UNSEEN:
@@ -80,7 +80,7 @@ class MarketMemory:
         return made
 
     def _begin(self, now: float, quote: SpotQuote) -> float:
-        """The hour at which the new state began; `now` if only a price change caused it."""
+        """Return the hour at which the new state began; `now` if only a price change caused it."""
         if quote.since_s is None or quote.up is self._offered:
             return now
         return max(quote.since_s / _HOUR_S, self._since)

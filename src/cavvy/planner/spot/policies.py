@@ -18,5 +18,5 @@ ALIASES: Mapping[str, str] = {"up": "uniform-progress", "never": "on-demand", "o
 
 
 def find_policy(name: str) -> PolicyMaker:
-    """The constructor of the policy with this name. Raises KeyError for an unknown name."""
+    """Return the constructor of the policy with this name. Raises KeyError for an unknown name."""
     return POLICIES[ALIASES.get(name, name)]

@@ -103,13 +103,13 @@ class _SlackOfCourse:
         self._slack = _BOLDNESS * (moment.slack - field.overhead)
 
     def suffices(self) -> bool:
-        """Whether there is a price at which the slack is enough."""
+        """Return whether there is a price at which the slack is enough."""
         if self._cycles == inf:
             return False
         return self._need(0.0) <= self._slack or self._need(SCARCE) <= self._slack
 
     def price(self, guess: float) -> float:
-        """The lowest price of slack at which the slack is enough."""
+        """Return the lowest price of slack at which the slack is enough."""
         return find_price(self._need, self._slack, guess)
 
     def _need(self, price: float) -> float:
@@ -148,7 +148,7 @@ class _Leaving:
         self._home = self._search(field.home)
 
     def cost(self, index: int) -> float:
-        """The cost of a move from this market."""
+        """Return the cost of a move from this market."""
         field = self._field
         if index == field.home:
             return self._home
@@ -189,8 +189,8 @@ def _list_costs(
 def _cost_there(
     field: RoamingView, moment: TimeLeft, index: int, price: float, leave: float
 ) -> float:
-    """The cost of the rest of the job if it is launched in this market now and stays there. `leave`
-    is the cost of a move from there.
+    """Return the cost of the rest of the job if it is launched in this market now and stays there.
+    `leave` is the cost of a move from there.
     """
     watch = field.watches[index]
     launch = field.overhead * (watch.ratio + price)

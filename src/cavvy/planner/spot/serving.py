@@ -30,7 +30,7 @@ class ServiceTerms(Struct, frozen=True, kw_only=True):
     regions: tuple[str, ...] = ()
 
     def together(self, zone: int) -> list[int]:
-        """All zones in the region of this zone, including the zone itself."""
+        """Return all zones in the region of this zone, including the zone itself."""
         if not self.regions:
             return [zone]
         return [other for other, region in enumerate(self.regions) if region == self.regions[zone]]
@@ -98,7 +98,7 @@ class SpotHedge:
         )
 
     def _next(self, spot: list[int]) -> int:
-        """The next zone in turn. Zones without a replica of the service are preferred."""
+        """Return the next zone in turn. Zones without a replica of the service are preferred."""
         zones = [zone for zone in range(self._service.zones) if zone not in self._shunned] or list(
             range(len(spot))
         )
@@ -214,17 +214,19 @@ class SteadyPlacement:
         return ReplicaPlacement(tuple(spot), min(need, max(0, need + backed - seen.ready)))
 
     def rate(self, zone: int) -> float:
-        """The expected losses per hour in a zone, computed from the zone's record."""
+        """Return the expected losses per hour in a zone, computed from the zone's record."""
         return (self._losses[zone] + self._weights.prior_losses) / (
             self._held_hr[zone] + self._weights.prior_hr
         )
 
     def _recently_lost(self) -> int:
-        """The number of zones that lost a replica within the last hour."""
+        """Return the number of zones that lost a replica within the last hour."""
         return sum(self._before_s - at < _HOUR_S for at in self._lost_at)
 
     def _allowed(self) -> float:
-        """The allowed number per hour of losses that leave the service with too few replicas."""
+        """Return the allowed number per hour of losses that leave the service with too few
+        replicas.
+        """
         return (
             self._weights.thrift
             * (1 - self._service.availability)
@@ -267,7 +269,9 @@ class SteadyPlacement:
         return best[0], self._risk(held)
 
     def _risk(self, spot: list[int]) -> float:
-        """The expected number per hour of losses that leave the service with too few replicas."""
+        """Return the expected number per hour of losses that leave the service with too few
+        replicas.
+        """
         short = [
             zone
             for zone, count in enumerate(spot)
@@ -276,14 +280,14 @@ class SteadyPlacement:
         return sum(self._hazard(zone) for zone in short)
 
     def _hazard(self, zone: int) -> float:
-        """The expected losses per hour in a zone at its current age. The longer a zone has kept its
-        replicas, the lower the result.
+        """Return the expected losses per hour in a zone at its current age. The longer a zone has
+        kept its replicas, the lower the result.
         """
         return self._weights.prior_losses / (self._age_hr[zone] + self._weights.prior_hr)
 
     def _worst(self, spot: list[int]) -> int:
-        """The zone from which to remove a replica: the one for which the lowest risk remains. If
-        several zones are equal, one with several replicas is chosen.
+        """Return the zone from which to remove a replica: the one for which the lowest risk
+        remains. If several zones are equal, one with several replicas is chosen.
         """
 
         def without(zone: int) -> tuple[float, bool, float]:
@@ -294,8 +298,8 @@ class SteadyPlacement:
         return min((zone for zone in range(len(spot)) if spot[zone]), key=without)
 
     def _best(self, spot: list[int], now_s: float) -> int:
-        """The best zone for a launch: one with few losses, few replicas of the service and no
-        recent failure.
+        """Return the best zone for a launch: one with few losses, few replicas of the service and
+        no recent failure.
         """
 
         def badness(zone: int) -> float:

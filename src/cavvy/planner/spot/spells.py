@@ -53,7 +53,7 @@ class _Sums:
         self._corners: dict[int, tuple[list[int], list[float]]] = {}
 
     def best(self, first: int, ratio: float) -> int:
-        """The index, starting at `first`, at which `waited + ratio * longer` is lowest."""
+        """Return the index, starting at `first`, at which `waited + ratio * longer` is lowest."""
         found = self._corners.get(first)
         if found is None:
             found = self._corners[first] = self._find_corners(first)
@@ -61,8 +61,8 @@ class _Sums:
         return corners[bisect_left(slopes, ratio)]
 
     def _find_corners(self, first: int) -> tuple[list[int], list[float]]:
-        """The corners of the lower convex hull of `waited` as a function of `longer`, and the
-        slopes between the corners.
+        """Return the corners of the lower convex hull of `waited` as a function of `longer`, and
+        the slopes between the corners.
         """
         waited, longer = self.waited, self.longer
         corners, slopes = [first], list[float]()
@@ -100,7 +100,7 @@ class SpellLengths:
         return SpellLengths(weighted)
 
     def mean_beyond(self, age: float) -> float:
-        """The mean remaining length at this age, the same as `beyond(age).mean`."""
+        """Return the mean remaining length at this age, the same as `beyond(age).mean`."""
         sums = self.sums
         start = bisect_right(sums.lengths, age)
         if start == len(sums.lengths):
@@ -123,7 +123,9 @@ class SpellLengths:
         return (later - waited) / longer, last / longer
 
     def _reached(self, age: float) -> tuple[float, float]:
-        """The mean of min(spell, age), and the probability that a spell is longer than this age."""
+        """Return the mean of min(spell, age), and the probability that a spell is longer than this
+        age.
+        """
         sums = self.sums
         start = bisect_right(sums.lengths, age)
         if not start:
@@ -132,7 +134,7 @@ class SpellLengths:
         return sums.waited[start - 1] + (age - sums.lengths[start - 1]) * longer, longer
 
     def beyond(self, age: float) -> "SpellLengths":
-        """The remaining lengths of those spells that last longer than `age` hours."""
+        """Return the remaining lengths of those spells that last longer than `age` hours."""
         sums = self.sums
         start = bisect_right(sums.lengths, age)
         if start == len(sums.lengths):
@@ -147,7 +149,7 @@ class SpellLengths:
         return rest
 
     def best(self, ratio: float) -> tuple[float, float, float]:
-        """The threshold at which `waited + ratio * longer` is lowest. Returns the threshold,
+        """Return the threshold at which `waited + ratio * longer` is lowest. Returns the threshold,
         `waited` (the mean of min(length, threshold)), and `longer` (the probability that a spell is
         longer than the threshold).
         """

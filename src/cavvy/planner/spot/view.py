@@ -75,12 +75,12 @@ class JobTerms(Struct, frozen=True, kw_only=True):
         return 2 * self.overhead_s + self.again_s
 
     def slack_s(self, view: "PolicyView") -> float:
-        """The time to the deadline that the rest of the work does not need."""
+        """Return the time to the deadline that the rest of the work does not need."""
         return self.deadline_s - view.now_s - view.left_s * (1 + self.spare_share)
 
     def move(self, source: int, target: int) -> float:
-        """The price in dollars of copying the checkpoint between two markets; 0 if the job has
-        never run.
+        """Return the price in dollars of copying the checkpoint between two markets; 0 if the job
+        has never run.
         """
         return self.move_usd[source][target] if self.move_usd and source != NOWHERE else 0.0
 

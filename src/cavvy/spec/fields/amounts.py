@@ -15,7 +15,7 @@ _MOST_MIB = 1 << 40  # one exbibyte
 
 
 def size_kind(words: str) -> ScalarKind:
-    """A kind for a data size greater than 0. The value is in MiB."""
+    """Return a kind for a data size greater than 0. The value is in MiB."""
 
     def parse(node: ScalarNode) -> int:
         size = parse_memory_mib(read_text(node))

@@ -12,8 +12,8 @@ from cavvy.spec.fields.kinds import (
 
 
 def elsewhere(key: str, path: str) -> str:
-    """A suggestion that names the section to which `key` belongs; "" if no section has such a
-    key.
+    """Return a suggestion that names the section to which `key` belongs; "" if no section has such
+    a key.
     """
     from cavvy.spec.fields.task import TASK
 
@@ -34,7 +34,9 @@ def elsewhere(key: str, path: str) -> str:
 
 
 def sections(kind: ValueKind) -> list[SectionSpec]:
-    """Every section in `kind`, in the order of the fields. If `kind` is a section, it is first."""
+    """Return every section in `kind`, in the order of the fields. If `kind` is a section, it is
+    first.
+    """
     match kind:
         case SectionSpec():
             inner = [each for field in kind.fields for each in sections(field.kind)]

@@ -49,7 +49,7 @@ class ValueKind(Protocol):
         """The JSON Schema of accepted values."""
 
     def takes(self, node: Node) -> bool:
-        """Whether this kind can read a node of this form (one value, list or table)."""
+        """Return whether this kind can read a node of this form (one value, list or table)."""
 
     def read(self, node: Node, notes: ProblemNotes) -> Any:
         """Return the value. If the value is invalid, add a problem to `notes` and return None."""
@@ -241,15 +241,15 @@ class FieldSpec(Struct, frozen=True):
         return f"{self.name}: {example}" if example else ""
 
     def spread(self, value: Any) -> dict[str, Any]:
-        """A dictionary from the attributes that the value sets to their values."""
+        """Return a dictionary from the attributes that the value sets to their values."""
         names = (self.name,) if self.to is None else self.to
         return dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
 
 
 @cache
 def section_docs(path: str) -> Mapping[str, Any]:
-    """The documentation of a section and its keys in `fields.yaml`. The file is read only when an
-    error or a page needs it.
+    """Return the documentation of a section and its keys in `fields.yaml`. The file is read only
+    when an error or a page needs it.
     """
     docs = _read_docs()[path or "task"]
     base = section_docs(docs["$as"]) if "$as" in docs else {}
@@ -324,7 +324,7 @@ class SectionReader:
         self._fields = {each.name: each for each in section.fields}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field, or `default` if the field is absent or invalid."""
+        """Return the value of a field, or `default` if the field is absent or invalid."""
         wanted, node = self._fields[name], self.node.get(name)
         if node is None or (isinstance(node, ScalarNode) and node.value is None and node.plain):
             return default
@@ -332,8 +332,8 @@ class SectionReader:
         return default if value is None else value
 
     def values(self) -> dict[str, Any]:
-        """The values of the fields by the attribute that they set. Absent and invalid values are
-        left out.
+        """Return the values of the fields by the attribute that they set. Absent and invalid values
+        are left out.
         """
         found: dict[str, Any] = {}
         for each in self.section.fields:
@@ -451,8 +451,8 @@ def _describe_field(each: FieldSpec) -> Schema:
 
 
 def read_text(node: ScalarNode) -> str:
-    """The text of a scalar as it is written, so that `3.10` does not become 3.1. Raises WrongValue
-    if there is no value.
+    """Return the text of a scalar as it is written, so that `3.10` does not become 3.1. Raises
+    WrongValue if there is no value.
     """
     if node.plain and node.value is None:
         raise WrongValue("a value is missing", suggestion="write '' for an empty text")
@@ -483,7 +483,8 @@ def matching(pattern: str, wrong: str, *, expected: str | None = None) -> Callab
 def text_kind(
     words: str, check: Callable[[str], Any] = filled, *, numbers: bool = False
 ) -> ScalarKind:
-    """A kind for strings. `check` returns the string, which it may change, or raises WrongValue.
+    """Return a kind for strings. `check` returns the string, which it may change, or raises
+    WrongValue.
 
     With `numbers`, the JSON Schema also accepts numbers, which are read as strings.
     """
@@ -493,7 +494,7 @@ def text_kind(
 
 
 def whole(low: int, high: int, words: str = "") -> ScalarKind:
-    """A kind for whole numbers from `low` to `high`, both included."""
+    """Return a kind for whole numbers from `low` to `high`, both included."""
 
     def parse(node: ScalarNode) -> int:
         if not re.fullmatch(r"[-+]?[0-9]{1,18}", node.text.strip()):
@@ -509,7 +510,7 @@ def whole(low: int, high: int, words: str = "") -> ScalarKind:
 
 
 def number(words: str, low: float, high: float, *, above: bool = False) -> ScalarKind:
-    """A kind for numbers from `low` to `high`. With `above`, `low` itself is not allowed."""
+    """Return a kind for numbers from `low` to `high`. With `above`, `low` itself is not allowed."""
 
     def parse(node: ScalarNode) -> float:
         try:
@@ -529,7 +530,9 @@ def number(words: str, low: float, high: float, *, above: bool = False) -> Scala
 
 
 def choice(enum: type[StrEnum], slips: Mapping[str, StrEnum] = {}) -> ScalarKind:
-    """A kind for the values of an enum. `slips` are names that other tools use for these values."""
+    """Return a kind for the values of an enum. `slips` are names that other tools use for these
+    values.
+    """
     names = [member.value for member in enum]
 
     def parse(node: ScalarNode) -> StrEnum:
@@ -561,7 +564,9 @@ def named_texts(
     missing: str,
     hint: str = "write '' for an empty value",
 ) -> MapKind:
-    """A kind for tables of strings. `missing` is the error message for a key without a value."""
+    """Return a kind for tables of strings. `missing` is the error message for a key without a
+    value.
+    """
 
     def parse(node: ScalarNode) -> str:
         if node.value is None and node.plain:
@@ -573,8 +578,8 @@ def named_texts(
 
 
 def either(alone: ScalarKind, make: Callable[[Any], Any], table: SectionSpec) -> EitherKind:
-    """A kind for a section that may also be written as a single value. `make` converts the single
-    value to the value of the section.
+    """Return a kind for a section that may also be written as a single value. `make` converts the
+    single value to the value of the section.
     """
     return EitherKind(
         (ScalarKind(alone.words, lambda node: make(alone.parse(node)), alone.schema), table)

@@ -99,8 +99,8 @@ _TYPE_WORDS = {
 def read_params(
     root: Node, overrides: Mapping[str, Scalar], notes: ProblemNotes
 ) -> dict[str, WrittenValue | None]:
-    """The value of every declared parameter. An invalid parameter has the value None, and a problem
-    is added to `notes`.
+    """Return the value of every declared parameter. An invalid parameter has the value None, and a
+    problem is added to `notes`.
     """
     section = root.get("params") if isinstance(root, MapNode) else None
     declared: dict[str, ParamSpec] = {}

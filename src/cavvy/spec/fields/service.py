@@ -63,7 +63,7 @@ def _read_path(text: str) -> str:
 
 
 def _read_share(node: ScalarNode) -> float:
-    """A share of 1, which may be written in percent."""
+    """Return a share of 1, which may be written in percent."""
     text = read_text(node).strip()
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

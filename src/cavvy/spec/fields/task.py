@@ -132,7 +132,7 @@ def _build(table: SectionReader) -> TaskSpec | None:
 def _with_device(
     table: SectionReader, work: Workload | None, needs: ResourceSpec
 ) -> Workload | None:
-    """The amount of work. If the work states a duration without `measured_on`, `measured_on`
+    """Return the amount of work. If the work states a duration without `measured_on`, `measured_on`
     becomes the device that `needs` requests.
     """
     if work is None or work.duration is None or work.measured_on is not None:

@@ -41,7 +41,7 @@ def read_length(node: ScalarNode) -> timedelta:
 def length_kind(
     low: timedelta = timedelta(milliseconds=1), high: timedelta = _LONGEST
 ) -> ScalarKind:
-    """A kind for durations from `low` to `high`."""
+    """Return a kind for durations from `low` to `high`."""
 
     def parse(node: ScalarNode) -> timedelta:
         length = read_length(node)
@@ -95,7 +95,7 @@ def read_time(text: str) -> datetime:
 
 
 def find_zone(name: str) -> "ZoneInfo":
-    """The time zone with this IANA name. Raises WrongValue if there is none."""
+    """Return the time zone with this IANA name. Raises WrongValue if there is none."""
     from zoneinfo import ZoneInfo, available_timezones
 
     try:

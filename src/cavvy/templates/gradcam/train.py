@@ -76,8 +76,8 @@ class GradCamNet(nn.Module):
 def heat_map(
     model: nn.Module, layer: nn.Module, image: torch.Tensor, method: str, label: int | None = None
 ):
-    """A map (H, W) with values from 0 to 1 that shows which parts of `image` (3, H, W) support
-    `label`. The default label is the one that the network predicts.
+    """Return a map (H, W) with values from 0 to 1 that shows which parts of `image` (3, H, W)
+    support `label`. The default label is the one that the network predicts.
 
     Most maps are a weighted sum of the channels of the output of `layer`. The methods differ in how
     they compute the weights of the channels or pixels.
@@ -129,8 +129,8 @@ def heat_map(
 
 
 def _share_evidence(seen: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
-    """The weights (C, h, w) of the gradients in Grad-CAM++: equation 19 of Chattopadhyay et al.
-    2018 (arXiv:1710.11063).
+    """Return the weights (C, h, w) of the gradients in Grad-CAM++: equation 19 of Chattopadhyay et
+    al. 2018 (arXiv:1710.11063).
 
     The paper takes the exponential of the score. For a network of linear layers and ReLU, its n-th
     derivative by one pixel is the exponential times the n-th power of the score's gradient, and the
@@ -142,7 +142,7 @@ def _share_evidence(seen: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
 
 
 def _agreed(seen: torch.Tensor) -> torch.Tensor:
-    """The first principal component (h, w) of channels (C, h, w)."""
+    """Return the first principal component (h, w) of channels (C, h, w)."""
     flat = seen.flatten(1).T
     flat = flat - flat.mean(0)
     heat = (flat @ torch.linalg.svd(flat, full_matrices=False)[2][0]).view(seen.shape[1:])

@@ -33,14 +33,14 @@ def phases() -> dict[str, str]:
 
 
 def passes(name: str) -> dict[int, float]:
-    """The accuracy of a trial after each of its passes so far, read from its log."""
+    """Return the accuracy of a trial after each of its passes so far, read from its log."""
     found = re.findall(r"^pass (\d+): accuracy (\S+)", cavvy("logs", name), re.MULTILINE)
     return {int(number): float(value) for number, value in found}
 
 
 def is_behind(mine: dict[int, float], others: list[dict[int, float]], rung: int) -> bool:
-    """Whether a trial's accuracy after `rung` passes is below the median accuracy of the other
-    trials.
+    """Return whether a trial's accuracy after `rung` passes is below the median accuracy of the
+    other trials.
     """
     known = [other[rung] for other in others if rung in other]
     return rung in mine and len(known) >= FEW and mine[rung] < statistics.median(known)

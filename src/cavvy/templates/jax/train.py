@@ -45,7 +45,7 @@ def loss(layers, images, labels):
 
 @jax.jit
 def step(layers, speeds, images, labels, lr):
-    """One step of gradient descent with momentum. XLA sums the gradients of all devices."""
+    """Return one step of gradient descent with momentum. XLA sums the gradients of all devices."""
     value, slopes = jax.value_and_grad(loss)(layers, images, labels)
     speeds = jax.tree.map(lambda speed, slope: 0.9 * speed + slope, speeds, slopes)
     return jax.tree.map(lambda w, speed: w - lr * speed, layers, speeds), speeds, value

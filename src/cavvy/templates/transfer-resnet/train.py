@@ -54,7 +54,7 @@ class Classifier(nn.Module):
 
 
 def load(first: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels of the five digits that start with `first`, shuffled."""
+    """Return images and labels of the five digits that start with `first`, shuffled."""
     digits = load_digits()
     images, labels = (
         torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16,

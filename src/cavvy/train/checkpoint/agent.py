@@ -35,7 +35,7 @@ def tell_failed(rank: int, ranks: int, error: str) -> None:
 
 
 def _read_process() -> int:
-    """The number of this process on its node."""
+    """Return the number of this process on its node."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

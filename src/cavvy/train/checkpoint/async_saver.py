@@ -70,7 +70,7 @@ class AsyncSaver:
         self.fits: dict[str, int] = {}
 
     def wish(self) -> int:
-        """What this rank requests after the current step: LEAVE, SAVE, or 0 for nothing."""
+        """Return what this rank requests after the current step: LEAVE, SAVE, or 0 for nothing."""
         if self.notices.pending():
             return LEAVE
         if self.notices.is_news():
@@ -109,7 +109,7 @@ class AsyncSaver:
         return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
 
     def _find_whole(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
-        """The newest undamaged checkpoint, and what is wrong with each newer checkpoint, by
+        """Return the newest undamaged checkpoint, and what is wrong with each newer checkpoint, by
         step.
         """
         damaged: dict[int, str] = {}
@@ -123,8 +123,8 @@ class AsyncSaver:
         return None, damaged
 
     def _find_newest(self, below: float) -> StoredCheckpoint | None:
-        """The newest checkpoint before step `below` that the first rank finds locally or in remote
-        storage.
+        """Return the newest checkpoint before step `below` that the first rank finds locally or in
+        remote storage.
         """
 
         def find() -> StoredCheckpoint | None:
@@ -140,7 +140,9 @@ class AsyncSaver:
             self._location.set_aside(step)
 
     def _find_rescue(self, plan: str, newest: int) -> int | None:
-        """The step of an emergency save that is newer than the checkpoint `newest`, or None."""
+        """Return the step of an emergency save that is newer than the checkpoint `newest`, or
+        None.
+        """
         asked = None
         self.store.clean()
         if self._world.is_first:
@@ -152,13 +154,13 @@ class AsyncSaver:
     def _collect(
         self, model: Any, optimizers: list[Any], facts: Facts
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The tensors of the run and its facts. The model's tensors are not copied."""
+        """Return the tensors of the run and its facts. The model's tensors are not copied."""
         plain, tensors = kept_objects.encode(self.objects)
         state = gather(model, optimizers) | ({"things": tensors} if tensors else {})
         return state, facts() | {"things": plain}
 
     def _make_targets(self, model: Any, optimizers: list[Any], facts: Any) -> dict[str, Any]:
-        """The tensors into which a checkpoint with these facts can be loaded."""
+        """Return the tensors into which a checkpoint with these facts can be loaded."""
         things = kept_objects.make_targets(facts["things"], self.objects)
         return gather(model, optimizers) | ({"things": things} if things else {})
 

@@ -16,8 +16,8 @@ Objects = dict[str, Any]
 
 
 def encode(objects: Objects) -> tuple[dict[str, str], Objects]:
-    """The plain data and the tensors of all objects, by name. The tensors are copies, because the
-    script may change the objects during the save.
+    """Return the plain data and the tensors of all objects, by name. The tensors are copies,
+    because the script may change the objects during the save.
 
     Raises: TypeError: a state contains something that a checkpoint cannot hold.
     """
@@ -36,8 +36,8 @@ def encode(objects: Objects) -> tuple[dict[str, str], Objects]:
 
 
 def make_targets(plain: dict[str, Any], objects: Objects) -> Objects:
-    """Empty tensors into which the saved tensors are loaded. They are on the same devices as the
-    tensors of the script's objects.
+    """Return empty tensors into which the saved tensors are loaded. They are on the same devices as
+    the tensors of the script's objects.
     """
     targets = {}
     for name, thing in objects.items():
@@ -105,7 +105,7 @@ def _without_values(leaf: Any) -> Any:
 
 
 def _copy(tensor: Any) -> Any:
-    """A copy of a tensor in CPU memory. A copy of a split tensor stays on its device."""
+    """Return a copy of a tensor in CPU memory. A copy of a split tensor stays on its device."""
     if hasattr(tensor, "device_mesh"):
         return tensor.detach().clone()
     return tensor.detach().to("cpu", copy=True)

@@ -28,13 +28,17 @@ class PreemptionNotices:
                 self._before[number] = signal.signal(number, self._hear)
 
     def pending(self) -> str:
-        """Where the notice came from (the name of a signal, or a path); "" if there is none yet."""
+        """Return where the notice came from (the name of a signal, or a path); "" if there is none
+        yet.
+        """
         if not self._heard and self._path and os.path.exists(self._path):
             self._heard = self._path
         return self._heard
 
     def left_s(self) -> float | None:
-        """Seconds until this machine is reclaimed, read from the agent's file; None if unknown."""
+        """Return the seconds until this machine is reclaimed, read from the agent's file; None if
+        unknown.
+        """
         try:
             said = json.loads(Path(self._path).read_text())["deadline"] if self._path else None
             return None if said is None else datetime.fromisoformat(said).timestamp() - time()
@@ -42,8 +46,8 @@ class PreemptionNotices:
             return None
 
     def is_news(self) -> bool:
-        """Whether the agent has reported that this machine is at risk. Returns True only once, at
-        the first call after the report.
+        """Return whether the agent has reported that this machine is at risk. Returns True only
+        once, at the first call after the report.
         """
         if not self._advice or not os.path.exists(self._advice):
             return False

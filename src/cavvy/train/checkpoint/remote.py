@@ -63,7 +63,7 @@ class CheckpointLocation:
         return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def latest(self, below: float) -> StoredCheckpoint | None:
-        """The newest complete remote checkpoint before step `below`; None if there is none.
+        """Return the newest complete remote checkpoint before step `below`; None if there is none.
         `repair` downloads its files.
         """
         if self._remote is None:
@@ -115,8 +115,8 @@ class CheckpointLocation:
             self._run(partial(self._publish, done.step, mark))
 
     def _share(self, names: Iterable[str]) -> list[str]:
-        """The files for which this rank is responsible. The files are divided among the ranks that
-        see the same folder.
+        """Return the files for which this rank is responsible. The files are divided among the
+        ranks that see the same folder.
         """
         number, count = self.readers
         return sorted(names)[number::count]
@@ -147,8 +147,8 @@ class CheckpointLocation:
             half.replace(found.path / name)
 
     def _begin(self, step: int, mark: str) -> bool:
-        """Whether the checkpoint with this completion mark is already uploaded. If a different
-        remote checkpoint of the same step exists, it is marked as incomplete.
+        """Return whether the checkpoint with this completion mark is already uploaded. If a
+        different remote checkpoint of the same step exists, it is marked as incomplete.
         """
         if not self._world.is_first:
             return False
@@ -181,7 +181,7 @@ class CheckpointLocation:
             log.warning("old checkpoints could not be removed from %s: %s", self._root, error)
 
     def _list(self) -> list[int]:
-        """The steps of all remote checkpoints, complete or not, in ascending order."""
+        """Return the steps of all remote checkpoints, complete or not, in ascending order."""
         return sorted(
             int(match[1]) for name in self._list_names("") if (match := NAME.fullmatch(name))
         )
@@ -195,14 +195,14 @@ class CheckpointLocation:
         return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def _read_facts(self, step: int) -> dict[str, Any] | None:
-        """The facts of a remote checkpoint; None if the checkpoint is not complete."""
+        """Return the facts of a remote checkpoint; None if the checkpoint is not complete."""
         facts = parse_facts(self._read_mark(step))
         if facts is not None and FILES not in facts:
             add_files(facts, self._list_names(make_name(step)))
         return facts
 
     def _read_mark(self, step: int) -> str:
-        """The completion mark of a remote checkpoint; "" if there is none."""
+        """Return the completion mark of a remote checkpoint; "" if there is none."""
         try:
             mark: bytes = self._remote.cat_file(f"{self._root}/{make_name(step)}/{MARK}")
         except FileNotFoundError:

@@ -91,7 +91,7 @@ class CheckpointStore:
         return self._thread is not None and self._thread.is_alive()
 
     def latest(self, below: float = inf) -> StoredCheckpoint | None:
-        """The newest complete checkpoint before step `below`; None if there is none."""
+        """Return the newest complete checkpoint before step `below`; None if there is none."""
         return find_latest(self.folder, below)
 
     def clean(self) -> None:
@@ -228,7 +228,7 @@ class CheckpointStore:
             self._fault = error
 
     def _sum_own(self, path: Path) -> dict[str, int]:
-        """The checksums of the files that this rank has written, by name."""
+        """Return the checksums of the files that this rank has written, by name."""
         mine = f"__{self._world.rank}_"
         names = [each.name for each in path.iterdir() if each.name.startswith(mine)]
         return checksums(path, [*names, ".metadata"] if self._world.is_first else names)
@@ -259,8 +259,8 @@ def find_latest(folder: Path, below: float = inf) -> StoredCheckpoint | None:
 
 
 def count_threads(state: Any) -> int:
-    """The number of threads with which a rank writes its part of the state. This is also the number
-    of files.
+    """Return the number of threads with which a rank writes its part of the state. This is also the
+    number of files.
     """
     tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
     size = sum(local(tensor).nbytes for tensor in tensors)
@@ -268,7 +268,7 @@ def count_threads(state: Any) -> int:
 
 
 def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
-    """The CRC-32 of these files of a checkpoint, by name.
+    """Return the CRC-32 of these files of a checkpoint, by name.
 
     Raises: OSError: a file cannot be read.
     """
@@ -283,7 +283,9 @@ def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def find_damage(found: StoredCheckpoint, names: Sequence[str]) -> dict[str, str]:
-    """What is wrong with these files of a checkpoint, by file name. Intact files are left out."""
+    """Return what is wrong with these files of a checkpoint, by file name. Intact files are left
+    out.
+    """
     damage = {}
     for name in names:
         try:
@@ -297,7 +299,7 @@ def find_damage(found: StoredCheckpoint, names: Sequence[str]) -> dict[str, str]
 
 
 def make_name(step: int) -> str:
-    """The name of the folder of a checkpoint."""
+    """Return the name of the folder of a checkpoint."""
     return f"step-{step:012d}"
 
 
@@ -328,7 +330,7 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:
-    """The facts of a checkpoint; None if the checkpoint is not complete."""
+    """Return the facts of a checkpoint; None if the checkpoint is not complete."""
     try:
         facts = _parse_mark(path)
         if facts is not None and FILES not in facts:
@@ -339,7 +341,7 @@ def read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _parse_mark(path: Path) -> dict[str, Any] | None:
-    """The facts in the completion mark; None if the mark is missing or damaged.
+    """Return the facts in the completion mark; None if the mark is missing or damaged.
 
     Raises: OSError: the file cannot be read.
     """
@@ -350,7 +352,7 @@ def _parse_mark(path: Path) -> dict[str, Any] | None:
 
 
 def parse_facts(text: str) -> dict[str, Any] | None:
-    """The facts in the text of a completion mark; None if the text is damaged."""
+    """Return the facts in the text of a completion mark; None if the text is damaged."""
     try:
         facts = json.loads(text)
     except ValueError:

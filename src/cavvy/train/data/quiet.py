@@ -8,7 +8,7 @@ from typing import Any
 
 @cache
 def load_grain() -> Any:
-    """The package `grain`, with `grain.experimental`. Raises ModuleNotFoundError."""
+    """Return the package `grain`, with `grain.experimental`. Raises ModuleNotFoundError."""
     from absl import logging as absl
 
     before = absl.get_verbosity()

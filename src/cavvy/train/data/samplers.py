@@ -13,13 +13,13 @@ _LOCK = Lock()  # Several threads read data, but a sampler can be set to only on
 
 
 def count_indices(sampler: Any, global_batch: int) -> int:
-    """The number of samples in an epoch."""
+    """Return the number of samples in an epoch."""
     return len(sampler) * (global_batch if _yields_batches(sampler) else 1)
 
 
 def list_indices(sampler: Any, epoch: int, seed: int, global_batch: int, length: int) -> Any:
-    """All indices of an epoch, as an array. The sampler is seeded through its attribute `generator`
-    or its method `set_epoch`.
+    """Return all indices of an epoch, as an array. The sampler is seeded through its attribute
+    `generator` or its method `set_epoch`.
 
     Raises: ValueError: the size of a batch differs from the global batch, or the length of the
     epoch differs from the first epoch.

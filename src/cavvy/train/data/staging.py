@@ -24,10 +24,10 @@ class BatchReader(Protocol):
     """
 
     def read(self) -> Any:
-        """The next batch, or None at the end. A batch must be placed before it is used."""
+        """Return the next batch, or None at the end. A batch must be placed before it is used."""
 
     def place(self, values: Any) -> Any:
-        """The batch on the device. Operations that are started afterwards may use it."""
+        """Return the batch on the device. Operations that are started afterwards may use it."""
 
     def close(self) -> None:
         """Stop reading. Later calls do nothing."""
@@ -41,7 +41,7 @@ def open_batches(batches: Generator[Any], move: Move, device: Any) -> BatchReade
 
 
 def count_staged(device: Any) -> int:
-    """The maximum number of batches that are on this device before they are used."""
+    """Return the maximum number of batches that are on this device before they are used."""
     return 2 if device.type in WITH_STREAMS else 0
 
 
@@ -68,7 +68,7 @@ class CopyStream(Protocol):
         """Use the stream for the operations of the calling thread."""
 
     def mark(self) -> Any:
-        """An event that completes when all copies so far are complete."""
+        """Return an event that completes when all copies so far are complete."""
 
     def wait(self, event: Any, values: Any) -> None:
         """Make the current stream of the calling thread wait for an event. The batch's memory is
@@ -116,8 +116,8 @@ class StagedBatches:
         self._thread.start()
 
     def read(self) -> Any:
-        """The next batch with its event, or None at the end. If the thread failed, its error is
-        raised.
+        """Return the next batch with its event, or None at the end. If the thread failed, its error
+        is raised.
         """
         if self._ended.is_set():
             return None

@@ -140,7 +140,7 @@ class Data:
         self.position = position
 
     def indices(self, positions: range) -> Any:
-        """The indices of the samples at these positions, as an array."""
+        """Return the indices of the samples at these positions, as an array."""
         length = self.length
         first, last = positions[0] // length, positions[-1] // length
         if first != last:  # An epoch ends here.
@@ -159,7 +159,7 @@ class Data:
         )
 
     def fetch(self, positions: range) -> Any:
-        """The samples at these positions as one batch, after the transform is applied."""
+        """Return the samples at these positions as one batch, after the transform is applied."""
         chosen = self.indices(positions)
         if self.is_in_memory:
             # is_in_memory checks it
@@ -287,5 +287,5 @@ def _unpack(values: Any) -> Any:
 
 
 def cut(values: Any, low: int, high: int) -> Any:
-    """The samples of a batch from `low` (included) to `high` (excluded)."""
+    """Return the samples of a batch from `low` (included) to `high` (excluded)."""
     return tree_map(lambda v: v[low:high] if isinstance(v, torch.Tensor) else v, values)

@@ -73,8 +73,8 @@ class Pipeline:
         return self._share(count)
 
     def _share(self, count: int) -> LossSum:
-        """The losses of the last stage, sent to every stage. In the first step, torch calls the
-        loss additional times to learn the shapes, before the `count` calls for the batch.
+        """Return the losses of the last stage, sent to every stage. In the first step, torch calls
+        the loss additional times to learn the shapes, before the `count` calls for the batch.
         """
         sums = LossSum()
         for one in self._sums[-count:]:

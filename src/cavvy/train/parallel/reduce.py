@@ -116,7 +116,7 @@ class GradientReducer:
 
 
 def local(tensor: Any) -> Any:
-    """This rank's part of a sharded tensor."""
+    """Return this rank's part of a sharded tensor."""
     return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor.detach()
 
 

@@ -47,8 +47,8 @@ class ReplicaCheck:
         return bool(self._named) and self._batches % EVERY == 2
 
     def facts(self) -> list[int]:
-        """This rank's fingerprint for `are_equal`. The list has two entries for each part of a
-        split model.
+        """Return this rank's fingerprint for `are_equal`. The list has two entries for each part of
+        a split model.
         """
         pipeline, _, shards, tensor = self._mesh.mesh.shape
         stage, _, shard, column = self._mesh.get_coordinate()
@@ -88,15 +88,15 @@ class ReplicaCheck:
 
 
 def are_equal(maxima: Sequence[int]) -> bool:
-    """Whether all ranks passed the same facts. `maxima` has pairs: the maximum of a fact over all
-    ranks, and the maximum of its complement, which is the complement of the minimum.
+    """Return whether all ranks passed the same facts. `maxima` has pairs: the maximum of a fact
+    over all ranks, and the maximum of its complement, which is the complement of the minimum.
     """
     return all(high == ~low for high, low in zip(maxima[::2], maxima[1::2], strict=True))
 
 
 def fingerprints(tensors: Any) -> Any:
-    """One 64-bit number for each tensor, or for the local part of a split tensor. The numbers are
-    on the CPU.
+    """Return one 64-bit number for each tensor, or for the local part of a split tensor. The
+    numbers are on the CPU.
     """
     sums = [
         local(each).detach().view(INTEGERS[each.element_size()]).sum(dtype=torch.int64)
@@ -152,8 +152,8 @@ def align_placed(model: Any, mesh: Any, world: RankWorld) -> None:
 def _gather(
     named: Tensors, mesh: Any, axes: Sequence[str], world: RankWorld
 ) -> dict[str, dict[int, int | None]]:
-    """The fingerprint of each tensor by rank, for the ranks along these axes that have a copy of
-    the tensor.
+    """Return the fingerprint of each tensor by rank, for the ranks along these axes that have a
+    copy of the tensor.
     """
     mine = dict(zip(named, fingerprints(named.values()).tolist(), strict=True))
     every = world.gather(mine)
@@ -167,8 +167,8 @@ def _gather(
 
 
 def _odd(prints: dict[int, int | None]) -> list[int]:
-    """The ranks whose fingerprint differs from the most common one. If two fingerprints are equally
-    common, that of the first rank is used.
+    """Return the ranks whose fingerprint differs from the most common one. If two fingerprints are
+    equally common, that of the first rank is used.
     """
     ((usual, _),) = Counter(prints.values()).most_common(1)
     return [rank for rank, value in prints.items() if value != usual]

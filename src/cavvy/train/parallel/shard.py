@@ -106,7 +106,7 @@ def _compile(parts: Sequence[nn.Module]) -> None:
 
 
 def _list_called(model: nn.Module) -> list[nn.Module]:
-    """The model itself. If it is only a container, such as an `nn.ModuleDict`, the members
+    """Return the model itself. If it is only a container, such as an `nn.ModuleDict`, the members
     instead.
     """
     return [model] if type(model).forward is not nn.Module.forward else list(model.children())
@@ -132,8 +132,8 @@ def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> P
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: the members of its largest list of modules. If there is no
-    such list, its direct children.
+    """Return the repeated parts of a model: the members of its largest list of modules. If there is
+    no such list, its direct children.
     """
     lists = [
         m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1

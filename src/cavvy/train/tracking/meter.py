@@ -50,8 +50,8 @@ class Meter:
             self._parts[name] = self._parts.get(name, 0.0) + seconds
 
     def read(self) -> dict[str, float]:
-        """The mean values since the last call. Unknown values are left out. Returns {} if there was
-        no step.
+        """Return the mean values since the last call. Unknown values are left out. Returns {} if
+        there was no step.
 
         Shares are shares of the host's time. If a device works in the background, its time is
         counted in that part of the step in which the host waits for it.

@@ -118,8 +118,8 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
 
 
 def name_run(before: str | None = None) -> str:
-    """The ID of the job; outside a job, the name of the continued run (`before`) or else a new
-    name: the script's name, the time, and four random digits.
+    """Return the ID of the job; outside a job, the name of the continued run (`before`) or else a
+    new name: the script's name, the time, and four random digits.
 
     The name has only letters, digits, - and _, which all trackers accept.
     """

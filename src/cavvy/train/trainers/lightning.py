@@ -42,7 +42,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # Lightning may not be
         self._folder = Path(folder or os.environ.get("CAVVY_CHECKPOINT_DIR") or "checkpoints")
 
     def newest(self) -> str | None:
-        """The path of the newest complete checkpoint, or None.
+        """Return the path of the newest complete checkpoint, or None.
 
         Raises: ValueError: the data or the global batch does not match the checkpoint.
         """

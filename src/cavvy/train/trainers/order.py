@@ -74,7 +74,7 @@ class RankBatches(Sampler[list[int]]):
 
 
 def count_batches(global_batch: int, batch: int, ranks: int) -> int:
-    """The number of batches that each rank accumulates for one global batch.
+    """Return the number of batches that each rank accumulates for one global batch.
 
     Raises: ValueError: the number is not whole.
     """
@@ -89,5 +89,5 @@ def count_batches(global_batch: int, batch: int, ranks: int) -> int:
 
 
 def _rank() -> tuple[int, int]:
-    """This rank's number and the number of ranks."""
+    """Return this rank's number and the number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

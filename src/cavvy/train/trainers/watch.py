@@ -30,7 +30,9 @@ class TrainerWatch:
         self._saver = AsyncSaver(folder, self._world, self._every)
 
     def is_save_due(self) -> bool:
-        """Whether the trainer must save now, after a step. The answer is the same on all ranks."""
+        """Return whether the trainer must save now, after a step. The answer is the same on all
+        ranks.
+        """
         assert self._saver is not None
         self._said = self._world.agree([self._saver.wish()])[0]
         self._asked = perf_counter()
@@ -59,8 +61,8 @@ class TrainerWatch:
 
 
 def find_newest(folder: "str | Path") -> StoredCheckpoint | None:
-    """The newest complete checkpoint in a folder, or None. A checkpoint is ignored if the size of
-    one of its files has changed since it was written.
+    """Return the newest complete checkpoint in a folder, or None. A checkpoint is ignored if the
+    size of one of its files has changed since it was written.
     """
     paths = [mark.parent for mark in Path(folder).glob(f"*/{MARK}")]
     found = [

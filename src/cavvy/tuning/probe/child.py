@@ -288,12 +288,12 @@ class ScriptProbe:
         self._left = sys.maxsize if command.get("epoch") else command["skip"] + command["steps"]
 
     def _share(self) -> int:
-        """The number of samples of a batch on one rank."""
+        """Return the number of samples of a batch on one rank."""
         return int(max(self._modes.data.global_batch // self._run.world.size, 1))
 
     def _facts(self) -> dict[str, Any]:
-        """Facts about this rank and its run. The facts are valid once the model is built and a step
-        has run.
+        """Return facts about this rank and its run. The facts are valid once the model is built and
+        a step has run.
         """
         run, data, device = self._run, self._modes.data, self._run.world.device
         return {

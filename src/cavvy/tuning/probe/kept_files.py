@@ -65,9 +65,9 @@ class KeptFiles:
         self._made.clear()
 
     def _is_old(self, path: str) -> bool:
-        """Whether the script did not create this file or link. For a folder, whether it contains
-        such a file or link. The time of the last change shows this; it is also new if the script
-        has copied the file.
+        """Return whether the script did not create this file or link. For a folder, whether it
+        contains such a file or link. The time of the last change shows this; it is also new if the
+        script has copied the file.
         """
         try:
             found = os.lstat(path)
@@ -80,7 +80,7 @@ class KeptFiles:
         return is_file and found.st_ctime_ns < self._since
 
     def _is_kept(self, path: str) -> bool:
-        """Whether writing to this path would change an old file."""
+        """Return whether writing to this path would change an old file."""
         target = os.path.realpath(path)
         return os.path.isfile(target) and self._is_old(target)
 
@@ -206,7 +206,7 @@ class KeptFiles:
 
 
 def _path(file: Any) -> str | None:
-    """The absolute path of a file that is given by its path; None for a file object."""
+    """Return the absolute path of a file that is given by its path; None for a file object."""
     if isinstance(file, str | bytes | os.PathLike):
         return os.path.abspath(os.fsdecode(file))
     return None

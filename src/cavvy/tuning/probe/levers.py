@@ -206,8 +206,8 @@ class PlainLevers:
 
 
 def describe_device(on: torch.device) -> dict[str, Any]:
-    """The kind and name of the device, whether it has tensor cores, and the number of CPU cores
-    that can be used.
+    """Return the kind and name of the device, whether it has tensor cores, and the number of CPU
+    cores that can be used.
     """
     name = "cpu" if on.type == "cpu" else str(torch.get_device_module(on).get_device_name(on))
     return {
@@ -223,7 +223,7 @@ def has_tensor_cores(kind: str) -> bool:
 
 
 def _precision(weight: torch.Tensor) -> str:
-    """The number type in which the model computes."""
+    """Return the number type in which the model computes."""
     on = weight.device.type
     if torch.is_autocast_enabled(on):
         return str(torch.get_autocast_dtype(on))
@@ -241,7 +241,7 @@ def _is_compiled(model: Any) -> bool:
 
 
 def _without_waiting(copy: Callable[..., Any]) -> Callable[..., Any]:
-    """A version of `copy` that does not wait if its source is in page-locked memory."""
+    """Return a version of `copy` that does not wait if its source is in page-locked memory."""
 
     def call(tensor: torch.Tensor, *given: Any, **options: Any) -> Any:
         is_told = "non_blocking" in options or any(isinstance(each, bool) for each in given)

@@ -170,7 +170,7 @@ class BusyLines:
             )
 
     def is_python(self, line: str) -> bool:
-        """Whether the line was running Python in most of its samples. A single sample is not
+        """Return whether the line was running Python in most of its samples. A single sample is not
         reliable, because it can miss an operation if the sampling thread had to wait.
         """
         free, total = self._told.get(line, (0, 0))
@@ -222,8 +222,8 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 
 def find_own_line(frame: Any) -> str:
-    """The user's line that is running, or that called the code that is running. Returns "" if
-    PyTorch or cavvy.train is running, or if gradients are being summed.
+    """Return the user's line that is running, or that called the code that is running. Returns ""
+    if PyTorch or cavvy.train is running, or if gradients are being summed.
     """
     found = ""
     while frame is not None:
@@ -239,7 +239,7 @@ def find_own_line(frame: Any) -> str:
 
 
 def calling_line() -> str:
-    """The line of the user's code that called the code that is running, or ""."""
+    """Return the line of the user's code that called the code that is running, or ""."""
     frame: Any = sys._getframe(1)
     while frame is not None and not _is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -247,10 +247,11 @@ def calling_line() -> str:
 
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
-    """Two values: the user's line that is running, or that called the code that is running; and the
-    kind of its work, which is `saving`, `work` (PyTorch operations, or an evaluation) or "". The
-    kind is found from the file or the name of the functions on the call stack, up to the loop. A
-    function whose name looks like an evaluation is `work`, even if a saving function calls it.
+    """Return two values: the user's line that is running, or that called the code that is running;
+    and the kind of its work, which is `saving`, `work` (PyTorch operations, or an evaluation) or
+    "". The kind is found from the file or the name of the functions on the call stack, up to the
+    loop. A function whose name looks like an evaluation is `work`, even if a saving function calls
+    it.
     """
     line = kind = ""
     is_evaluation = False
@@ -275,7 +276,7 @@ def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
 
 
 def code_at_work() -> "frozenset[Any]":
-    """The code objects of all functions on the call stack."""
+    """Return the code objects of all functions on the call stack."""
     frame: Any = sys._getframe(1)
     found = []
     while frame is not None:
@@ -394,8 +395,8 @@ class traced(AbstractContextManager["traced"]):
 
 
 def _is_work(event: Any) -> bool:
-    """Whether the event is an operation on the host or work on a device. Otherwise it is only an
-    annotation.
+    """Return whether the event is an operation on the host or work on a device. Otherwise it is
+    only an annotation.
     """
     if event.device_type.name != "CPU":
         return not event.is_user_annotation

@@ -94,7 +94,9 @@ class WindowModes:
             yield
 
     def _list_patches(self) -> list[tuple[Any, str, Any]]:
-        """The patches that implement the modes: object, name of the attribute, replacement."""
+        """Return the patches that implement the modes: object, name of the attribute,
+        replacement.
+        """
         modes, read, move, forward = self, Data.read, stream.move, StepGradients.forward
 
         def read_as_told(data: Any, share: Any, until: int, **options: int) -> Generator[Any]:

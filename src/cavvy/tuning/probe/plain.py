@@ -118,7 +118,7 @@ class PlainLoop:
         return True
 
     def _parts(self) -> dict[str, float]:
-        """The mean seconds per step of each part."""
+        """Return the mean seconds per step of each part."""
         names = self._records[0].parts
         parts = {name: fmean(each.parts[name] for each in self._records) for name in names}
         prepare = self._mean("prepare")
@@ -194,7 +194,7 @@ class PlainLoop:
                 self.clock.part("compute").__exit__()
 
     def _own(self) -> float:
-        """The seconds of this step that the script's own code has used so far."""
+        """Return the seconds of this step that the script's own code has used so far."""
         return perf_counter() - self._step_began - sum(self.clock.parts.values())
 
     def _is_idle(self) -> bool:
