@@ -55,7 +55,7 @@ def test_a_team_uses_a_server_on_kubernetes(cluster: Cluster, tmp_path: Path) ->
         ready(cluster)
         assert json.loads(inside(cluster, "ps", "--all", "-o", "json"))[0]["name"] == "hello"
         denied = inside(cluster, "server", "init", "--admin", "eve", code=1)
-        assert "has an admin already: ada" in denied
+        assert "already has an admin: ada" in denied
 
 
 @contextmanager

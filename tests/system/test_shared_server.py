@@ -44,7 +44,7 @@ def test_a_team_shares_a_server(tmp_path: Path, stack: ExitStack) -> None:
 
     line = root.output("server", "init", "--admin", "ada").split()
     assert line[:4] == ["cavvy", "login", url, "--token"]
-    assert "has an admin already: ada" in root.cli("server", "init", "--admin", "eve", code=1)
+    assert "already has an admin: ada" in root.cli("server", "init", "--admin", "eve", code=1)
 
     # Without its authority, the certificate is not trusted; the token is not sent, nor the try
     # repeated.

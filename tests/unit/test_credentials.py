@@ -90,13 +90,13 @@ def test_only_data_for_the_cloud_can_be_set() -> None:
     [
         (CredentialContent(), "needs the key key_file"),
         (CredentialContent(keys={"key_file": " "}), "needs the key key_file"),
-        (CredentialContent(keys={"key_file": "k", "other": "k"}), "no key 'other'"),
+        (CredentialContent(keys={"key_file": "k", "other": "k"}), "the key 'other'"),
         (CredentialContent(keys={"key_file": "k\0"}), "must be text"),
         (
             CredentialContent(settings={"endpoint": "http://169.254.169.254"}),
-            "no setting 'endpoint'",
+            "the setting 'endpoint'",
         ),
-        (CredentialContent(settings={"key_file": "/etc/shadow"}), "no setting 'key_file'"),
+        (CredentialContent(settings={"key_file": "/etc/shadow"}), "the setting 'key_file'"),
         (
             CredentialContent(keys={"key_file": "k"}, settings={"regions": "evil.example/#"}),
             "does not list regions",
@@ -113,7 +113,7 @@ def test_paths_addresses_and_unknown_names_are_refused(
 
 def test_machines_of_ones_own_have_no_credentials() -> None:
     for name in ("local", "ssh", "join", "kubernetes", "slurm"):
-        with pytest.raises(ApiProblem, match="has no credentials of projects"):
+        with pytest.raises(ApiProblem, match="does not support credentials of projects"):
             check_content(manifest_of(list_known()[name]), CredentialContent())
 
 

@@ -51,7 +51,7 @@ def test_a_wrong_value_of_an_option(line: str, message: str) -> None:
 @pytest.mark.parametrize("option", ["providers", "regions", "gpus", "images"])
 @pytest.mark.parametrize("names", ["", " ", "aws,", ",,"])
 def test_an_empty_name_does_not_remove_a_restriction(option: str, names: str) -> None:
-    assert "a name is empty" in refuse("policy", "set", f"--{option}", names)
+    assert "one of the names is empty" in refuse("policy", "set", f"--{option}", names)
 
 
 def test_a_group_without_a_role_is_shown_as_it_was_written() -> None:

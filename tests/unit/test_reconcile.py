@@ -155,7 +155,7 @@ def test_numbers_times_and_rows_that_cannot_be_read_are_named(tmp_path: Path) ->
     ]
     for each in bad:
         told = Difference(cause=DifferenceCause.UNREADABLE, lines=(each.number,), bad=each)
-        assert explain_difference(told).startswith("the line was left out")
+        assert explain_difference(told).startswith("the line was ignored")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`cavvy advise`: names waste, with what it costs in a month and how to end it."""
+"""`cavvy advise`: lists avoidable costs, with dollars per month and a remedy for each."""
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -23,8 +23,8 @@ _PERIOD = timedelta(days=30)
 def command(project: str | None, since: datetime | None, output: str) -> None:
     """Name waste in jobs, machines and volumes, with dollars in 30 days and how to end it.
 
-    The period is from --since, by default 30 days ago, until now. Removed jobs are not judged, and
-    runs shorter than an hour.
+    The period is from --since, by default 30 days ago, until now. Removed jobs and runs shorter
+    than an hour are not included.
     """
     from cavvy.cli.view.advice import describe_remedy
 

@@ -23,9 +23,9 @@ _PROGRESS = 10_000  # records after which progress is shown
 def command() -> None:
     """Read the log of all changes and refusals.
 
-    The server appends a record for each request that changes something and for each refused one.
-    Each record contains the hash of the one before it, so a change of the log can be found. It
-    needs the role auditor or admin.
+    The server appends a record for each request that changes something and for each refused
+    request. Each record contains the hash of the record before it, so a change of the log can be
+    detected. The command needs the role auditor or admin.
     """
 
 
@@ -34,7 +34,7 @@ def command() -> None:
 @click.option("--account", help="Show only requests of this account.")
 @click.option("--refused", is_flag=True, help="Show only refused requests.")
 @since_option
-@click.option("-n", "--limit", type=WholeRange(1, 1000), default=50, help="How many records.")
+@click.option("-n", "--limit", type=WholeRange(1, 1000), default=50, help="The number of records.")
 @output_option
 def list_records(
     project: str | None,
@@ -44,7 +44,7 @@ def list_records(
     limit: int,
     output: str,
 ) -> None:
-    """Show the newest records, the newest last."""
+    """Show the most recent records, the newest last."""
     import json
 
     from cavvy.client.audit_wire import read_newest
@@ -89,7 +89,7 @@ def list_records(
 
 
 @command.command("export")
-@click.option("-o", "--output", "file", metavar="FILE", default="-", help="Where to write them.")
+@click.option("-o", "--output", "file", metavar="FILE", default="-", help="The file to write.")
 def export(file: str) -> None:
     """Write all records as lines of JSON, for archives and for `cavvy audit verify FILE`."""
     from msgspec.json import encode
@@ -114,14 +114,14 @@ def export(file: str) -> None:
     "kept",
     metavar="NUMBER:HASH",
     multiple=True,
-    help="The end of the log as an earlier check printed it; repeatable.",
+    help="The last line of an earlier check; repeatable.",
 )
 def verify(file: str | None, kept: tuple[str, ...]) -> None:
     """Check that no record was changed, removed or added between others, on the server or in an
-    exported FILE. The exit code is 1 if one was.
+    exported FILE. The exit code is 1 if the check fails.
 
-    The last line is the end of the log. Keep it outside of the server: with --head, a later check
-    proves that the log still contains everything up to there.
+    The last line is the end of the log. Keep this line outside of the server: with --head, a later
+    check proves that the log still contains all records up to that line.
     """
     from cavvy.client.audit_wire import read_all
     from cavvy.domain.audit import read_head
@@ -140,7 +140,9 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
 
 
 def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "ChainHead":
-    """Check the chain, and that it contains the heads; its end. Raises CommandFailure."""
+    """Check that the chain is intact and contains the heads. Returns the end of the chain. Raises
+    CommandFailure.
+    """
     from cavvy.domain.audit import EMPTY, ChainBroken, check_chain
 
     end, expected = EMPTY, {head.number: head for head in heads}
@@ -159,7 +161,8 @@ def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "Chai
     missing = [head for head in expected.values() if head.number > 0]
     if missing:
         raise CommandFailure(
-            f"the log ends at record {end.number}, but record {missing[0].number} existed",
+            f"the log ends at record {end.number}, but an earlier check saw record "
+            f"{missing[0].number}",
             "compare it with an export or a backup from before the change",
         )
     return end
@@ -183,7 +186,10 @@ def _read_file(file: str) -> "Iterator[SealedRecord]":
     try:
         opened = click.open_file(file, "rb")
     except OSError as error:
-        told, hint = f"cannot read {file}: {error.strerror}", "`cavvy audit export` writes one"
+        told, hint = (
+            f"cannot read {file}: {error.strerror}",
+            "`cavvy audit export` writes such a file",
+        )
         raise CommandFailure(told, hint, exit_code=2) from error
     with opened as lines:
         for number, line in enumerate(lines, 1):

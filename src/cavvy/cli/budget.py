@@ -56,7 +56,7 @@ def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int
     metavar="PERCENT",
     default=("50%", "80%", "100%"),
     show_default=True,
-    help="Send an alert at this share; repeatable.",
+    help="Send an alert at this share of the budget; repeatable.",
 )
 @click.option(
     "--soft",
@@ -64,7 +64,7 @@ def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int
     default="100%",
     show_default=True,
     callback=_read_percent,
-    help="The share at which no new paid work starts, or never.",
+    help="The share of the budget at which no new paid work starts, or never.",
 )
 @click.option(
     "--hard",
@@ -72,9 +72,9 @@ def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int
     default=_NEVER,
     show_default=True,
     callback=_read_percent,
-    help="The share at which running jobs stop, or never.",
+    help="The share of the budget at which running jobs stop, or never.",
 )
-@click.option("--carry-over", is_flag=True, help="Add what the last month left.")
+@click.option("--carry-over", is_flag=True, help="Add the unspent amount of the last month.")
 @click.option("--webhook", default="", metavar="URL", help="Post alerts to this address.")
 def set_budget(
     name: str,
@@ -85,9 +85,7 @@ def set_budget(
     carry_over: bool,
     **texts: str,
 ) -> None:
-    """Set the budget NAME to an amount for each month. Options that are left out get their
-    defaults.
-    """
+    """Set the budget NAME to an amount for each month. Omitted options get their defaults."""
     from cavvy.client.budget_wire import BudgetAsk, put_budget
 
     if not all(each.removesuffix("%").isdigit() for each in alerts):
@@ -108,7 +106,7 @@ def set_budget(
 @command.command("list")
 @output_option
 def list_all(output: str) -> None:
-    """List the budgets with what was spent this month."""
+    """List the budgets with the amounts spent this month."""
     from cavvy.client.budget_wire import list_budgets
 
     with session() as client:
@@ -161,7 +159,9 @@ def _describe(budget: "BudgetView") -> list[tuple[str, object]]:
     forecast = "unknown, since there are fewer than two days of spending"
     if budget.expected_micros is not None:
         low, high = usd(budget.low_micros or 0), usd(budget.high_micros or 0)
-        forecast = f"{usd(budget.expected_micros)} ({low} to {high} with about 80 %)"
+        forecast = (
+            f"{usd(budget.expected_micros)} ({low} to {high} with a probability of about 80 %)"
+        )
     rows: list[tuple[str, object]] = [(head, text) for head, text in scope if text]
     rows += [
         ("spent", f"{usd(budget.spent_micros)} of {usd(budget.month_limit_micros)} this month"),
@@ -184,7 +184,7 @@ def _share(percent: int | None) -> str:
 @command.command("remove")
 @click.argument("name")
 def remove(name: str) -> None:
-    """Remove a budget. What waits because of it may start."""
+    """Remove a budget. Jobs that wait because of it may start."""
     from cavvy.client.budget_wire import delete_budget
 
     with session() as client:
@@ -213,9 +213,9 @@ def request(name: str, amount: int, project: str, reason: str) -> None:
 @click.argument("name")
 @click.argument("amount", metavar="USD", callback=_read_usd)
 def approve(name: str, amount: int) -> None:
-    """Approve the amount that was requested for a budget, as `cavvy budget show` tells it.
+    """Approve the requested amount of a budget, which `cavvy budget show` shows.
 
-    The command fails if another amount is requested by now.
+    The command fails if the request has changed to another amount.
     """
     from cavvy.client.budget_wire import BudgetApprovalAsk, approve_request
     from cavvy.domain.units import Money, format_usd

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
 
 _PART = 65536
-_PATH_MARKS = "/?=&%:;,@+$!*'()~[]#-._"  # what a path and a query may contain
+_PATH_MARKS = "/?=&%:;,@+$!*'()~[]#-._"  # characters that a path and a query may contain
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110, section 5.6.2
 
 

@@ -25,8 +25,17 @@ _DATA = b"data:"
 @project_option
 @service_key_option
 @click.option("--model", default=None, help="The model; the default is the service's first one.")
-@click.option("--system", default=None, help="What the model is told before the conversation.")
-@click.option("--max-tokens", type=WholeRange(min=1), default=None, help="The longest answer.")
+@click.option(
+    "--system",
+    default=None,
+    help="The system message, which the model gets before the conversation.",
+)
+@click.option(
+    "--max-tokens",
+    type=WholeRange(min=1),
+    default=None,
+    help="The maximum number of tokens in an answer.",
+)
 @answer_timeout_option
 def command(
     name: str,
@@ -41,8 +50,8 @@ def command(
     """Talk to the language model of a service. Without MESSAGE, each line of standard input is a
     message of one conversation.
 
-    The service's program must answer /v1/chat/completions, as OpenAI's API has it. The first
-    message waits while the service has no replica.
+    The service's program must implement /v1/chat/completions of OpenAI's API. The first message
+    waits while the service has no replica.
     """
     found = find_serving(project, name)
     talk: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
@@ -70,7 +79,7 @@ def _read_lines(message: str | None) -> Iterator[str]:
 
 
 def _say(url: str, ask: dict[str, object], key: str | None, timeout_s: float) -> str:
-    """Print the answer as it comes, and return it."""
+    """Print the answer as it arrives, and return it."""
     from msgspec.json import encode
 
     headers = {"Content-Type": "application/json", **show_key(key)}

@@ -71,7 +71,7 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
     type=NumberRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="What --live may cost at most.",
+    help="The maximum cost of --live.",
 )
 @output_option
 def command(name: str | None, policy: bool, live: bool, max_usd: float, output: str) -> None:
@@ -84,8 +84,7 @@ def command(name: str | None, policy: bool, live: bool, max_usd: float, output: 
     the job, and checks that nothing is left. Ctrl-C and failures remove the machine, too. The
     server on this computer removes the machine, so leave the computer on. While it is off, a
     machine that cannot end itself is billed, even beyond --max-usd. The requests to a cloud are
-    recorded, without secrets, in a file that tests can replay. Read this file before you give it to
-    others.
+    recorded, without secrets, in a file that tests can replay. Check this file before you share it.
     """
     if policy:
         click.echo(_policy(name).rstrip("\n"))
@@ -322,7 +321,7 @@ def _show(finding: ProviderFinding) -> None:
     pairs.append(("docs", finding.docs))
     pairs_out(pairs)
     if finding.settings:
-        click.echo("\nSettings in force")
+        click.echo("\nSettings in use")
         pairs_out([(f"  {key}", value) for key, value in finding.settings.items()])
     if not finding.enabled and finding.choices:
         click.echo("\nIts settings")

@@ -13,14 +13,14 @@ def command() -> None:
     """List the servers that you signed in to, and choose the one that commands use.
 
     `cavvy login` adds a server. `local` is this machine's own server. `cavvy --context NAME` and
-    CAVVY_CONTEXT choose a server for one command and for one shell.
+    CAVVY_CONTEXT choose a server for one command or one shell.
     """
 
 
 @command.command("list")
 @output_option
 def list_contexts(output: str) -> None:
-    """List the servers; a star marks the one that commands use."""
+    """List the servers; an asterisk marks the server that commands use."""
     from cavvy.client.contexts import LOCAL, read_contexts
     from cavvy.client.state import default_home
 
@@ -42,7 +42,7 @@ def list_contexts(output: str) -> None:
 @command.command("use")
 @click.argument("name")
 def use(name: str) -> None:
-    """Make later commands use this server; `local` is this machine's own."""
+    """Make later commands use this server; `local` is the server of this machine."""
     from cavvy.client.contexts import read_contexts, write_contexts
     from cavvy.client.state import default_home
 
@@ -51,4 +51,4 @@ def use(name: str) -> None:
     click.echo(f"commands use {name} now")
     chosen = os.environ.get("CAVVY_CONTEXT")
     if chosen and chosen != name:
-        click.echo(f"note: CAVVY_CONTEXT is set to {chosen}, which comes first", err=True)
+        click.echo(f"note: CAVVY_CONTEXT is set to {chosen}, which takes precedence", err=True)

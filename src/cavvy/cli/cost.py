@@ -1,4 +1,4 @@
-"""`cavvy cost`: shows what was spent, by job or project."""
+"""`cavvy cost`: shows spending by job, project or other dimensions."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -52,7 +52,9 @@ _AUDIT_COLUMNS = (
 
 
 class _CostGroup(click.Group):
-    """A group whose command `show` can be left out: what is no command is the name of a job."""
+    """A group whose command `show` can be omitted: a word that is not a command is the name of a
+    job.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
@@ -65,9 +67,7 @@ class _CostGroup(click.Group):
 
 @click.group("cost", cls=_CostGroup)
 def command(**options: object) -> None:
-    """Show what was spent. Without a command, the options and the name of a job are those of
-    `show`.
-    """
+    """Show spending. Without a command, the options and the name of a job are those of `show`."""
 
 
 def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
@@ -107,16 +107,16 @@ def show(
     audit: bool,
     output: str,
 ) -> None:
-    """Show what was spent. With NAME, show every charge of the job and its time by phase. Without
-    NAME, show the total of each job. --since, --until and --by add up the ledger.
+    """Show spending. With NAME, show every charge of the job and its time by phase. Without NAME,
+    show the total of each job. --since, --until and --by add up the ledger.
 
     With --audit, the exit code is 1 if a bill differs from its provider's record or a provider does
     not answer.
     """
     if (since or until or by) and (name or audit):
         raise click.UsageError(
-            "--since, --until and --by cannot be used with NAME or --audit, because they add up "
-            "jobs"
+            "--since, --until and --by cannot be used with NAME or --audit, because they "
+            "apply to sums over jobs"
         )
     _check_period(since, until)
     with session() as client:
@@ -322,7 +322,7 @@ def _read_map(
     "--provider",
     "form",
     type=click.Choice(["aws", "azure", "gcp", "csv"]),
-    help="The format of the bill; the default is what its columns show.",
+    help="The format of the bill; by default, detected from the columns.",
 )
 @click.option(
     "--map",
@@ -330,9 +330,9 @@ def _read_map(
     multiple=True,
     metavar="FIELD=COLUMN",
     callback=_read_map,
-    help="The column of a field in a table of any format: amount, since and gang, and if there are "
-    "such columns until, resource, kind, category, hours, currency and id; `zone=+02:00` is the "
-    "offset of times. Repeatable.",
+    help="The column of a field in a table of any format: amount, since and gang, and, if the "
+    "table has such columns, until, resource, kind, category, hours, currency and id; "
+    "`zone=+02:00` is the UTC offset of times. Repeatable.",
 )
 @click.option("--of", "provider", metavar="NAME", help="The bill's provider, as in the ledger.")
 @any_project_option
@@ -351,10 +351,10 @@ def reconcile(
 ) -> None:
     """Compare a cloud's bill with the ledger, by resource, day and kind.
 
-    Reads AWS Cost and Usage Reports (CSV, and CUR 2.0 in CSV or Parquet), Azure cost exports,
-    Google's detailed billing export (CSV or lines of JSON), and tables whose columns --map names,
-    also in gzip. By default, the days of the bill are compared. The exit code is 1 if there are
-    differences.
+    The command reads AWS Cost and Usage Reports (CSV, and CUR 2.0 in CSV or Parquet), Azure cost
+    exports, Google's detailed billing export (CSV or lines of JSON), and tables whose columns --map
+    names. Files may be compressed with gzip. By default, the days of the bill are compared. The
+    exit code is 1 if there are differences.
     """
     from cavvy.cli.reach.reconciliation import reconcile_file
     from cavvy.cli.view.failure import CommandFailure

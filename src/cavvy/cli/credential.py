@@ -1,4 +1,4 @@
-"""`cavvy credential`: manages the credentials that a project has of its own at providers."""
+"""`cavvy credential`: manages a project's own credentials at providers."""
 
 from typing import IO
 
@@ -32,7 +32,7 @@ def command() -> None:
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
-    help="A setting of the provider, such as regions=eu-west-1; can be repeated.",
+    help="A setting of the provider, such as regions=eu-west-1; repeatable.",
 )
 def set_credential(
     provider: str, project: str, key_file: IO[bytes], settings: tuple[str, ...]
@@ -75,7 +75,7 @@ def list_own(project: str, output: str) -> None:
 @click.argument("provider")
 @project_option
 def remove(provider: str, project: str) -> None:
-    """Remove a credential. The server refuses while machines run with it."""
+    """Remove a credential. The server refuses this while machines of the credential run."""
     from cavvy.client.credential_wire import remove_credential
 
     with session() as client:

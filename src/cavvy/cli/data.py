@@ -45,13 +45,16 @@ def convert(source: str, target: Path) -> None:
         count = write_shards(_watched(samples), target)
         after = measure(open_samples(f"mds:{target}"))
     except (ValueError, OSError, ImportError) as error:
-        hint = "write FORMAT:PATH, such as images:pictures; `cavvy data convert --help` has all"
+        hint = (
+            "write FORMAT:PATH, such as images:pictures; `cavvy data convert --help` lists all "
+            "formats"
+        )
         raise CommandFailure(f"cannot convert {source}: {error}", hint, exit_code=2) from error
     size = sum(path.stat().st_size for path in target.iterdir())
     click.echo(f"wrote {count} samples, {size / 1e6:.1f} MB, to {target}")
     click.echo(
-        f"random reads by one thread: {before:,.0f} samples/s before, {after:,.0f} after "
-        f"({after / before:.1f} times as fast)"
+        f"random reads by one thread: {before:,.0f} samples/s before the conversion, "
+        f"{after:,.0f} after it ({after / before:.1f} times as fast)"
     )
 
 
@@ -59,7 +62,7 @@ def measure(samples: Any) -> float:
     """Return the samples per second that one thread reads at random, measured after a warm-up."""
     order = random.Random(0).sample(range(len(samples)), min(len(samples), TRIED))
     if not order:
-        raise ValueError("it has no samples")
+        raise ValueError("there are no samples")
     for index in order[:50]:
         samples[index]
     begun, read = time.perf_counter(), 0

@@ -49,7 +49,7 @@ def command(
                     "add --yes, or use --dry-run to see what would be stopped and removed",
                     exit_code=2,
                 )
-            click.confirm(f"remove these {len(found)}?", abort=True)
+            click.confirm(f"remove these {len(found)} items?", abort=True)
         if found and not dry_run:
             found = client.down(project=project)
             left = _wait(client, project, found) if wait else set()
@@ -97,7 +97,7 @@ def found_out(
     output: str,
     empty: str,
 ) -> None:
-    """Print the items that `down` or `gc` found and removed."""
+    """Print the items that `down` or `gc` has found and removed."""
     columns = [
         TableColumn("kind"),
         TableColumn("name"),

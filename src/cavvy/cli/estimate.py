@@ -1,5 +1,5 @@
 """`cavvy estimate`: estimates memory, step time, duration and cost of a training run on every
-accelerator, without renting any.
+accelerator, without renting an accelerator.
 """
 
 from typing import TYPE_CHECKING, Any

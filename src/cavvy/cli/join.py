@@ -8,7 +8,7 @@ from cavvy.cli.view.numbers import NumberRange
 
 
 @click.command("join")
-@click.option("--name", default=None, help="The machine's name; by default its host name.")
+@click.option("--name", default=None, help="The machine's name; the default is its host name.")
 @click.option(
     "--group",
     default=None,
@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """Print a command that turns the machine on which it runs into a node.
 
-    The machine must be able to connect to this server. It need not accept connections itself. Each
-    command works for one machine.
+    The machine must be able to connect to this server. It need not accept connections. Each command
+    works for one machine.
     """
     with session() as client:
         made = client.invite(name=name, group=group, valid_s=valid_h * 3600)

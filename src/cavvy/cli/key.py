@@ -1,4 +1,4 @@
-"""`cavvy key`: manages the keys with which clients call a service."""
+"""`cavvy key`: manages the keys that clients use to call a service."""
 
 import click
 
@@ -14,7 +14,7 @@ def command() -> None:
     """Make, list and revoke keys for calls to a service.
 
     Requests to a service whose file says `keys: true` need a key, as `Authorization: Bearer KEY` or
-    `X-API-Key: KEY`. The key does not reach the service's program.
+    `X-API-Key: KEY`. The service's program does not get the key.
     """
 
 
@@ -25,16 +25,18 @@ def command() -> None:
 @click.option(
     "--rate",
     type=NumberRange(min=0, min_open=True),
-    help="The most requests a second with this key.",
+    help="The maximum number of requests per second with this key.",
 )
 @click.option(
-    "--burst", type=WholeRange(min=1), help="How many of these may come at once; the default is 1."
+    "--burst",
+    type=WholeRange(min=1),
+    help="The maximum number of simultaneous requests within this rate; the default is 1.",
 )
 @click.option("--expires", default="90d", help="How long the key is valid, or `never`.")
 def create(
     name: str, project: str, label: str, rate: float | None, burst: int | None, expires: str
 ) -> None:
-    """Make a key and print it. It cannot be shown again."""
+    """Make a key and print it. The key cannot be shown again."""
     from cavvy.client.service_key_wire import ServiceKeyAsk, create_service_key
 
     ask = ServiceKeyAsk(
@@ -72,7 +74,7 @@ def list_keys(name: str, project: str, output: str) -> None:
     ]
     with session() as client:
         rows = list_service_keys(client, project, name)
-    empty = f"no keys; `cavvy key create {name}` makes one"
+    empty = f"no keys; `cavvy key create {name}` creates a key"
     rows_out(columns, rows, output, empty=empty)
 
 

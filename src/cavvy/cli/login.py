@@ -1,4 +1,4 @@
-"""`cavvy login`: signs in to a server, and makes it the one that commands use."""
+"""`cavvy login`: signs in to a server, and makes it the server of later commands."""
 
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,9 @@ _TIMEOUT_S = 15.0
     help="The token; the default is CAVVY_TOKEN. Other users of this machine may see the arguments "
     "of commands.",
 )
-@click.option("--token-file", metavar="FILE", help="A file with the token; - is standard input.")
+@click.option(
+    "--token-file", metavar="FILE", help="A file that contains the token; - is standard input."
+)
 @click.option(
     "--trust", metavar="NAME", help="Sign in by this trust, if the server offers several."
 )
@@ -46,10 +48,10 @@ def command(
     """Sign in to a server, such as https://cavvy.example.org. Later commands use this server, until
     `cavvy context use` chooses another one.
 
-    Without a token, a job of a CI system signs in with its own ID token, and a person in a browser,
-    which may be on another machine, if the server offers that. Else the command asks for a token,
-    which an admin creates with `cavvy token create --user NAME`. The token is stored in the state
-    folder, in a file that only you can read.
+    Without a token, a job of a CI system signs in with its own ID token, and a person signs in with
+    a browser, which may be on another machine, if the server offers this. Otherwise the command
+    asks for a token, which an admin creates with `cavvy token create --user NAME`. The token is
+    stored in the state folder, in a file that only you can read.
     """
     from cavvy.client.addresses import check_address
     from cavvy.client.contexts import LOCAL, Context, read_contexts, write_contexts
@@ -77,13 +79,14 @@ def command(
     if me.account and not me.roles:
         click.echo(f"{me.account} has no role yet; an admin grants one with `cavvy role grant`")
     click.echo(
-        f"commands use this server now; `cavvy context use {LOCAL}` goes back to this machine's"
+        f"commands now use this server; `cavvy context use {LOCAL}` returns to the server of "
+        "this machine"
     )
 
 
 def _sign_in(context: "Context", trust: str | None) -> "Context":
-    """Return the context with a token: that of this CI job, of a person who signs in with a
-    browser, or one that the person enters. Raises ApiError.
+    """Return the context with a token: the token of this CI job, of a browser sign-in, or a token
+    that the person enters. Raises ApiError.
     """
     import os
 
@@ -94,7 +97,9 @@ def _sign_in(context: "Context", trust: str | None) -> "Context":
     from cavvy.client.sign_in_wire import sign_in
 
     with open_context(context, timeout_s=_TIMEOUT_S) as client:
-        client.send("GET", "/v1/health")  # once: a wrong address is reported at once
+        client.send(
+            "GET", "/v1/health"
+        )  # no repetition, so that a wrong address is reported at once
         id_token = None if trust else find_ci_token(os.environ, context.address)
         if id_token is None:
             way = _choose_way(client, trust)
@@ -105,28 +110,32 @@ def _sign_in(context: "Context", trust: str | None) -> "Context":
 
 
 def _choose_way(client: "ApiClient", trust: str | None) -> "SignInWay | None":
-    """Return how a person signs in; None if the server offers nothing for that."""
+    """Return how a person signs in; None if the server offers no sign-in for people."""
     from cavvy.client.errors import ApiError
     from cavvy.client.sign_in_wire import list_ways
 
     try:
         ways = list_ways(client)
     except ApiError as error:
-        if error.status not in (401, 404):  # as older servers answer
+        if error.status not in (401, 404):  # as older servers do
             raise
         ways = []
     names = ", ".join(each.name for each in ways) or "none"
     chosen = [each for each in ways if trust in (None, each.name)]
     if trust and not chosen:
-        raise CommandFailure(f"the server does not offer {trust!r}", f"it offers {names}", 2)
+        raise CommandFailure(
+            f"the server does not offer {trust!r}", f"the server offers {names}", 2
+        )
     if len(chosen) > 1:
-        raise CommandFailure("the server offers several sign-ins", f"--trust is one of {names}", 2)
+        raise CommandFailure(
+            "the server offers several sign-ins", f"choose one with --trust: {names}", 2
+        )
     return chosen[0] if chosen else None
 
 
 def _show_code(url: str, code: str) -> None:
     click.echo(f"open {url} in any browser, and check or enter the code {code}", err=True)
-    click.echo("waiting until you have signed in there ...", err=True)
+    click.echo("waiting until you have signed in ...", err=True)
 
 
 def _check(context: "Context") -> "WhoAmIView":
@@ -136,7 +145,9 @@ def _check(context: "Context") -> "WhoAmIView":
     from cavvy.client.connection import open_context
 
     with open_context(context, timeout_s=_TIMEOUT_S) as client:
-        client.send("GET", "/v1/health")  # once: a wrong address is reported at once
+        client.send(
+            "GET", "/v1/health"
+        )  # no repetition, so that a wrong address is reported at once
         server = client.server()
         if server.api != API:
             raise IncompatibleVersions(
@@ -209,6 +220,6 @@ def _read(path: str, option: str) -> str:
         with open(path, encoding="ascii") as file:
             return file.read(1 << 20)
     except UnicodeDecodeError as error:
-        raise CommandFailure(f"{option}: {path} is not a text in ASCII", exit_code=2) from error
+        raise CommandFailure(f"{option}: {path} is not ASCII text", exit_code=2) from error
     except OSError as error:
         raise CommandFailure(f"{option}: {path}: {error.strerror}", exit_code=2) from error

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timestamps",
     is_flag=True,
-    help="Begin each line with the time when the server received it.",
+    help="Begin each line with the time at which the server received it.",
 )
 def command(
     name: str,

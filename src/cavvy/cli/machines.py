@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
 
 _LOOK_AGAIN_S = 0.2
-_QUIET_S = 5  # seconds of waiting before a message says what is waited for
+_QUIET_S = 5  # seconds of waiting before a message names the reason
 
 
 @click.group("machines", invoke_without_command=True)
@@ -109,7 +109,7 @@ def keep(name: str, length: str, project: str) -> None:
     keep_s = read_value("TIME", "keep", length).keep.total_seconds()
     with session() as client:
         found = client.keep_machine(project, name, keep_s=keep_s)
-    # The time is earlier than requested if the job's budget ends first.
+    # The time is earlier than requested if the job's budget is spent sooner.
     if found.kept_until is not None:
         click.echo(f"machine {name} is kept until {formatting.show_time(found.kept_until)}")
     else:

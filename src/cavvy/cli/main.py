@@ -38,7 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Run and watch": {
         "run": "Run a task: submit it, follow its log, exit with its exit code.",
-        "rerun": "Run a job again as it was, or with other parameters.",
+        "rerun": "Run a job again, unchanged or with other parameters.",
         "ps": "List jobs.",
         "status": "Show one job: phase, placement, attempts, reasons, position in the queue.",
         "logs": "Print or follow a job's log.",
@@ -67,10 +67,10 @@ SECTIONS: dict[str, dict[str, str]] = {
         "forward": "Forward ports to or from a job's node.",
     },
     "Account and clean up": {
-        "cost": "Show what was spent, by job, tag, user, project, GPU or provider.",
-        "budget": "Limit what a project, a user or a tag may spend in a month.",
-        "advise": "Name waste, with dollars a month and how to end it.",
-        "reserve": "Show which commitments to clouds would pay.",
+        "cost": "Show spending by job, tag, user, project, GPU or provider.",
+        "budget": "Limit the monthly spending of a project, a user or a tag.",
+        "advise": "List avoidable costs, with dollars per month and remedies.",
+        "reserve": "Show which commitments to clouds would save money.",
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now.",
         "quota": "Show the account's quotas, and print the commands that request more.",
@@ -90,7 +90,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "audit": "Read, export and check the log of all changes and refusals.",
         "credential": "Give a project its own credentials at providers.",
         "policy": "Restrict what the jobs of a project may use.",
-        "trust": "Manage which sign-ins of other systems the server accepts.",
+        "trust": "Manage the identity providers whose sign-ins the server accepts.",
         "token": "Create, list and revoke access tokens.",
     },
     "Set up": {
@@ -246,7 +246,7 @@ def _report_fault(error: Exception) -> NoReturn:
     from cavvy.cli.view.failure import CommandFailure
 
     if isinstance(error, FileNotFoundError) and error.filename is None:
-        CommandFailure("the current folder does not exist any more", "change to another one").show()
+        CommandFailure("the current folder no longer exists", "change to another folder").show()
         sys.exit(2)
     reason = hint = ""
     if isinstance(error, OSError):

@@ -177,8 +177,8 @@ def _ask_configured(
     snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bool
 ) -> "LiveMatches":
     """If `ready`, return the current offers of all configured providers. Otherwise, return only the
-    offers of configured providers that are not in the catalog and that `need` names; the remaining
-    configured providers are only asked whether they can be used.
+    offers of configured providers that are not in the catalog and that `need` names; of the other
+    configured providers, only check whether they can be used.
     """
     from cavvy.cli.task.configured import match_configured
 

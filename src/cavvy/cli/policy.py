@@ -1,4 +1,4 @@
-"""`cavvy policy`: manages what the jobs of a project may use."""
+"""`cavvy policy`: manages restrictions on the jobs of a project."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ _everywhere = click.option(
 
 @click.group("policy")
 def command() -> None:
-    """Restrict what the jobs of a project may use.
+    """Restrict the resources that the jobs of a project may use.
 
     A policy also applies to all projects below. A job must satisfy the policies of its project, of
-    those above it and of the server. They apply whenever a place for a job is chosen; what runs
-    already continues.
+    those above it and of the server. Policies apply whenever Cavvy chooses an offer for a job;
+    running jobs continue.
     """
 
 
@@ -34,7 +34,7 @@ def command() -> None:
 @_everywhere
 @output_option
 def show(project: str, all_projects: bool, output: str) -> None:
-    """Show the policies that apply to a project's jobs, its own the last."""
+    """Show the policies that apply to a project's jobs, its own policy last."""
     from cavvy.client.policy_wire import list_policies
 
     with session() as client:
@@ -99,7 +99,9 @@ def set_policy(
         changes["signed_by"] = [_read_key(each) for each in _read_names("signed-by", signed_by)]
     if not changes:
         raise CommandFailure(
-            "no restriction is named", "name one, such as --regions eu; see --help", exit_code=2
+            "no restriction is named",
+            "give at least one, such as --regions eu; see --help",
+            exit_code=2,
         )
     with session() as client:
         own = [each for each in list_policies(client, where) if each.project == (where or "")]
@@ -114,7 +116,7 @@ def set_policy(
 @project_option
 @_everywhere
 def delete(project: str, all_projects: bool) -> None:
-    """Delete the policy of a project. Those above it still apply."""
+    """Delete the policy of a project. The policies of the projects above still apply."""
     from cavvy.client.policy_wire import delete_policy
 
     where = _read_where(project, everywhere=all_projects)
@@ -140,13 +142,13 @@ def _say(where: str | None) -> str:
 
 
 def _read_names(option: str, text: str) -> list[str]:
-    """Return the names; none for `any`. An empty text, such as that of a variable that is not set,
-    must not remove a restriction.
+    """Return the names; () for `any`. An empty text, for example from a variable that is not set,
+    is an error, because it must not remove a restriction.
     """
     names = [each.strip() for each in text.split(",")]
     if not all(names):
         raise CommandFailure(
-            f"--{option} {text!r}: a name is empty",
+            f"--{option} {text!r}: one of the names is empty",
             f"write names with commas between them, or `any` to permit all {option}",
             exit_code=2,
         )
@@ -170,7 +172,9 @@ def _read_key(file: str) -> str:
 
 
 def _note_unknown(regions: Sequence[str]) -> None:
-    """Tell which regions the catalog does not have: with a misspelt one, no job can start."""
+    """Print a note for each region that the catalog does not have, because a misspelt region
+    prevents all jobs from starting.
+    """
     from cavvy.catalog.regions import is_known_place, is_region
     from cavvy.store.snapshot import CatalogSnapshot
 
@@ -178,8 +182,8 @@ def _note_unknown(regions: Sequence[str]) -> None:
         listed = [(provider, region) for provider, region, _ in snapshot.regions()]
     for name in regions:
         if not is_known_place(name) and not any(is_region(name, *each, None) for each in listed):
-            text = f"note: the catalog has no region {name!r}; jobs start there only if a provider"
-            click.echo(f"{text} of your own has it", err=True)
+            text = f"note: the catalog has no region {name!r}; jobs start only if a provider"
+            click.echo(f"{text} that is not in the catalog has this region", err=True)
 
 
 def _read_price(text: str) -> int | None:

@@ -34,11 +34,11 @@ def create(name: str, parent: str | None) -> None:
 @command.command("move")
 @click.argument("name")
 @click.option("--parent", help="The project above.")
-@click.option("--top", is_flag=True, help="Move it to the top: no project is above it.")
+@click.option("--top", is_flag=True, help="Move the project to the top level.")
 @click.option(
     "--lift-policies",
     is_flag=True,
-    help="Also if policies of its former place no longer apply to it.",
+    help="Move the project even if policies of its former parents no longer apply to it.",
 )
 @click.option(
     "--accept-budgets",

@@ -76,7 +76,7 @@ def command(
 
 
 def _print_untold(report: "wire.QuotaReport") -> None:
-    """Print the providers whose quotas are unknown, on standard error, with the reasons."""
+    """Print on standard error the providers whose quotas are unknown, with the reasons."""
     told = {each.provider for each in report.quotas}
     for each in report.untold:
         which = "some" if each.provider in told else "the"

@@ -1,4 +1,4 @@
-"""`cavvy reserve`: says which commitments to clouds would pay."""
+"""`cavvy reserve`: shows which commitments to clouds would save money."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +14,7 @@ _PERIOD = timedelta(days=30)
 
 @click.group("reserve")
 def command() -> None:
-    """Find commitments to clouds that pay. Cavvy does not buy them."""
+    """Find commitments to clouds that would save money. Cavvy does not buy commitments."""
 
 
 @command.command("advise")
@@ -22,10 +22,10 @@ def command() -> None:
 @since_option
 @output_option
 def advise(project: str | None, since: datetime | None, output: str) -> None:
-    """Show which commitments would have paid for the machines that were in use on demand.
+    """Show which commitments would have been cheaper than the on-demand machines that were used.
 
-    The usage is that of the ledger, hour by hour, from --since, by default 30 days ago. The prices
-    are those of the catalog.
+    The use is read from the ledger, hour by hour, from --since (by default 30 days ago) until now.
+    The prices come from the catalog.
     """
     from cavvy.cli.reach.usage import list_offers_of, list_used_machines, read_charges
     from cavvy.planner.reservations import advise_reservations
@@ -62,4 +62,4 @@ def advise(project: str | None, since: datetime | None, output: str) -> None:
         )
         for each in found
     ]
-    rows_out(columns, rows, output, empty="no commitment would have paid")
+    rows_out(columns, rows, output, empty="no commitment would have saved money")

@@ -1,4 +1,4 @@
-"""`cavvy role`: manages which account may do what in which project."""
+"""`cavvy role`: manages the roles of accounts in projects."""
 
 import click
 
@@ -9,9 +9,11 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 _ROLES = ["viewer", "member", "operator", "admin", "billing", "auditor"]
 _account = click.argument("account")
 _role = click.argument("role", metavar="ROLE", type=click.Choice(_ROLES))
-_project = click.option("-p", "--project", help="The project; the role also applies below it.")
+_project = click.option(
+    "-p", "--project", help="The project; the role also applies to the projects below it."
+)
 _everywhere = click.option(
-    "--all-projects", is_flag=True, help="The role applies in all projects and on the server."
+    "--all-projects", is_flag=True, help="Apply the role in all projects and on the server."
 )
 
 
@@ -46,7 +48,9 @@ def grant(account: str, role: str, project: str | None, all_projects: bool) -> N
 @_project
 @_everywhere
 def revoke(account: str, role: str, project: str | None, all_projects: bool) -> None:
-    """Revoke a role. Requests are refused from then on; running jobs continue."""
+    """Revoke a role. Requests that need the role are refused from then on; running jobs
+    continue.
+    """
     from cavvy.client.accounts import AccountClient
 
     where = _read_project(project, everywhere=all_projects)
@@ -60,7 +64,7 @@ def revoke(account: str, role: str, project: str | None, all_projects: bool) -> 
 @_everywhere
 @output_option
 def list_roles(project: str | None, all_projects: bool, output: str) -> None:
-    """List the roles that were granted in a project itself."""
+    """List the roles granted in a project, without those granted in projects above it."""
     from cavvy.client.accounts import AccountClient
 
     where = _read_project(project, everywhere=all_projects)
@@ -78,7 +82,7 @@ def list_roles(project: str | None, all_projects: bool, output: str) -> None:
 def _read_project(project: str | None, *, everywhere: bool) -> str | None:
     if (project is None) is not everywhere:
         raise CommandFailure(
-            "name one project, or all of them", "use -p PROJECT or --all-projects", exit_code=2
+            "give --project or --all-projects", "use -p PROJECT or --all-projects", exit_code=2
         )
     return project
 

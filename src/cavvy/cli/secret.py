@@ -67,7 +67,7 @@ def list_secrets(project: str, output: str) -> None:
 @command.command("keys")
 @output_option
 def list_keys(output: str) -> None:
-    """List the keys that encrypt secrets, for admins. The current one is the first."""
+    """List the keys that encrypt secrets, the current key first. Only admins may do this."""
     from cavvy.cli.view.output import TableColumn, rows_out
     from cavvy.client.key_wire import list_keys
 
@@ -96,17 +96,21 @@ def list_keys(output: str) -> None:
 def _show_place(key: "SecretKeyRow") -> str:
     if key.place is not None:
         return key.place
-    return "the server lacks it" if key.id else "encrypted before version 2; rotate the key"
+    return (
+        "the server does not have this key"
+        if key.id
+        else "encrypted before version 2; rotate the key"
+    )
 
 
 @command.command("rotate")
 def rotate() -> None:
-    """Encrypt all secrets of all projects again, for admins.
+    """Encrypt all secrets of all projects again. Only admins may do this.
 
-    If the key is in the server's state folder, the server makes a new one; the former one stays
-    beside it and still decrypts. Otherwise it uses the key that the setting secrets.key names, and
-    new data keys. The data keys of stored files are encrypted again with the keys that the settings
-    [files] name; new files get new data keys.
+    If the key is in the server's state folder, the server creates a new key; the former key stays
+    in the folder and can still decrypt. Otherwise the server uses the key that the setting
+    secrets.key names, and new data keys. The data keys of stored files are encrypted again with the
+    keys that the settings [files] name; new files get new data keys.
     """
     from cavvy.client.key_wire import rotate_key
 

@@ -34,11 +34,11 @@ _LOOK_AGAIN_S = 0.1
 def command(
     file: str, param: tuple[str, ...], yes: bool, project: str | None, name: str | None, output: str
 ) -> None:
-    """Start a service and print its URL. The file is a task with a section `service`; its program
-    listens on the port in the variable PORT.
+    """Start a service and print its URL. The file is a task with a section `service`; the service's
+    program listens on the port in the variable PORT.
 
-    Requests may come at once: they wait until a replica is ready. If the service exists, replicas
-    of the new revision replace those of the old one as they become ready.
+    You can send requests at once: they wait until a replica is ready. If the service exists,
+    replicas of the new revision replace those of the old one as they become ready.
     """
     from cavvy.cli.task.submission import ask_consent, make_origin
     from cavvy.client.service_wire import put_service

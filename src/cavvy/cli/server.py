@@ -44,8 +44,8 @@ def _server_options(command: Callable[..., None]) -> Callable[..., None]:
 def start(**chosen: str | None) -> None:
     """Start the server in the background, unless it is running.
 
-    Other commands start it, too, if it is not running. They use the settings file, so write there
-    what is to hold for every start.
+    Other commands start it, too, if it is not running. These commands use the settings file, so put
+    options that must apply to every start into that file.
     """
     from cavvy.client.embedded import ensure_server
     from cavvy.client.state import default_home, server_holds_lock
@@ -68,7 +68,9 @@ def start(**chosen: str | None) -> None:
 @command.command("run")
 @_server_options
 @click.option(
-    "--wait", is_flag=True, help="If another server is active, wait and take over when it is gone."
+    "--wait",
+    is_flag=True,
+    help="If another server is active, wait and take over when that server has ended.",
 )
 def run(wait: bool, **chosen: str | None) -> None:
     """Run the server in the foreground, for service managers and containers. It writes its log to
@@ -89,7 +91,8 @@ def run(wait: bool, **chosen: str | None) -> None:
 def init(admin: str | None, url: str | None) -> None:
     """Create the first admin of a shared server, and print the command with which they sign in.
 
-    Run it once, as the user who runs the server. Without --admin, it asks for the name.
+    Run this command once, as the user who runs the server. Without --admin, the command asks for
+    the name.
     """
     from cavvy.cli.reach.first_admin import show_first_admin
 
@@ -143,7 +146,7 @@ def status(output: str) -> None:
 
 
 @command.command("logs")
-@click.option("-n", "--lines", default=50, type=WholeRange(1), help="How many lines.")
+@click.option("-n", "--lines", default=50, type=WholeRange(1), help="The number of lines.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 def logs(lines: int, follow: bool) -> None:
     """Print the end of the server's own log."""

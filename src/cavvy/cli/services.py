@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @output_option
 @click.pass_context
 def command(context: click.Context, project: str | None, output: str) -> None:
-    """List services with their replicas, traffic and cost. `cavvy serve FILE` starts one."""
+    """List services with their replicas, traffic and cost. `cavvy serve FILE` starts a service."""
     if context.invoked_subcommand is not None:
         return
     from cavvy.client.service_wire import list_services
@@ -45,7 +45,9 @@ def command(context: click.Context, project: str | None, output: str) -> None:
 @project_option
 @json_option
 def show(name: str, project: str, output: str) -> None:
-    """Show one service: its URL, replicas, traffic, and why it has so many replicas."""
+    """Show one service: its URL, replicas and traffic, and the reason for the number of
+    replicas.
+    """
     from cavvy.client.service_wire import find_service
 
     with session() as client:
@@ -93,8 +95,9 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         pairs.append(
             (
                 "requests",
-                f"{traffic.per_s:.1f}/s, {traffic.waiting} wait, {traffic.in_flight} in flight; "
-                f"{traffic.answered} answered and {traffic.lost} lost since the gateway started",
+                f"{traffic.per_s:.1f}/s, {traffic.waiting} waiting, {traffic.in_flight} in "
+                f"flight; {traffic.answered} answered and {traffic.lost} lost since the "
+                "gateway started",
             )
         )
         shown = [_show_s(each) for each in (traffic.p50_s, traffic.p95_s, traffic.p99_s)]
@@ -106,13 +109,13 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
 
 
 _ENDS = {
-    "enough": "promoted: no evidence against it in enough requests",
-    "time": "promoted: no evidence against it in the time given",
-    "ready": "promoted: its replicas are ready",
+    "enough": "promoted: enough requests without evidence that it is worse",
+    "time": "promoted: no evidence within the time limit that it is worse",
+    "ready": "promoted: all its replicas are ready",
     "errors": "rolled back: more of its requests fail",
     "latency": "rolled back: its requests take longer",
     "failed": "rolled back: its replicas failed",
-    "withdrawn": "rolled back: the old file was served again",
+    "withdrawn": "rolled back: `cavvy serve` was called with the old file",
 }
 
 
@@ -121,7 +124,7 @@ def _show_trial(trial: "TrialView") -> str:
     if not trial.end and trial.weight is None:
         said = "takes over when all its replicas are ready"
     elif not trial.end:
-        said = f"gets {trial.weight}% of the requests, until it had {trial.asked}"
+        said = f"gets {trial.weight}% of the requests until it has received {trial.asked}"
     parts = [f"revision {trial.revision} {'was ' if trial.end else ''}{said}"]
     if trial.requests:
         old, new = trial.errors

@@ -69,8 +69,8 @@ _gantt_option = click.option(
 @output_option
 @click.pass_context
 def command(context: click.Context, /, scenario: Path | None, **given: Any) -> None:
-    """Run the policies that place real jobs over recorded markets and queues, and show what these
-    would have cost.
+    """Simulate the production policies on recorded markets and queues, and show the resulting
+    costs.
 
     Nothing is launched and nothing costs money. Pass a --scenario, or use one of the commands
     below.
@@ -292,7 +292,7 @@ def fleet(
     plot: Path | None,
     output: str,
 ) -> None:
-    """Schedule a recorded list of jobs with the same queue that schedules real jobs, and show
+    """Schedule a recorded list of jobs with the queue code that schedules real jobs, and show
     waiting times and GPU use.
 
     GPUs of a virtual cluster are allocated one by one, to its own jobs only. Jobs that need more

@@ -1,4 +1,4 @@
-"""`cavvy token`: manages the tokens with which accounts sign in."""
+"""`cavvy token`: manages the tokens that accounts use to sign in."""
 
 import click
 
@@ -16,7 +16,7 @@ def command() -> None:
 
 
 @command.command("create")
-@click.option("--user", help="The account of the token; the default is your own.")
+@click.option("--user", help="The account of the token; the default is your own account.")
 @click.option("--label", default="", help="A note that shows what the token is for.")
 @scopes_option
 @within_option
@@ -24,7 +24,7 @@ def command() -> None:
 def create(
     user: str | None, label: str, scopes: tuple[str, ...], project: str | None, expires: str
 ) -> None:
-    """Create a token and print it. It cannot be shown again."""
+    """Create a token and print it. The token cannot be shown again."""
     from cavvy.client.account_wire import TokenAsk
     from cavvy.client.accounts import AccountClient
 
@@ -40,7 +40,8 @@ def create(
     with session() as client:
         made = AccountClient(client).create_token(ask)
     click.echo(
-        f"token {made.view.id} of {made.view.account}; keep it, it cannot be shown again:", err=True
+        f"token {made.view.id} of {made.view.account}; save it, because it cannot be shown again:",
+        err=True,
     )
     click.echo(made.token)
 

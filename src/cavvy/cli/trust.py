@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @click.group("trust")
 def command() -> None:
-    """Manage which sign-ins of other systems the server accepts: of people at an OpenID provider,
-    and of the jobs of CI systems such as GitHub Actions.
+    """Manage the identity providers whose sign-ins the server accepts: OpenID providers for people,
+    and CI systems such as GitHub Actions for their jobs.
 
     Only admins of the server can use these commands.
     """
@@ -36,7 +36,7 @@ def command() -> None:
     "claims",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Accept only ID tokens with this claim; can be repeated. In VALUE, `*` stands for any "
+    help="Accept only ID tokens with this claim; repeatable. In VALUE, `*` stands for any "
     "characters.",
 )
 @click.option("--account", default="", help="For a CI system: the service account of its jobs.")
@@ -47,21 +47,23 @@ def command() -> None:
     help="For people: the claim with the name of the account, for example email.",
 )
 @click.option(
-    "--client-id", default="", help="For people: the public client with which terminals sign in."
+    "--client-id",
+    default="",
+    help="For people: the ID of the public client that terminals use to sign in.",
 )
 @click.option(
     "--existing",
     is_flag=True,
-    help="For people: accept only those whose account an admin has added. The default is to create "
-    "an account at the first sign-in.",
+    help="For people: accept only people whose account an admin has added. By default, the first "
+    "sign-in creates the account.",
 )
 @click.option(
     "--group",
     "groups",
     multiple=True,
     metavar="GROUP=ROLE[:PROJECT]",
-    help="For people: the role of a group's members, in a project or, without one, everywhere; can "
-    "be repeated.",
+    help="For people: the role of a group's members, in a project or, without a project, "
+    "everywhere; repeatable.",
 )
 @click.option("--groups-claim", default="groups", help="The claim with the list of groups.")
 @scopes_option
@@ -69,7 +71,7 @@ def command() -> None:
 @click.option(
     "--lifetime", default="1h", help="How long a sign-in is valid, from 1m to 30d.", metavar="TIME"
 )
-@click.option("--replace", is_flag=True, help="Replace the trust of this name if there is one.")
+@click.option("--replace", is_flag=True, help="Replace an existing trust of this name.")
 def add(
     name: str,
     issuer: str,
@@ -107,7 +109,7 @@ def add(
     )
     with session() as client:
         add_trust(client, ask)
-    click.echo(f"the server accepts ID tokens of {issuer} now")
+    click.echo(f"the server now accepts ID tokens of {issuer}")
 
 
 @command.command("list")
@@ -136,12 +138,12 @@ def list_all(output: str) -> None:
 @command.command("remove")
 @click.argument("name")
 def remove(name: str) -> None:
-    """Accept an issuer's ID tokens no longer. The sign-ins and roles by this trust end."""
+    """Stop accepting an issuer's ID tokens. All sign-ins and roles of this trust end."""
     from cavvy.client.sign_in_wire import remove_trust
 
     with session() as client:
         remove_trust(client, name)
-    click.echo(f"{name} is removed; its sign-ins are not valid any more")
+    click.echo(f"{name} is removed; its sign-ins are no longer valid")
 
 
 def _read_claims(texts: Sequence[str]) -> dict[str, str]:
@@ -149,7 +151,7 @@ def _read_claims(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, value = _split(text, "--claim", "NAME=VALUE")
         if name in found:
-            hint = "use `*` in its value, or add another trust"
+            hint = "use `*` in its value, or add a second trust"
             raise CommandFailure(f"--claim {name} was given twice", hint, 2)
         found[name] = value
     return found

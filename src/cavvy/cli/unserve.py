@@ -8,7 +8,7 @@ from cavvy.cli.reach.arguments import service_argument
 from cavvy.cli.reach.session import project_option, session
 
 _LOOK_AGAIN_S = 0.2
-_QUIET_S = 5  # seconds of waiting before a message says what is waited for
+_QUIET_S = 5  # seconds of waiting before a message names the reason
 
 
 @click.command("unserve")
@@ -16,8 +16,8 @@ _QUIET_S = 5  # seconds of waiting before a message says what is waited for
 @project_option
 @click.option("--no-wait", is_flag=True, help="Do not wait until the replicas have ended.")
 def command(name: str, project: str, no_wait: bool) -> None:
-    """End a service. Its replicas finish the requests that they have and stop; those that wait for
-    a replica are answered with 404. Its bill stays.
+    """End a service. Its replicas finish their open requests and stop; requests that wait for a
+    replica are answered with 404. The bill of the service is kept.
     """
     from cavvy.client import ApiError
     from cavvy.client.service_wire import end_service, find_service

@@ -76,4 +76,4 @@ def remove(name: str) -> None:
 
     with session() as client:
         AccountClient(client).remove_account(name)
-    click.echo(f"{name} is removed; its tokens are not valid any more")
+    click.echo(f"{name} is removed; its tokens are no longer valid")

@@ -1,4 +1,4 @@
-"""`cavvy wait`: waits until jobs run or have ended."""
+"""`cavvy wait`: waits until jobs are running or have ended."""
 
 import time
 from collections.abc import Collection
@@ -25,7 +25,8 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
     "what",
     type=click.Choice(["end", "running"]),
     default="end",
-    help="Wait until all jobs have ended (end), or until each one runs or has ended (running).",
+    help="Wait until all jobs have ended (end), or until each one is running or has ended "
+    "(running).",
 )
 @click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
 def command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:

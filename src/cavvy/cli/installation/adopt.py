@@ -4,7 +4,7 @@ import os
 
 import click
 
-# What people call the tables that they know; the others are counted as other rows.
+# Readable names of some tables; rows of all other tables are counted as "other rows".
 _SHOWN = {
     "jobs": "jobs",
     "events": "events",
@@ -54,5 +54,5 @@ def command(database: str | None, source: str | None) -> None:
         f"{'had moved' if done.again else 'moved'} {', '.join(shown)} and {sum(rows.values())} "
         f"other rows to PostgreSQL{copied}; all rows were compared"
     )
-    click.echo(f"{(folder or home).file(MOVED)} is the former database; nothing uses it any more")
+    click.echo(f"{(folder or home).file(MOVED)} is the former database, which is no longer used")
     click.echo("start the server: cavvy server start")

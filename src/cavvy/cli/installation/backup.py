@@ -13,10 +13,10 @@ import click
 @click.argument("file", metavar="FILE")
 def command(file: str) -> None:
     """Write an archive of the database, keys, logs, uploaded folders and checkpoints to FILE, or to
-    standard output if it is -.
+    standard output if FILE is -.
 
-    The server may run meanwhile. With the archive, all secrets of the server can be read: store it
-    in a safe place. Settings and credentials of clouds are not in it.
+    The server need not stop. Anyone with the archive can read all secrets of the server, so store
+    it in a safe place. The archive does not contain settings and credentials of clouds.
     """
     import sys
 
@@ -44,14 +44,14 @@ def command(file: str) -> None:
 
 @contextmanager
 def _new_file(path: str) -> Iterator[BinaryIO]:
-    """Yield a file that only this user can read, and that gets its name when it is complete. Raises
-    OSError.
+    """Yield a file that only this user can read. The file gets its final name when it is complete.
+    Raises OSError.
     """
     if os.path.isdir(path):
-        raise IsADirectoryError(EISDIR, "it is a folder; give the name of a new file", path)
+        raise IsADirectoryError(EISDIR, "this is a folder; give the name of a new file", path)
     part = f"{path}.part"
     with suppress(FileNotFoundError):
-        os.unlink(part)  # a file or link that is there may belong to someone else
+        os.unlink(part)  # an existing file or link may belong to another user
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             yield out

@@ -1,4 +1,6 @@
-"""`cavvy server restore`: restores a server, and compares it with what runs in the clouds."""
+"""`cavvy server restore`: restores a server, and compares its database with the nodes that the
+providers report.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -23,20 +25,22 @@ _COLUMNS = (
 @click.command("restore")
 @click.argument("archive", required=False)
 @click.option(
-    "--database", metavar="URL", help="Restore into this empty PostgreSQL database, not SQLite."
+    "--database",
+    metavar="URL",
+    help="Restore into this empty PostgreSQL database instead of SQLite.",
 )
 @click.option("--dry-run", is_flag=True, help="Check and compare only; change nothing.")
 @output_option
 def command(archive: str | None, database: str | None, dry_run: bool, output: str) -> None:
     """Restore a server from ARCHIVE, a file of `cavvy server backup` or - for standard input, into
-    a new state folder, and compare it with what the providers run.
+    a new state folder, and compare its database with the nodes that the providers report.
 
-    Without ARCHIVE, only compare: use this before the first start after the database itself was
-    restored, for example to a point in time.
+    Without ARCHIVE, the command only compares. Use this if the database itself was restored, for
+    example to a point in time, before the first start of the server.
 
-    Make sure that the old server does not run any more. Jobs whose nodes are gone run again, as
-    after a lost node. Nodes that the database does not know keep running, and cost money, until
-    `cavvy gc --remove` removes them.
+    Make sure that the old server no longer runs. Jobs whose nodes no longer exist run again, as
+    after a lost node. Nodes that are not in the database keep running, and cost money, until `cavvy
+    gc --remove` removes them.
     """
     import sys
     from contextlib import ExitStack
@@ -51,13 +55,20 @@ def command(archive: str | None, database: str | None, dry_run: bool, output: st
         home = StateDir(str(configured.home))
         if archive is None:
             if database:
-                raise click.UsageError("--database is for an ARCHIVE; settings name the database")
+                raise click.UsageError(
+                    "--database needs an ARCHIVE; without one, the settings name the database"
+                )
             report = check_restored(home, configured, dry_run=dry_run)
         else:
             file = sys.stdin.buffer if archive == "-" else stack.enter_context(open(archive, "rb"))
             url = database or configured.text("server.database") or None
             report = restore(home, configured, file, url, dry_run=dry_run)
-    rows_out(_COLUMNS, _rows(report), output, empty="the providers run what the database expects")
+    rows_out(
+        _COLUMNS,
+        _rows(report),
+        output,
+        empty="the providers report exactly the nodes in the database",
+    )
     if output == "table":
         _explain(report, dry_run=dry_run, restored=archive is not None)
 
@@ -77,7 +88,7 @@ def _rows(report: "RestoreReport") -> list[tuple[object, ...]]:
     ]
     lost = [("gone", each.provider, each.gang, 0, None, _job(each.attempt)) for each in found.lost]
     silent = [
-        (f"no answer: {each}", each.provider, None, None, None, None) for each in report.silent
+        (f"no answer from {each}", each.provider, None, None, None, None) for each in report.silent
     ]
     return [*unknown, *lost, *silent]
 
@@ -93,18 +104,18 @@ def _explain(report: "RestoreReport", *, dry_run: bool, restored: bool) -> None:
     click.echo(f"{found.found} gangs are both in the database and at their providers", err=True)
     if found.unknown:
         click.echo(
-            "nodes that are not in the database are kept until a person decides; once the server "
-            "runs, `cavvy gc` lists them and `cavvy gc --remove` removes them",
+            "nodes that are not in the database keep running; once the server runs, `cavvy "
+            "gc` lists them and `cavvy gc --remove` removes them",
             err=True,
         )
     if found.lost:
         click.echo(
-            "jobs whose nodes are gone run again when the server starts, unless you stop them "
-            "first or their task forbids it",
+            "jobs whose nodes no longer exist run again when the server starts, unless you "
+            "stop them first or their task forbids it",
             err=True,
         )
     if report.silent:
-        click.echo("run this again with --dry-run when these providers answer", err=True)
+        click.echo("run this command again with --dry-run when these providers answer", err=True)
     if dry_run:
         click.echo("nothing was changed", err=True)
     elif restored:

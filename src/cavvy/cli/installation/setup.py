@@ -1,4 +1,4 @@
-"""`cavvy server setup`: sets up a server for a team by questions or options."""
+"""`cavvy server setup`: sets up a server for a team, with questions or options."""
 
 import os
 import sys
@@ -10,12 +10,15 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 
 _OPTIONS = {
-    "listen": ("ADDRESS:PORT", "Where users reach the server, such as 0.0.0.0:7443."),
-    "tls-cert": ("FILE", "The certificate with those of its authorities, in PEM."),
+    "listen": (
+        "ADDRESS:PORT",
+        "The address on which the server listens for users, such as 0.0.0.0:7443.",
+    ),
+    "tls-cert": ("FILE", "The certificate and those of its authorities, in PEM."),
     "tls-key": ("FILE", "The key of the certificate, in PEM."),
     "database": ("URL", "A PostgreSQL database, or sqlite for a file in the state folder."),
     "admin": ("NAME", "The name of the admin's account."),
-    "url": ("URL", "The URL that users type; needed if a proxy is in front of the server."),
+    "url": ("URL", "The URL that users enter; needed if there is a proxy in front of the server."),
 }
 
 
@@ -40,7 +43,7 @@ def command(jobs_here: bool | None, starts: bool, **given: str | None) -> None:
     """Set up a server for a team: write its settings, start it, create the first admin, and print
     the command with which they sign in.
 
-    Run it once, as the user who runs the server. It asks for what the options do not say.
+    Run this command once, as the user who runs the server. The command asks for missing options.
     """
     from cavvy import settings
     from cavvy.cli.installation.failures import folder_failures
@@ -90,7 +93,9 @@ def make_settings(answers: Mapping[str, str]) -> str:
 def _complete(
     given: Mapping[str, str | None], jobs_here: bool | None, *, starts: bool
 ) -> dict[str, str]:
-    """Return all answers: from the options, or else by questions. Files get absolute paths."""
+    """Return all answers, from the options or from questions to the user. Files get absolute
+    paths.
+    """
     found = {name: text for name, text in given.items() if text is not None}
     if jobs_here is not None:
         found["jobs_here"] = "yes" if jobs_here else "no"
@@ -140,7 +145,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _check(text: str) -> None:
-    """Try the settings as the server does: its address, its certificate, and its database. Raises
+    """Check the address, the certificate and the database in the same way as the server. Raises
     StateDirError, SettingsError, StoreError.
     """
     import tempfile
@@ -162,8 +167,9 @@ def _check(text: str) -> None:
             raise CommandFailure(f"the database is {url!r}; expected {SCHEMES[0]}… or sqlite")
         for server in list_replicas(url):
             raise CommandFailure(
-                f"process {server.pid} on {server.host} works with this database",
-                "give a database of its own; docs/guides/postgresql.md tells how servers share one",
+                f"process {server.pid} on {server.host} uses this database",
+                "use another database; docs/guides/postgresql.md explains how servers share "
+                "a database",
             )
 
 
@@ -171,4 +177,4 @@ def _write(file: str, text: str) -> None:
     from cavvy.client.state import write_private
 
     os.makedirs(os.path.dirname(os.path.abspath(file)), exist_ok=True)
-    write_private(file, text.encode())  # a URL of a database may have a password
+    write_private(file, text.encode())  # the URL of a database may contain a password

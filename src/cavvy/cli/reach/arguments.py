@@ -100,7 +100,7 @@ service_key_option = click.option(
 
 
 def show_key(key: str | None) -> dict[str, str]:
-    """Return the header that shows a service's key."""
+    """Return the HTTP header with a service's key."""
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
@@ -120,13 +120,14 @@ since_option = click.option(
     "--since",
     metavar="TIME",
     callback=_read_time,
-    help="Only after this time: a duration before now such as 10m or 7d, or a local date and time.",
+    help="Include only the time after this: a duration before now such as 10m or 7d, or a local "
+    "date and time.",
 )
 until_option = click.option(
     "--until",
     metavar="TIME",
     callback=_read_time,
-    help="Only before this time, in the same form.",
+    help="Include only the time before this, in the same format.",
 )
 
 providers_option = click.option(

@@ -35,21 +35,21 @@ def show_first_admin(admin: str | None, url: str | None) -> None:
         admin = admin or click.prompt("Name of the admin", default=getuser(), err=True)
         with embedded.connect(patience=make_patience()) as client:
             token = create_first_admin(client, admin)
-    click.echo(f"{admin} may do everything on this server. To sign in from any machine:", err=True)
+    click.echo(f"{admin} has all rights on this server. To sign in from any machine:", err=True)
     click.echo(f"cavvy login {url} --token {token}")
-    click.echo("keep this line; the token in it cannot be shown again", err=True)
+    click.echo("save this line; its token cannot be shown again", err=True)
 
 
 def create_first_admin(client: "ApiClient", name: str) -> str:
-    """Create an account that may do everything, and return a token for it. If the account exists,
-    for example after an interrupted try, it becomes the admin. Raises CommandFailure if there is
-    an admin already, and ApiError.
+    """Create an account with all rights, and return a token for it. If the account exists, for
+    example after an interrupted attempt, it becomes the admin. Raises CommandFailure if an admin
+    already exists, and ApiError.
     """
     accounts = AccountClient(client)
     admins = sorted(each.account for each in accounts.roles(None) if each.role == "admin")
     if admins:
         raise CommandFailure(
-            f"this server has an admin already: {', '.join(admins)}",
+            f"this server already has an admin: {', '.join(admins)}",
             f"`cavvy token create --user {admins[0]}` creates another token",
         )
     try:
@@ -57,21 +57,23 @@ def create_first_admin(client: "ApiClient", name: str) -> str:
     except ApiError as error:
         if error.code != "name-taken":
             raise
-    # The token comes before the role: after an interruption, the command can be repeated.
+    # The token is created before the role, so that the command can be repeated after an
+    # interruption.
     made = accounts.create_token(TokenAsk(account=name, label=_LABEL, expires_s=_VALID_S))
     accounts.grant_role(name, "admin", None)
     return made.token
 
 
 def find_url(listen: str | None, host: str) -> str:
-    """Return the URL at which users reach a server that listens at `listen`, on the machine `host`.
-    Raises CommandFailure if it listens only on its Unix socket.
+    """Return the URL at which users reach a server that listens on the address `listen` of the
+    machine `host`. Raises CommandFailure if the server listens only on its Unix socket.
     """
     if listen is None:
         raise CommandFailure(
             "the server can be reached only by the user who runs it, on this machine",
-            "restart it with an address: cavvy server start --listen 0.0.0.0:443 --tls-cert FILE "
-            "--tls-key FILE; behind a proxy, give the proxy's URL with --url",
+            "restart it with an address: cavvy server start --listen 0.0.0.0:443 --tls-cert "
+            "FILE --tls-key FILE; if users connect through a proxy, give the proxy's URL "
+            "with --url",
         )
     url = urlsplit(listen)
     if url.hostname not in ("0.0.0.0", "::"):

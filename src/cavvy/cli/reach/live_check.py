@@ -77,8 +77,8 @@ def price_of(offer: "Offer") -> "Money":
 
 
 def _warn(name: str) -> str:
-    """Return a warning about what happens if this computer goes off, or "" if the provider's
-    machines end by themselves.
+    """Return a warning about the consequences if this computer is switched off, or "" if the
+    provider's machines end by themselves.
     """
     from cavvy.providers.base import Feature
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 class ReconciliationReport(Struct, frozen=True, kw_only=True):
     """The differences of a bill, and what was compared."""
 
-    title: str  # of the bill's format
+    title: str  # name of the bill's format
     since: datetime
     until: datetime
     lines: int
-    charges: int  # resources and days of the ledger that were compared
+    charges: int  # number of compared pairs of resource and day in the ledger
     found: list["Difference"]
 
 
@@ -47,7 +47,8 @@ def reconcile_file(
     provider = provider or (None if known.name == "csv" else known.name)
     if provider is None:
         raise BillFileError(
-            "the ledger's provider is not known", "name it with --of, as in --of aws"
+            "the bill does not show the provider that it belongs to",
+            "name the provider, for example --of aws",
         )
     bill = BillSummary()
     for line in lines:
@@ -72,7 +73,7 @@ def reconcile_file(
 def _period(
     bill: "BillSummary", period: tuple[datetime | None, datetime | None]
 ) -> tuple[datetime, datetime]:
-    """Return the period, which begins and ends with a day in UTC."""
+    """Return the period, which begins and ends at midnight UTC."""
     first = period[0] or bill.first or datetime.now(UTC)
     last = period[1] or bill.last or first
     since = datetime.combine(first.astimezone(UTC).date(), time(), UTC)
@@ -83,8 +84,9 @@ def _period(
 def find_gangs(
     client: "ApiClient", ledger: "Mapping[CellKey, BilledSum]", named: Collection[str]
 ) -> dict[str, str]:
-    """Return the gangs of the attempts in the ledger, of those that the bill names. An attempt that
-    took over a kept gang has the name of another; it is known by its job, if that was not removed.
+    """Return the gang name of each attempt in the ledger, out of the names in the bill. If an
+    attempt took over a warm gang, that gang has another attempt's name. Such a gang is found
+    through the job, unless the job was removed.
     """
     from cavvy.client import ApiError
     from cavvy.costs.reconcile import match_gangs

@@ -20,18 +20,22 @@ answer_timeout_option = click.option(
     type=NumberRange(min=0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Seconds without an answer.",
+    help="Give up after this many seconds without an answer.",
 )
 
 
 def find_serving(project: str, name: str) -> "ServedView":
-    """Return the service, whose gateway runs. Raises CommandFailure."""
+    """Return the service once its gateway is running. Raises CommandFailure if the gateway is still
+    starting.
+    """
     from cavvy.client.service_wire import find_service
 
     with session() as client:
         found = find_service(client, project, name)
     if not found.url:
-        raise CommandFailure(f"the gateway of service {name} is starting", "call it again")
+        raise CommandFailure(
+            f"the gateway of service {name} is starting", "call the service again in a moment"
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""Reads what jobs used and cost in a period, for `cavvy advise` and `cavvy reserve advise`."""
+"""Reads the resource use and the cost of jobs in a period, for `cavvy advise` and `cavvy reserve
+advise`.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -26,9 +28,7 @@ _KINDS = {str(kind) for kind in ChargeKind}
 
 
 class ChargedAttempt(Struct, kw_only=True):
-    """What an attempt was charged in a period, in micro-dollars and hours of one node, by kind of
-    charge.
-    """
+    """The charges of an attempt in a period, in micro-dollars and node-hours, by kind of charge."""
 
     subject: LedgerSubject
     micros: dict[ChargeKind, int]
@@ -48,7 +48,7 @@ def read_charges(
 
 
 def read_runs(client: "ApiClient", lines: Iterable[LedgerLine]) -> "list[ObservedRun]":
-    """Return what each attempt used and cost. Jobs that were removed are left out."""
+    """Return the resource use and cost of each attempt, without removed jobs."""
     from cavvy.client import ApiError
 
     jobs: dict[tuple[str, str], list[ChargedAttempt]] = {}
@@ -73,8 +73,8 @@ def read_runs(client: "ApiClient", lines: Iterable[LedgerLine]) -> "list[Observe
 
 
 def add_up(lines: Iterable[LedgerLine]) -> Mapping[str, ChargedAttempt]:
-    """Return the charges of each attempt. Corrections count for the kind of charge that they
-    correct.
+    """Return the charges of each attempt. A correction is added to the kind of charge that it
+    corrects.
     """
     found: dict[str, ChargedAttempt] = {}
     for line in lines:
@@ -93,7 +93,7 @@ def add_up(lines: Iterable[LedgerLine]) -> Mapping[str, ChargedAttempt]:
 
 
 def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) -> "ObservedRun":
-    """Return what the attempt used, by its nodes' telemetry, and cost."""
+    """Return the resource use of the attempt, from its nodes' telemetry, and its cost."""
     from cavvy.planner.advice import ObservedRun
 
     task = decode(job.task, type=TaskSpec)
@@ -118,8 +118,8 @@ def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) 
 
 
 def _unattached(charged: ChargedAttempt) -> Money:
-    """Return what disks cost in the hours that they were charged beyond their machines; 0 below
-    one.
+    """Return the cost of disks for the hours in which they were charged without a machine; 0 if
+    this is less than one hour.
     """
     machine = sum(hours for kind, hours in charged.hours.items() if kind.is_machine)
     disk = charged.hours.get(ChargeKind.DISK, 0.0)
@@ -185,7 +185,7 @@ def list_machines(lines: Iterable[LedgerLine], until: datetime) -> "list[Observe
 
 
 def _measured(run: "ObservedRun", told: Sequence[Mapping[str, float]]) -> "ObservedRun":
-    """Return the run with what its nodes' telemetry says."""
+    """Return a copy of the run with the values of its nodes' telemetry."""
     return replace(
         run,
         cpu_percent=_mean(told, "cpu_mean_percent"),
@@ -199,7 +199,7 @@ def _measured(run: "ObservedRun", told: Sequence[Mapping[str, float]]) -> "Obser
 
 
 def _mean(told: Sequence[Mapping[str, float]], name: str) -> float | None:
-    """Return the mean over the nodes that measured it."""
+    """Return the mean over the nodes that measured the value."""
     values = [each[name] for each in told if name in each]
     return sum(values) / len(values) if values else None
 
@@ -209,7 +209,7 @@ def _most(told: Sequence[Mapping[str, float]], name: str) -> float | None:
 
 
 def list_used_machines(lines: Iterable[LedgerLine]) -> "list[UsedMachine]":
-    """Return the machines that were paid for on demand."""
+    """Return the machines that were charged at on-demand prices."""
     from cavvy.planner.reservations import ReservableType, UsedMachine
 
     return [
@@ -230,7 +230,7 @@ def list_used_machines(lines: Iterable[LedgerLine]) -> "list[UsedMachine]":
 
 
 def list_offers_of(providers: Iterable[str]) -> list[Offer]:
-    """Return the offers of these providers in the catalog."""
+    """Return the catalog's offers of these providers."""
     from cavvy.store.snapshot import CatalogSnapshot
 
     wanted = frozenset(providers)

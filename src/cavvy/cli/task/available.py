@@ -31,7 +31,8 @@ from cavvy.providers.objections import list_objections
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
 
-# This is more than are shown, because near misses of providers that can run jobs are shown first.
+# This is more than the number shown, because near misses of providers that can run jobs are shown
+# first.
 _MISSES = 20
 
 
@@ -48,7 +49,7 @@ class AvailableOffers(Struct, frozen=True, kw_only=True):
     readiness: Callable[[Offer], Readiness]
     fixed: Sequence[
         Offer
-    ] = ()  # if the task is spot-only and states its work: the same offers as for `spot: never`
+    ] = ()  # for a spot-only task that states its work: the offers for `spot: never`
     answered: frozenset[str] = frozenset()  # the configured providers that reported offers
     unknown: str = ""  # names in the task that neither the catalog nor a configured provider has
 
@@ -127,7 +128,9 @@ def _notices(task: TaskSpec) -> dict[str, timedelta]:
 
 class _LiveOffers(Struct):
     names: list[str] = field(default_factory=list)
-    offers: list[Offer] = field(default_factory=list)  # all offers, including those that do not fit
+    offers: list[Offer] = field(
+        default_factory=list
+    )  # number of all offers, including those that do not fit
     usable: set[tuple[str, str]] = field(default_factory=set)  # see `registry.judge_readiness`
     matches: list[OfferMatches] = field(default_factory=list)
     fitting: list[Offer] = field(default_factory=list)
@@ -143,13 +146,11 @@ def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers,
     live.names = sorted(providers)
     for name, answer in asyncio.run(ask_all(providers)).items():
         if isinstance(answer, str):
-            live.problems.append(f"{name} could not be asked: {answer}")
+            live.problems.append(f"{name} could not be queried: {answer}")
         else:
             live.problems += [f"{name} answered only partly: {each}" for each in answer.silent]
             live.problems += (
-                [f"{name} could not be asked for its volumes: {answer.blind}"]
-                if answer.blind
-                else []
+                [f"the volumes of {name} could not be read: {answer.blind}"] if answer.blind else []
             )
             _add(live, task, name, providers[name], answer)
             if rival is not None:
@@ -186,9 +187,9 @@ def _add(
 def _add_fitting(
     live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: ProviderAnswer
 ) -> None:
-    """Add the offers that the quotas allow, whose machines the task's nodes fill, from which the
-    task's volumes can be reached, and whose required options the task states; add the others as
-    rejected.
+    """Add the offers to the fitting ones if the quotas allow them, the task's nodes fill their
+    machines, the task's volumes can be reached from them, and the task states their required
+    options. Add all other offers as rejected.
     """
     blind = {name} if answer.blind else ()
     rejected = {

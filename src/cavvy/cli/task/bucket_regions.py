@@ -1,5 +1,5 @@
-"""Looks up the regions of a task's buckets, so that a plan prices their copies and refuses buckets
-outside the regions that the task allows.
+"""Looks up the regions of a task's buckets, so that a plan includes the price of copies, and
+refuses buckets outside the regions that the task allows.
 """
 
 import os
@@ -16,15 +16,16 @@ from cavvy.catalog.residency import (
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
 
-_PATIENCE_S = 10.0  # for all buckets together
+_PATIENCE_S = 10.0  # in seconds, for all buckets together
 
 
 def with_regions(
     task: TaskSpec, warnings: tuple[str, ...] = ()
 ) -> tuple[TaskSpec, tuple[str, ...]]:
-    """Return the task with the regions of its inputs and outputs as their storages tell them to the
-    keys in the environment. Also returns the warnings, with one about the buckets that may be
-    outside the regions that the task allows. Raises CommandFailure for a bucket outside.
+    """Return the task with the regions of its inputs and outputs, queried from their storages with
+    the keys in the environment. Also return the warnings, including a warning about buckets whose
+    region stays unknown. Raises CommandFailure if a bucket is outside the regions that the task
+    allows.
     """
     from cavvy.store.objects.locations import merge_keys
     from cavvy.store.objects.regions import find_regions

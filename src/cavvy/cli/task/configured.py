@@ -37,7 +37,7 @@ class LiveMatches(Struct, frozen=True, kw_only=True):
     """The current offers of configured providers that match."""
 
     matches: Mapping[str, OfferMatches]  # keyed by provider
-    offers: Sequence[Offer]  # all offers, including those that do not match
+    offers: Sequence[Offer]  # number of all offers, including those that do not match
     problems: Sequence[str]  # one message for each provider whose answer is missing or incomplete
     readiness: Callable[[Offer], Readiness]
 
@@ -49,7 +49,7 @@ def match_configured(need: ResourceSpec, names: Collection[str] | None) -> LiveM
     offers: list[Offer] = []
     for name, answer in asyncio.run(ask_all(providers)).items():
         if isinstance(answer, str):
-            problems.append(f"{name} could not be asked: {answer}")
+            problems.append(f"{name} could not be queried: {answer}")
         else:
             problems += [f"{name} answered only partly: {each}" for each in answer.silent]
             offers += answer.offers

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from cavvy.planner.deadline.forecast import Forecast
     from cavvy.planner.markets import MarketKnowledge
 
-_TIMEOUT_S = 5.0  # maximum seconds for one answer; without an answer, the plan uses no observations
+_TIMEOUT_S = (
+    5.0  # maximum seconds for one answer; if there is no answer, the plan uses no observations
+)
 # number of markets in a forecast, the cheapest first; more would take seconds and change the result
 # little
 _MARKETS = 3

@@ -16,7 +16,7 @@ from cavvy.planner.estimate.profile import ProfileError, WorkProfile, read_profi
 
 # packages of training scripts whose import name differs from the package name
 PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-_WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes one"
+_WRITES_ONE = "`cavvy estimate TRAIN.PY --save WORK.JSON` writes a profile"
 
 
 def list_models() -> list[str]:

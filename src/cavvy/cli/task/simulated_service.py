@@ -67,14 +67,14 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     "--concurrency",
     type=WholeRange(min=1),
     default=4,
-    help="Requests that a replica works on at once.",
+    help="Number of requests that a replica processes at once.",
 )
 @click.option(
     "--cold-start",
     type=_POSITIVE,
     default=60.0,
     metavar="SECONDS",
-    help="Time from the order of a replica until it is ready.",
+    help="Time from the request for a replica until it is ready.",
 )
 @click.option(
     "--wait",
@@ -89,26 +89,26 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     multiple=True,
     default=(0.95,),
     metavar="SHARE",
-    help="The share of requests on time that cavvy is asked for; repeatable.",
+    help="The target of cavvy for the share of requests on time; repeatable.",
 )
 @click.option(
     "--service-time",
     type=_POSITIVE,
     default=23.0,
     metavar="SECONDS",
-    help="Mean time of service, for traces that state only a rate.",
+    help="Mean service time, for traces that state only a rate.",
 )
 @click.option(
     "--prompt-ms",
     type=NumberRange(min=0),
     default=0.2,
-    help="Time of service per token of the prompt.",
+    help="Service time per token of the prompt.",
 )
 @click.option(
     "--answer-ms",
     type=NumberRange(min=0),
     default=25.0,
-    help="Time of service per token of the answer.",
+    help="Service time per token of the answer.",
 )
 @click.option(
     "--spot",
@@ -126,9 +126,11 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
 @click.option(
     "--warm/--cold",
     default=True,
-    help="Start with the replicas that the first five minutes need, or with none.",
+    help="Start with the number of replicas that the first five minutes need, or with none.",
 )
-@click.option("--seed", type=WholeRange(), default=0, help="Seed of the lengths of cold starts.")
+@click.option(
+    "--seed", type=WholeRange(), default=0, help="Random seed for the durations of cold starts."
+)
 @click.option(
     "--plot", type=_FILE, help="Draw late requests against replica-hours (.svg, .png or .pdf)."
 )
@@ -137,8 +139,8 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
 )
 @output_option
 def serve(**given: Any) -> None:
-    """Replay recorded requests against a simulated service, and show what each scaling rule costs
-    and how long requests wait.
+    """Replay recorded requests against a simulated service, and show the cost and the waiting times
+    of each scaling rule.
 
     `cavvy` is the autoscaler that runs real services; the others are simplified re-implementations
     of the rules of other systems.

@@ -36,7 +36,7 @@ def with_sizes(task: TaskSpec) -> tuple[TaskSpec, tuple[str, ...]]:
         else:
             inputs.append(each)
             warnings.append(
-                f"the size of {each.source} is unknown ({answer}), so its copy is not planned; "
-                "state `size`"
+                f"the size of {each.source} is unknown ({answer}), so the plan does not "
+                "include its copy; state `size` in the task"
             )
     return replace(task, inputs=tuple(inputs)), tuple(warnings)

@@ -59,8 +59,8 @@ def unknown_names(
 
 def misspelt_options(options: "Iterable[ProviderOptions]") -> list[str]:
     """Return one line for each name of a provider or of an option that resembles a known name.
-    Other unknown options are left to their provider, which states its reason; other unknown
-    providers may be installed on the server only.
+    Other unknown options are checked by their provider, which gives the reason. Other unknown
+    providers may be installed only on the server.
     """
     import json
 

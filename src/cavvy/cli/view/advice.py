@@ -1,12 +1,12 @@
-"""Says how to end waste: the command, or the key of the task file."""
+"""Describes how to avoid a cost: the command, or the key of the task file."""
 
 from cavvy.domain.units import format_duration
 from cavvy.planner.advice import Waste, WasteKind
 
 
 def describe_remedy(waste: Waste, job: str) -> str:
-    """Return the command that ends the waste, or what to change in the task file for the next run.
-    `job` are the arguments that name the job.
+    """Return the command that avoids the cost, or the change of the task file for the next run.
+    `job` contains the arguments that name the job.
     """
     offer = waste.offer
     match waste.kind:
@@ -17,7 +17,9 @@ def describe_remedy(waste: Waste, job: str) -> str:
         case WasteKind.UNUSED_MEMORY if offer is not None:
             return f"resources: {{instance: {offer.instance_type}}}"
         case WasteKind.STARVED:
-            return f"cavvy profile: more CPUs or loaders, as the GPU waits ({job})"
+            return (
+                f"cavvy profile: add CPUs or data loaders, because the GPU waits for data ({job})"
+            )
         case WasteKind.LARGE_GPU if offer is not None:
             return f"cavvy run TASK.YAML --gpu {offer.accelerator}:{offer.accelerators_text}"
         case WasteKind.SPOT:

@@ -39,7 +39,7 @@ def explain(error: click.ClickException) -> CommandFailure:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
         group = error.ctx.command
         names = group.list_commands(error.ctx) if isinstance(group, click.Group) else []
-        hint = f"`{error.ctx.command_path} --help` shows what each does"
+        hint = f"`{error.ctx.command_path} --help` describes each of them"
         return CommandFailure(f"expected one of {', '.join(names)}", hint, error.exit_code)
     message, hint = error.format_message(), ""
     if isinstance(error, click.UsageError):
@@ -48,7 +48,7 @@ def explain(error: click.ClickException) -> CommandFailure:
         message = f"there is no option {error.option_name}"
         if error.option_name[1:2].isdigit():  # The command's numbers are all positive.
             message = f"a negative number ({error.option_name}…) was given"
-            hint = f"expected a number that is not negative; {hint}"
+            hint = f"expected a number of 0 or more; {hint}"
         from cavvy.cli.view.synonyms import find_option
 
         if advice := find_option(error.option_name, _list_options(error)):

@@ -1,5 +1,5 @@
-"""Types for options with numbers. Other than click's own, they refuse nan and inf and name no type
-of click's in their messages.
+"""Types for options with numbers. Unlike click's own types, these refuse nan and inf, and their
+messages contain no type names of click.
 """
 
 import math

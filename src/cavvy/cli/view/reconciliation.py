@@ -1,4 +1,4 @@
-"""Says in sentences how a bill differs from the ledger."""
+"""Describes in sentences how a bill differs from the ledger."""
 
 from decimal import Decimal
 from typing import assert_never
@@ -10,9 +10,10 @@ _SENTENCES = {
     DifferenceCause.NOT_IN_LEDGER: "Cavvy's ledger has no such charge; another server may have "
     "started the machine",
     DifferenceCause.NOT_IN_BILL: "the bill has no such line, with or without Cavvy's tag",
-    DifferenceCause.AMOUNT: "the amount differs, and the bill does not state for how long it is",
-    DifferenceCause.DAYS: "the sum is the same, on other days: the bill may use another time zone",
-    DifferenceCause.ROUNDING: "the bill was rounded",
+    DifferenceCause.AMOUNT: "the amount differs, and the bill does not state the duration of "
+    "the charge",
+    DifferenceCause.DAYS: "the same sum appears on other days; the bill may use another time zone",
+    DifferenceCause.ROUNDING: "the difference comes from rounding in the bill",
     DifferenceCause.TAX: "tax, which the ledger does not contain",
     DifferenceCause.CREDIT: "a credit or refund; the setting costs.discounts posts credits to the "
     "ledger",
@@ -22,12 +23,12 @@ _SENTENCES = {
     DifferenceCause.UNTAGGED: "a resource without Cavvy's tag costs the same; activate the tag for "
     "the bill at the cloud",
     DifferenceCause.DELAYED: "the bill does not reach the end of this day yet",
-    DifferenceCause.DUPLICATE: "the line is in the bill a second time, and was not added up",
+    DifferenceCause.DUPLICATE: "the bill contains the line twice; the second line was not counted",
 }
 
 
 def explain_difference(found: Difference) -> str:
-    """Return a sentence that names the likely cause and, where there is one, what to do."""
+    """Return a sentence that names the likely cause and, if possible, a remedy."""
     match found.cause:
         case DifferenceCause.RATE:
             billed = _rate(found.bill, found.bill_hours)
@@ -39,7 +40,7 @@ def explain_difference(found: Difference) -> str:
         case DifferenceCause.CURRENCY:
             return f"the bill is in {found.billed_in}, and the ledger in {USD}"
         case DifferenceCause.UNREADABLE:
-            return f"the line was left out: {_fault(found.bad)}" if found.bad else "not readable"
+            return f"the line was ignored: {_fault(found.bad)}" if found.bad else "not readable"
         case _:
             return _SENTENCES[found.cause]
 
@@ -59,8 +60,8 @@ def _fault(bad: BadBillLine) -> str:
         case BillFault.TIME:
             return f"{bad.column} is {bad.value!r}, not a time such as 2026-11-03T14:00:00Z"
         case BillFault.COLUMNS:
-            return "it does not have the columns of the header"
+            return "the number of columns differs from the header"
         case BillFault.PERIOD:
-            return "it ends before it begins, or more than 400 days later"
+            return "the period ends before it begins, or more than 400 days after it begins"
         case _:
             assert_never(bad.fault)

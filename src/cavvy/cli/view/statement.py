@@ -1,4 +1,4 @@
-"""Writes a statement as a page, or its rows in FOCUS as CSV or Parquet."""
+"""Writes a statement as an HTML page, or its FOCUS rows as CSV or Parquet."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ td.n, th.n {{ text-align: right; font-variant-numeric: tabular-nums }}
 def write_page(
     file: IO[str], title: str, period: tuple[datetime, datetime], lines: Sequence[LedgerLine]
 ) -> None:
-    """A page with the sums by user and by kind, and all lines."""
+    """Write a page with the sums by user and by kind, and all lines."""
     idle = [line for line in lines if line.entry.kind is EntryKind.IDLE]
     tables = [
         _sums("By user", "user", lines, lambda line: line.subject.user or "-"),
@@ -95,7 +95,7 @@ def _usd(money: Money) -> str:
 
 
 def write_csv(file: IO[str], lines: Sequence[LedgerLine]) -> None:
-    """The rows in FOCUS. Empty fields are null."""
+    """Write the FOCUS rows as CSV. Empty fields are null."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
     for line in lines:
@@ -115,7 +115,7 @@ def _csv_cell(name: str, value: str | Decimal | datetime | None) -> str:
 
 
 def write_parquet(path: Path, lines: Sequence[LedgerLine]) -> None:
-    """The rows in FOCUS. Raises ImportError if pyarrow is not installed."""
+    """Write the FOCUS rows as Parquet. Raises ImportError if pyarrow is not installed."""
     import pyarrow as arrow  # type: ignore[import-untyped]  # ships no types
     from pyarrow import parquet
 

@@ -19,10 +19,10 @@ _ADVICE = {
     "rsync scp copy": "`cavvy cp SOURCE TARGET` copies files to or from a node",
     "port-forward tunnel endpoints": "`cavvy forward NAME PORT` makes a port of a job's node "
     "reachable on this machine",
-    "cost-report bill billing spend usage costs": "`cavvy cost` shows what was spent",
+    "cost-report bill billing spend usage costs": "`cavvy cost` shows spending",
     "start": "`cavvy rerun NAME` runs a job again, `cavvy machines start NAME` starts a stopped "
     "machine",
-    "restart resume relaunch": "`cavvy rerun NAME` runs a job again, as it was",
+    "restart resume relaunch": "`cavvy rerun NAME` runs a job again unchanged",
     "preempt": "`cavvy drill preempt NAME` preempts a job",
     "secrets": "`cavvy secret list` lists secrets, `cavvy secret set NAME` sets one",
     "cron schedule": "`cavvy schedules` lists jobs that repeat",
@@ -71,8 +71,8 @@ def find_advice(word: str) -> str:
 
 
 def find_option(option: str, known: Collection[str]) -> str:
-    """Return what to use instead of an unknown option, or "" if it is no known synonym. `known`
-    contains the options of the command.
+    """Return what to use instead of an unknown option, or "" if the option is not a known synonym.
+    `known` contains the options of the command.
     """
     instead = [each for each in _OPTIONS.get(option, ()) if each in known]
     if instead:

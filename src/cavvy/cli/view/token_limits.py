@@ -9,9 +9,12 @@ scopes_option = click.option(
     "scopes",
     multiple=True,
     type=click.Choice(["view", "run", "spending", "operate", "audit", "manage"]),
-    help="Permit only this; can be repeated. The default is all that the account may do.",
+    help="Permit only this kind of action; repeatable. The default is all actions that the "
+    "account may take.",
 )
-within_option = click.option("-p", "--project", help="Permit only this project and those below it.")
+within_option = click.option(
+    "-p", "--project", help="Permit only this project and the projects below it."
+)
 
 
 def show_scopes(scopes: object) -> str:
