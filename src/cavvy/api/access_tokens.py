@@ -1,7 +1,8 @@
 """Makes access tokens and keys of services, and their hashes.
 
-A token contains 256 random bits. Only its SHA-256 is stored: to find a token for a hash, one would
-have to try 2^255 tokens on average, so a slow hash, as passwords need it, would not add security.
+A token contains 256 random bits. Only its SHA-256 is stored. An attacker would have to try 2^255
+tokens on average to find the token of a hash, so a slow hash, which passwords need, would not add
+security.
 """
 
 import secrets

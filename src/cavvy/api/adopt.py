@@ -1,13 +1,13 @@
 """Moves the jobs of an embedded server from SQLite to PostgreSQL: `cavvy server adopt`.
 
-All rows arrive in one transaction, which compares them with the source before it ends. So an
-interrupted move leaves an empty database behind, and can be repeated. The file `cavvy.db` is only
-read, and renamed at the end.
+All rows arrive in one transaction, which compares them with the source before it ends. An
+interrupted move therefore leaves an empty database behind, and can be repeated. The file `cavvy.db`
+is only read, and renamed at the end.
 
-Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. They stay
-there, unless the move begins in another folder or `server.files` names another one: then they are
-copied, and no job may be running, because agents on this machine look for their server in the old
-folder.
+Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. These
+files stay there, unless the move starts from another folder or `server.files` names another one. In
+that case they are copied, and no job may be running, because agents on this machine connect to
+their server through the old folder.
 """
 
 import asyncio
@@ -43,8 +43,9 @@ MOVED = "cavvy.db.moved"
 
 
 class AdoptedServer(Struct, frozen=True, kw_only=True):
-    """What arrived in the database, and how many files were copied to the new folder. `again`
-    says that an earlier run had copied the rows."""
+    """The rows that were copied to the database, and the number of files that were copied to the
+    new folder. `again` is true if an earlier run had already copied the rows.
+    """
 
     tables: Sequence[TableDigest]
     files: int = 0
@@ -70,7 +71,11 @@ def adopt(
         raise StateDirError(
             "nothing-to-adopt",
             f"{origin.file(DATABASE)} does not exist"
-            + (f"; {MOVED} was moved before" if os.path.exists(origin.file(MOVED)) else ""),
+            + (
+                f"; its jobs were already moved ({MOVED} exists)"
+                if os.path.exists(origin.file(MOVED))
+                else ""
+            ),
             "CAVVY_HOME or --from names the state folder of a server that used SQLite",
         )
     if source is not None and os.path.exists(home.file(DATABASE)):
@@ -88,7 +93,7 @@ def adopt(
 
 
 class _Move:
-    """One run of the command."""
+    """One run of `cavvy server adopt`."""
 
     def __init__(self, home: StateDir, files: StateDir, url: str, origin: StateDir) -> None:
         self._home = home
@@ -147,7 +152,9 @@ class _Move:
             one.rollback()
 
     def _refuse_running(self, session: DatabaseSession) -> None:
-        """Raise StateDirError if gangs run and their server would move to another folder."""
+        """Raise StateDirError if gangs are running and their server would move to another
+        folder.
+        """
         if self._origin is self._home is self._files:
             return
         rows = session.run(
@@ -158,16 +165,17 @@ class _Move:
             names = ", ".join(name for (name,) in rows[:5])
             raise StateDirError(
                 "jobs-running",
-                f"jobs of {self._origin.path} are running ({names}), and their agents look for the "
-                "server in that folder",
+                f"jobs of {self._origin.path} are running ({names}), and their agents "
+                "connect to the server through that folder",
                 f"wait for them or stop them, or leave the server in its folder: CAVVY_HOME="
                 f"{self._origin.path} cavvy server adopt, without --from, and with server.files "
                 "empty",
             )
 
     def _mark(self) -> None:
-        """Rename the file, so that no server works with it any more. A server that is started in a
-        folder that was left is told where the jobs are."""
+        """Rename the file, so that no server works with it any more. A server that is started later
+        in the old folder refuses to start and names the new location of the jobs.
+        """
         if self._origin is not self._home:
             write_private(self._origin.file("database"), self._url.encode())
         os.replace(self._origin.file(DATABASE), self._origin.file(MOVED))

@@ -1,5 +1,6 @@
-"""The application: registers all routes, turns errors into answers, and makes the OpenAPI
-document."""
+"""The application: registers all routes, turns errors into answers, and creates the OpenAPI
+document.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -1,12 +1,12 @@
 """Writes the audit log: a record of each request that changes something, and of each refusal.
 
-A route needs nothing for it. The middleware knows from the method whether a request changes
-something, and from the answer whether it was refused; the store appends the record in the
+Routes need no code for the audit log. The middleware derives from the method whether a request
+changes something, and from the answer whether it was refused. The store appends the record in the
 transaction of the request's first write. A request that changes something outside of the database
 gets its record before its answer. Routes can describe the change by `note_change`.
 
-Requests of nodes are not recorded, except if they are refused: they report what happened, and the
-events of their jobs keep that.
+Requests of nodes are recorded only if they are refused. Nodes only report facts, which are kept as
+events of their jobs.
 """
 
 import logging
@@ -24,7 +24,7 @@ from cavvy.store.audit import PENDING
 from cavvy.store.base import StoreError
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-_LONGEST = 300  # characters of a parameter in the path, or of an unknown path
+_LONGEST = 300  # maximum characters of a parameter in the path, or of an unknown path
 _log = logging.getLogger(__name__)
 
 
@@ -34,29 +34,29 @@ def note_change(
     before: Mapping[str, object] | None = None,
     after: Mapping[str, object] | None = None,
 ) -> None:
-    """Describe what a request changes. Call it before the store writes. Values must not be secret;
-    they are strings, numbers, lists of these, or None.
+    """Describe what a request changes. Call this function before the store writes. Values must not
+    be secret; they are strings, numbers, lists of these, or None.
     """
     request.scope["audit_change"] = (before, after)
 
 
 def note_reading(request: Request, reading: bool = True) -> None:
-    """Say whether a request changes nothing, although its method permits that."""
+    """Mark a request as reading only, although its method permits changes."""
     request.scope["audit_reading"] = reading
 
 
 def note_project(request: Request, project: str | None) -> None:
-    """Say which project a request is about, if its path does not say it."""
+    """Name the project of a request, if its path does not contain the project."""
     request.scope["audit_project"] = project or ""
 
 
 def note_refusal(scope: Scope, code: str) -> None:
-    """Say that a request is refused because of missing rights, with this code of an error."""
+    """Mark a request as refused because of missing rights, with this error code."""
     scope["audit_refusal"] = code
 
 
 class AuditMiddleware:
-    """Wraps the application, with its token check, with the audit log."""
+    """Wraps the application and its token check with the audit log."""
 
     def __init__(self, app: ASGIApp, app_state: AppState) -> None:
         self._app = app
@@ -82,13 +82,15 @@ class AuditMiddleware:
             PENDING.reset(token)
 
     async def _settle(self, pending: "_RequestEntry", scope: Scope, status: int) -> None:
-        """Record what no write has recorded: a change without one, or a refusal."""
+        """Record a change without a database write, or a refusal. Other changes are recorded by
+        their write.
+        """
         try:
             if status < 400:
                 if (entry := pending.claim()) is not None:
                     await self._app_state.store.record(entry)
             elif status in (401, 403) or "audit_refusal" in scope:
-                pending.close()  # writing the refusal must not claim the entry of a change
+                pending.close()  # the write of the refusal must not be recorded as a change
                 await self._refuse(pending.describe_refusal(str(status)))
         except StoreError as error:  # such as a full disk; the answer must still be sent
             _log.error("a record of the audit log was not written: %s", error)
@@ -114,8 +116,8 @@ class AuditMiddleware:
 
 
 class _RequestEntry:
-    """The entry of one request, made when it is needed, because the route and the caller are known
-    only then.
+    """The entry of one request, created when it is first used, because the route and the caller are
+    unknown before.
     """
 
     def __init__(self, scope: Scope, app_state: AppState) -> None:
@@ -135,7 +137,7 @@ class _RequestEntry:
         self._open = True
 
     def close(self) -> None:
-        """The answer was sent; later writes do not belong to the request."""
+        """Close the entry when the answer is sent: later writes do not belong to the request."""
         self._open = False
 
     def describe_refusal(self, code: str) -> AuditEntry:

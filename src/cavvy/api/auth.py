@@ -1,5 +1,5 @@
-"""ASGI middleware that checks a request's token before the application gets the request. It makes
-the request's principal, which the rules of routes judge, and records the time of the last request
+"""ASGI middleware that checks a request's token before the application gets the request. It creates
+the request's principal, which the rules of routes check, and records the time of the last request
 of a user.
 
 /v1/health, /v1/sign-in, files by hash and the script that joins a machine need no token. /agent/v1
@@ -44,7 +44,7 @@ _NEW_TOKEN = "sign in again with `cavvy login`, or ask an admin for a new token"
 
 class AuthMiddleware:
     """Wraps the application with the token check. `token` is the token of the state folder, whose
-    owner may do everything.
+    owner has all rights.
     """
 
     def __init__(self, app: ASGIApp, token: str, app_state: AppState) -> None:
@@ -93,9 +93,11 @@ class AuthMiddleware:
         address = scope["client"][0] if scope.get("client") else ""
         if (passed := passed_token(scope)) is not None:
             if not self._app_state.peers.accepts(scope, passed, self._app_state.now()):
-                raise ApiProblem("forbidden", "the token of a server is not valid for this request")
+                raise ApiProblem("forbidden", "a server's token is not valid for this request")
             scope["peer"] = True
-            return make_owner(address)  # the server that passed it on has checked the user's rights
+            return make_owner(
+                address
+            )  # the server that forwarded the request has checked the user's rights
         if shown is not None and compare_digest(shown, self._expected):
             return make_owner(address)
         text = (shown or b"").removeprefix(b"Bearer ").decode("latin-1")
@@ -112,12 +114,14 @@ class AuthMiddleware:
         return make_principal(credential, now, address)
 
     async def _accept(self, credential: AccountCredential, now: datetime) -> None:
-        """Record the use of a valid token. Raises ApiProblem if it cannot be used now."""
+        """Record the use of a valid token. Raises ApiProblem if the token cannot be used now."""
         token = credential.token
         match judge_credential(credential, now):
             case TokenState.DISABLED:
                 problem = f"the account {token.account} is disabled"
-                raise ApiProblem("unauthorised", problem, "an admin enables it")
+                raise ApiProblem(
+                    "unauthorised", problem, "an admin can enable it with `cavvy user enable`"
+                )
             case TokenState.EXPIRED:
                 raise ApiProblem("unauthorised", "the token has expired", _NEW_TOKEN)
             case TokenState.REVOKED:

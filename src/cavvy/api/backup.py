@@ -2,11 +2,11 @@
 
 The archive is a tar file: `cavvy.db`, the keys, the other files of the state folder or of
 `server.files`, and last `manifest.json`, which names the SHA-256 of every file and of the rows of
-every table. An archive without it is incomplete. The database comes first, so all files to which
-its rows refer exist when they are read. A PostgreSQL database is copied from one snapshot into a
-SQLite file, so an archive can be restored into either.
+every table. An archive without this file is incomplete. The database is copied first, so that all
+files to which its rows refer exist when the files are read. A PostgreSQL database is copied from
+one snapshot into a SQLite file, so an archive can be restored into either.
 
-The server may run meanwhile.
+The server may run during the backup.
 """
 
 import io
@@ -91,14 +91,14 @@ def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path]:
     if url is None:
         raise StateDirError(
             "nothing-to-back-up",
-            f"no server has worked with the state folder {home.path}",
-            "CAVVY_HOME names the state folder of a server; run this as the server's user",
+            f"no server has used the state folder {home.path}",
+            "CAVVY_HOME names the state folder of a server; run this command as the server's user",
         )
     return url, Path(choose_files(home, settings, url).path)
 
 
 def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -> None:
-    """Raise StateDirError if a key is missing that the server of these tables has used."""
+    """Raise StateDirError if a key that the server of these tables has used is missing."""
     rows = {each.table: each.rows for each in tables}
     needed = {"agents.key": rows["attempts"]}
     if not settings.text("secrets.key"):
@@ -111,14 +111,14 @@ def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -
                 "key-missing",
                 f"the folder {root} has no {name}, without which an archive of this server cannot "
                 "be used",
-                "use the settings of the server, above all server.files and secrets.key, or "
-                "restore the key",
+                "use the settings of the server, in particular server.files and "
+                "secrets.key, or restore the key",
             )
 
 
 def _copy_database(url: str, copy: Path) -> tuple[Sequence[TableDigest], str]:
-    """Copy the database, as it is at one moment, to a new SQLite file. Returns what it contains,
-    and the installation's ID.
+    """Copy a consistent snapshot of the database to a new SQLite file. Returns a description of its
+    contents, and the installation's ID.
     """
     driver = make_driver(url, journal="auto")
     try:
@@ -166,14 +166,15 @@ def _copy_snapshot(source: DatabaseDriver, target: DatabaseDriver) -> Sequence[T
 def _check_revision(revision: str) -> None:
     if revision != HEAD:
         raise StoreUnusable(
-            f"the database is at revision {revision}, and this program is made for {HEAD}; back it "
-            "up with the version of Cavvy that works with it"
+            f"the database is at revision {revision}, but this program supports {HEAD}; back "
+            "it up with the version of Cavvy that uses it"
         )
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> str:
-    """Add a file as long as it is now, and return its hash, or "" if it was removed meanwhile. Only
-    logs are appended to, and those bytes are left out. Raises OSError if the file becomes shorter.
+    """Add a file with its current length, and return its hash, or "" if the file was removed
+    meanwhile. Logs may grow during the copy; the new bytes are left out. Raises OSError if the file
+    becomes shorter.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115

@@ -1,5 +1,5 @@
-"""The PostgreSQL database of a server: which one it uses, its place among the servers that share
-the database, and the folder whose files belong to it.
+"""The PostgreSQL database of a server: the choice of the database, the registration among the
+servers that share it, and the folder whose files belong to it.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from cavvy.store.leases import RENEW_S, SWEEP_LEASE, Replica, ReplicaLeases, lis
 
 SCHEMES = ("postgresql://", "postgresql+psycopg://")
 _REMEMBERED = "database"  # the file with the URL that a server of the folder used last
-_FILES_REMEMBERED = "files"  # the file with the `server.files` that it used last
+_FILES_REMEMBERED = "files"  # the file with the value of `server.files` that this server used last
 _FOLDER_ID = "files.id"
-_SERVERS = "servers"  # the folder with a file for each server, by which they see that they share it
-_LOCAL = "local"  # the provider of this machine
-_TURN_PAUSE_S = 1.0  # interval at which a waiting server looks again
+_SERVERS = "servers"  # a folder with a file for each server, so that servers detect a shared folder
+_LOCAL = "local"  # name of the provider of this machine
+_TURN_PAUSE_S = 1.0  # seconds after which a waiting server checks again
 _log = logging.getLogger(__name__)
 
 
@@ -33,11 +33,13 @@ class BindsFolder(Protocol):
     """A store in a database, to which files on a disk belong."""
 
     async def bind(self, key: str, value: str) -> str:
-        """Store a fact of the installation unless it is known, and return what is stored."""
+        """Store a fact of the installation unless the fact is known, and return the stored
+        value.
+        """
 
 
 def choose_database(home: StateDir, settings: Settings) -> str | None:
-    """Return the URL of the PostgreSQL database: the setting `server.database`, or else the one
+    """Return the URL of the PostgreSQL database: the setting `server.database`, or else the URL
     that the last server of this folder used. None means the file `cavvy.db`. Raises StateDirError.
     """
     given = settings.text("server.database")
@@ -86,20 +88,20 @@ def choose_files(home: StateDir, settings: Settings, url: str | None) -> StateDi
 
 
 def refuse_used(files: StateDir) -> None:
-    """Raise StateDirError if a server has worked with this folder for files, whose keys and logs
-    would be replaced by those of another server.
+    """Raise StateDirError if a server has worked with this folder for files, because another server
+    would replace its keys and logs.
     """
     for name in ("cavvy.db", _SERVERS):
         if os.path.exists(files.file(name)):
             raise StateDirError(
                 "not-empty",
-                f"server.files ({files.path}) belongs to a server that has jobs: it has {name}",
+                f"server.files ({files.path}) belongs to a server with jobs: it contains {name}",
                 "set server.files to a new folder, or move this one away",
             )
 
 
 def wait_for_turn(home: StateDir, settings: Settings) -> None:
-    """Lock the folder as soon as no other server works with it. Blocks. Raises StateDirError."""
+    """Lock the folder as soon as no other server uses it. Blocks. Raises StateDirError."""
     shown = ""
     while True:
         reason = _claim(home, choose_database(home, settings))
@@ -112,11 +114,11 @@ def wait_for_turn(home: StateDir, settings: Settings) -> None:
 
 
 def _claim(home: StateDir, url: str | None) -> str:
-    """Lock the folder. Returns why this is not possible now, or ""."""
+    """Lock the folder. Returns the reason if this is not possible now, otherwise ""."""
     try:
         for each in list_replicas(url) if url else ():
             if each.folder == home.path:
-                return f"process {each.pid} on {each.host} works with {home.path}"
+                return f"process {each.pid} on {each.host} uses {home.path}"
         home.claim(wait_s=0.0, alone=url is not None)
     except StoreUnusable as error:
         return str(error)
@@ -133,7 +135,7 @@ def _claim(home: StateDir, url: str | None) -> str:
 async def join_servers(
     url: str, home: StateDir, files: StateDir, settings: Settings, address: str
 ) -> AsyncIterator[ReplicaLeases]:
-    """Join the servers that work with the database. Raises StateDirError if they cannot share it
+    """Register with the servers that use the database. Raises StateDirError if they cannot share it
     with this one, StoreError.
     """
     me = Replica(
@@ -157,9 +159,9 @@ async def join_servers(
 
 @asynccontextmanager
 async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
-    """Keep all servers away from the database, for a command that changes all of it. The fence lets
-    it write only while no server can have joined. Raises StateDirError if a server works with the
-    database, StoreError.
+    """Keep all servers away from the database, for a command that changes the whole database. The
+    fence permits writes only while no server can have joined. Raises StateDirError if a server uses
+    the database, StoreError.
     """
     me = Replica(
         id=secrets.token_hex(16),
@@ -167,21 +169,21 @@ async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
         pid=os.getpid(),
         folder=home.path,
         address="",  # of no server
-        revision=None,  # none can share the database with it
+        revision=None,  # no server can share the database with this command
     )
     leases = ReplicaLeases(url, me)
     try:
         for each in await leases.join():
             raise StateDirError(
                 "server-running",
-                f"process {each.pid} on {each.host} works with the database",
+                f"process {each.pid} on {each.host} uses the database",
                 f"stop it first: CAVVY_HOME={each.folder} cavvy server stop; jobs keep running",
             )
         await leases.turn()
         if SWEEP_LEASE not in leases.held:
             raise StateDirError(
                 "server-running",
-                "another process has just begun to work with the database",
+                "another process has just started to use the database",
                 "try again when it has ended",
             )
         staying = asyncio.create_task(_stay(leases), name="stay")
@@ -207,16 +209,16 @@ def check_others(others: Sequence[Replica], files: StateDir, settings: Settings,
         if not os.path.exists(files.file(_SERVERS, each.id)):
             raise StateDirError(
                 "settings-invalid",
-                f"process {each.pid} on {each.host} works with this database and keeps keys, logs "
-                f"and uploads in another folder than {files.path}, perhaps a copy of it",
+                f"process {each.pid} on {each.host} uses this database, but keeps keys, logs "
+                f"and uploads in another folder than {files.path}, perhaps in a copy of it",
                 "set server.files to the same folder for all servers, on a shared file system if "
                 "they are on several machines; or stop that server first",
             )
         if each.host != host and _uses_machine(settings):
             raise StateDirError(
                 "settings-invalid",
-                f"process {each.pid} on {each.host} works with this database, and jobs on the "
-                "server's own machine are enabled, which other machines cannot see",
+                f"process {each.pid} on {each.host} uses this database, and jobs on the "
+                "server's own machine are enabled, which other machines cannot manage",
                 "set enabled = false in [providers.local] for all servers",
             )
 
@@ -227,7 +229,7 @@ def _uses_machine(settings: Settings) -> bool:
 
 async def bind_folder(store: BindsFolder, home: StateDir, files: StateDir, url: str) -> None:
     """Check that the keys, logs and uploaded files of this database are in the folder `files`, and
-    remember the database for later starts. A new database is bound to the folder. Raises
+    store the URL of the database for later starts. A new database is bound to the folder. Raises
     StateDirError.
     """
     path = files.file(_FOLDER_ID)

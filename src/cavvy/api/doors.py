@@ -36,9 +36,9 @@ _DISCARDED = 1024 * 1024  # maximum bytes of a body that are read after its answ
 
 
 class ListenerTls(Protocol):
-    """What a listener needs to know of TLS."""
+    """The TLS contexts of a listener."""
 
-    strict: ssl.SSLContext  # each connection starts with it
+    strict: ssl.SSLContext  # the context with which each connection starts
 
     def only_downloads(self, connection: object) -> bool:
         """Return whether this TLS connection may only download files by hash."""

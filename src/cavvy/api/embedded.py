@@ -2,7 +2,7 @@
 exits when it is idle.
 
 `cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through the pipe N,
-the process reports that it is serving requests, that another server is running already, or why the
+the process reports that it is serving requests, that another server is already running, or why the
 start failed.
 """
 
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load_modules() -> None:
-    """Import what a server needs, so that a takeover does not wait for it."""
+    """Import the modules that a server needs, so that a takeover does not wait for it."""
     import uvloop  # noqa: F401
 
     import cavvy.api.app
@@ -207,7 +207,7 @@ class _ServerRun:
         self, address: str
     ) -> "AsyncIterator[tuple[StateDir, ReplicaLeases | None]]":
         """Join the servers of the PostgreSQL database, if the server uses one. Returns the folder
-        for files, and the place among the servers.
+        for files, and this server's registration.
         """
         from cavvy.api.database import choose_database, choose_files, join_servers
 
@@ -380,8 +380,8 @@ def _make_servers(
 
 
 def _share_machine(app: "AuditMiddleware", app_state: "AppState") -> "MachineSocket":
-    """Serve the agents on this machine whenever it is this server's turn; never, if it is the only
-    server, because they use its own socket then.
+    """Serve the agents on this machine while it is responsible for their shared socket. If this is
+    the only server, do nothing, because agents then use the server's own socket.
     """
     from cavvy.api.machine_socket import MachineSocket
 

@@ -32,7 +32,7 @@ CODES: Mapping[str, ErrorCode] = {
 
 
 class ApiProblem(Exception):
-    """A request failed. `code` is a key of CODES, and `message` says why."""
+    """A request failed. `code` is a key of CODES, and `message` gives the reason."""
 
     def __init__(
         self, code: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None

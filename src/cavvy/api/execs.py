@@ -1,8 +1,8 @@
 """Keeps track of the commands that users run in the environment of a job. Agents run these
 commands; the server keeps their output in memory until users read it.
 
-When the server stops, these commands end. The command-line tools that wait for them are told, and
-start their commands again on the next server.
+When the server stops, these commands end. The command-line tools that wait for these commands are
+notified, and start them again on the next server.
 """
 
 import time
@@ -71,7 +71,7 @@ class JobExecs:
         return made
 
     def wanted(self, gang: str, rank: int) -> list[JobExec]:
-        """Return the commands that the agent of this rank has not answered yet."""
+        """Return the commands to which the agent of this rank has not responded yet."""
         return [
             each
             for each in self._all.values()

@@ -1,4 +1,6 @@
-"""The files of a state folder that belong to its database: what a backup or a move takes along."""
+"""The files of a state folder that belong to its database: the files that a backup or a move
+includes.
+"""
 
 import os
 import shutil
@@ -6,14 +8,14 @@ from collections.abc import Iterator
 from hashlib import file_digest
 from pathlib import Path
 
-# Keys, and the certificate that nodes check. Without them, secrets cannot be opened and agents are
-# refused.
+# Keys, and the certificate that nodes check. Without them, secrets cannot be decrypted and agents
+# are refused.
 KEYS = ("agents.key", "tls.pem", "key", "installation", "files.id")
 _KEY_FORMS = "key.*"  # former keys of secrets
 # Uploaded working folders, logs, checkpoints and results, and files of providers. The data keys of
-# files are the last, because a new file may have a new key.
+# files come last, because a new file may have a new key.
 FOLDERS = ("folders", "logs", "storage", "providers", "file-keys")
-# Processes of this machine, their folders and sockets: they mean nothing in another place.
+# Processes of this machine, their folders and sockets: they are useless on another machine.
 _LEFT_OUT = ("providers/local",)
 
 
@@ -39,8 +41,8 @@ def list_files(root: Path) -> Iterator[Path]:
 
 
 def copy_files(source: Path, target: Path) -> int:
-    """Copy all of these files to another state folder, unless they are there already with the same
-    content, and compare the copies. Returns how many were copied. Raises OSError.
+    """Copy all of these files to another state folder, unless the folder already has them with the
+    same content, and compare the copies. Returns the number of copied files. Raises OSError.
     """
     count = 0
     for name in [*list_keys(source), *list_files(source)]:

@@ -1,7 +1,8 @@
 """Verifies ID tokens of OpenID Connect.
 
 A token is accepted only with an algorithm of ALGORITHMS and a key that its issuer publishes; its
-header cannot name or contain another key. Only issuers that an admin trusts are asked for keys.
+header cannot name or contain another key. Keys are requested only from issuers that an admin
+trusts.
 """
 
 import asyncio
@@ -27,23 +28,25 @@ ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
-LONGEST = 16_384  # characters of an ID token
-_LONGEST_S = 86_400  # for which an ID token is valid; it is remembered for as long
-_LEEWAY_S = 60  # how far the clocks of the issuer and the server may differ
-_FETCH_S = 5.0  # for each wait for an issuer
-_MOST_FETCH_S = 10.0  # for all answers of an issuer
+LONGEST = 16_384  # maximum characters of an ID token
+_LONGEST_S = 86_400  # maximum validity of an ID token; used tokens are remembered for this time
+_LEEWAY_S = 60  # maximum difference of the clocks of issuer and server, in seconds
+_FETCH_S = 5.0  # maximum seconds for each read from an issuer
+_MOST_FETCH_S = 10.0  # maximum seconds for all answers of an issuer
 _MOST_BYTES = 1 << 20
 _MOST_KEYS = 100  # of one issuer
-_KEYS_AGE_S = 3600.0  # after which keys are fetched again
-_MOST_AGE_S = 86_400.0  # how long keys are used while their issuer does not answer
-_AGAIN_S = 30.0  # between two attempts to fetch an issuer's keys
+_KEYS_AGE_S = 3600.0  # seconds after which keys are fetched again
+_MOST_AGE_S = 86_400.0  # seconds for which keys are used while their issuer does not answer
+_AGAIN_S = 30.0  # seconds between two attempts to fetch an issuer's keys
 _DISCOVERY = "/.well-known/openid-configuration"  # OpenID Connect Discovery 1.0, section 4
 
 JsonWebKey = Mapping[str, Any]  # RFC 7517
 
 
 class IdTokenRefused(Exception):
-    """The ID token is not valid. The message says why, and contains nothing of the token."""
+    """The ID token is not valid. The message gives the reason, and contains no part of the
+    token.
+    """
 
 
 class IssuerSilent(Exception):
@@ -51,8 +54,8 @@ class IssuerSilent(Exception):
 
 
 class VerifiedToken(Struct, frozen=True, kw_only=True):
-    """The claims of a valid ID token, the trusts of its issuer and audience, and until when it can
-    be used.
+    """The claims of a valid ID token, the trusts of its issuer and audience, and the time until
+    which it can be used.
     """
 
     claims: Mapping[str, object]
@@ -72,8 +75,9 @@ class IssuerKeys:
         self._fetched: Future[Mapping[str, JsonWebKey] | IssuerSilent] | None = None
 
     async def find(self, key_id: str) -> JsonWebKey:
-        """Return the key with this ID. Unknown IDs make the keys be fetched again, but not often,
-        so that bad tokens cannot burden the issuer. Raises IdTokenRefused, IssuerSilent.
+        """Return the key with this ID. If the ID is unknown, the keys are fetched again, but not
+        often, so that bad tokens cannot cause many requests to the issuer. Raises IdTokenRefused,
+        IssuerSilent.
         """
         async with self._reading:
             age, waited = monotonic() - self._read_at, monotonic() - self._tried_at
@@ -87,8 +91,8 @@ class IssuerKeys:
         raise IdTokenRefused("its issuer does not publish the key that signed it")
 
     async def _read(self) -> None:
-        """A thread reads the keys, so that an issuer that sends its answer slowly blocks nothing
-        else. A second one is not started before it ends.
+        """Read the keys in a thread, so that an issuer that answers slowly blocks nothing else. A
+        second thread is started only after the first one has ended.
         """
         self._tried_at = monotonic()
         if self._fetched is None:
@@ -130,7 +134,8 @@ class IdTokenVerifier:
         algorithm, key_id = _check_header(header)
         row = await self._issuers.setdefault(issuer, IssuerKeys(issuer)).find(key_id)
         try:
-            # Without `alg`, a key has the algorithm of the token if its kind permits that.
+            # Without `alg`, a key counts as one for the token's algorithm if the kind of key
+            # permits this.
             key = jwt.PyJWK(dict(row), algorithm=row.get("alg", algorithm))
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise IdTokenRefused("its algorithm is not that of the issuer's key") from error
@@ -226,7 +231,7 @@ def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
 
 
 def check_issuer(url: str) -> str:
-    """Return why the URL cannot be that of an issuer; "" if it can. Issuers on this machine, for
+    """Return why the URL cannot be an issuer's URL; "" if it can. Issuers on this machine, for
     tests, need no TLS.
     """
     try:
@@ -256,7 +261,8 @@ def _fetch(url: str, issuer: str) -> dict[str, Any]:
 
     problem = check_issuer(url.partition("?")[0])
     if not problem and issuer.startswith("https:") and not url.startswith("https:"):
-        problem = "it must begin with https://"  # no issuer may name programs of this machine
+        # An issuer must not direct requests to programs on this machine.
+        problem = "it must begin with https://"
     if problem:
         raise IssuerSilent(f"cannot read {url}: {problem}")
     try:

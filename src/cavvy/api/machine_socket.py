@@ -1,5 +1,5 @@
-"""The socket of the agents on this machine, if several servers work with one database. One of those
-on the machine serves it; when that server ends, another one takes its place, so agents keep their
+"""The socket of the agents on this machine, if several servers share one database. One server on
+the machine serves this socket. When that server ends, another one takes over, so agents keep their
 address.
 """
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class MachineSocket:
-    """Serves `app` on the Unix socket `path` while it is this server's turn."""
+    """Serves `app` on the Unix socket `path` from `update(True)` to `update(False)`."""
 
     def __init__(self, app: Any, path: str) -> None:
         self._app = app
@@ -25,7 +25,7 @@ class MachineSocket:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def update(self, mine: bool) -> None:
-        """Start or stop serving. A socket that another server has left behind is replaced."""
+        """Start or stop serving. A socket left behind by another server is replaced."""
         from cavvy.api.doors import BoundedServer
 
         if mine and self._server is None:

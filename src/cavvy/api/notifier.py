@@ -28,7 +28,9 @@ class ChangeNotifier:
         self._others: SharesSignals | None = None
 
     def share_with(self, others: SharesSignals) -> None:
-        """Also wake the requests that other servers have, and those here when others say so."""
+        """Also wake requests on other servers, and wake requests here when another server signals a
+        change.
+        """
         self._others = others
         others.on_signal = self._receive
 

@@ -57,10 +57,10 @@ from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import refreshed_path
 from cavvy.store.snapshot.layout import SnapshotError
 
-_FORGOTTEN = timedelta(days=7)  # how long uploaded files that no job uses are kept
+_FORGOTTEN = timedelta(days=7)  # seconds for which uploaded files that no job uses are kept
 _TIDY_EVERY = timedelta(days=1)
 _CLOCK = WallClock()
-_MOST_INSTANCES = 4096  # cached answers about instance types
+_MOST_INSTANCES = 4096  # maximum number of cached answers about instance types
 _log = logging.getLogger(__name__)
 
 
@@ -100,8 +100,9 @@ async def open_state(
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
     """Open the application state and start its control plane. `database` is the URL of a store, or
-    this server's place among those that share a PostgreSQL database; None means the database file
-    in the state folder. `files` is the folder with keys, logs and uploads, by default `home`.
+    this server's registration among the servers that share a PostgreSQL database; None means the
+    database file in the state folder. `files` is the folder with keys, logs and uploads, by default
+    `home`.
 
     Raises StoreError, ProviderError, StateDirError.
     """
@@ -154,12 +155,12 @@ def _make_shared(share: WorkShare) -> SharedTraffic:
 
 
 class _ServerParts(Struct, frozen=True):
-    """What the application state is made from."""
+    """The parts of which the application state is made."""
 
     home: StateDir
     files: StateDir
     settings: Settings
-    address: str  # of the socket for agents on this machine
+    address: str  # path of the socket for agents on this machine
     store: Store
     installation: str
     share: WorkShare | None
@@ -175,8 +176,8 @@ class _ServerParts(Struct, frozen=True):
         return self.share is not None
 
     def make_watch(self) -> ChangeNotifier:
-        """Return what wakes the requests that wait for a change, also one made by another
-        server.
+        """Return the object that wakes requests that wait for a change, including changes made by
+        another server.
         """
         watch = ChangeNotifier()
         if self.share is not None:
@@ -264,8 +265,8 @@ def _make_control_plane(
 def _serve_nodes(
     listener: NodeListener | None, tokens: GangTokens, root: Path
 ) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
-    """Return what nodes outside this machine download, and how they reach the server; None if they
-    cannot.
+    """Return the downloads for nodes outside this machine and the address at which they reach the
+    server; None if they cannot reach it.
     """
     if listener is None:
         return None, None
@@ -274,13 +275,15 @@ def _serve_nodes(
 
 
 def make_notes(home: StateDir) -> StopNotes | None:
-    """Return where stops are recorded while the disk is full; None if the database is elsewhere."""
+    """Return the record of stops that is used while the disk is full; None if the database is not
+    in the state folder.
+    """
     return None if home.shared else StopNotes(Path(home.path) / "stops")
 
 
 def open_sealer(settings: Settings, root: Path) -> SecretSealer:
-    """Make what encrypts secrets. Raises SettingsError if the settings name no valid place of a
-    key.
+    """Return the object that encrypts secrets. Raises SettingsError if the settings name no valid
+    location of a key.
     """
     former = settings.text("secrets.former_keys").replace(",", " ").split()
     try:
@@ -296,7 +299,7 @@ def make_context(
     node_endpoint: NodeEndpoint | None,
     now: Callable[[], datetime],
 ) -> ProviderContext:
-    """Make what all providers are created with."""
+    """Return the context with which all providers are created."""
     return ProviderContext(
         installation=installation,
         home=root / "providers",
@@ -326,8 +329,8 @@ def _make_documents(store: Store, account: str) -> StoredProviderState:
 def make_credentials(
     store: Store, sealer: SecretSealer, accounts: UsesAccounts, context: ProviderContext
 ) -> ProjectCredentials:
-    """Make what opens the credentials of projects. The provider of a project's account recognises
-    its machines by a mark of its own, and has its own ledger and folder.
+    """Return the object that decrypts the credentials of projects. The provider of a project's
+    account recognises its machines by the account's own mark, and has its own ledger and folder.
     """
 
     def make(known: registry.KnownProvider, table: Mapping[str, Scalar], project: str) -> Provider:
@@ -366,7 +369,7 @@ def _find_instance(provider: str, instance: str, refreshed_at: int) -> Offer | N
 
 def _refreshed_at() -> int:
     """Return the time, in nanoseconds, at which `cavvy catalog refresh` wrote the snapshot; 0 for
-    the one that was installed with the program.
+    the snapshot that was installed with the program.
     """
     try:
         return refreshed_path().stat().st_mtime_ns
@@ -375,15 +378,15 @@ def _refreshed_at() -> int:
 
 
 def list_prices(provider: str) -> Sequence[Offer]:
-    """Return the on-demand and spot offers of a provider in the catalog. Empty if there is no
-    catalog.
+    """Return the on-demand and spot offers of a provider in the catalog. The result is empty if
+    there is no catalog.
     """
     return _list_prices(provider, None)
 
 
 def list_instance(provider: str, instance: str) -> Sequence[Offer]:
-    """Return the on-demand and spot offers of an instance type in the catalog. Empty if there is no
-    catalog.
+    """Return the on-demand and spot offers of an instance type in the catalog. The result is empty
+    if there is no catalog.
     """
     return _list_prices(provider, instance)
 

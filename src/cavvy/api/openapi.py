@@ -24,7 +24,7 @@ _REF = "#/components/schemas/{name}"
 _JSON = "application/json"
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _documented: set[type] = {wire.ErrorBody, TaskSpec, RunOrigin, Offer}
-# Fields that contain undecoded JSON, and the type of that JSON.
+# Fields that contain undecoded JSON, with the type of the decoded value.
 _RAW = {"task": "TaskSpec", "origin": "RunOrigin", "offer": "Offer"}
 _BEARER = {"type": "http", "scheme": "bearer"}
 _HIDDEN = ("project-not-found", "role-needed", "scope-needed")
@@ -67,10 +67,10 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the arguments for a route's decorator that describe the route. `rule` says who may use
-    it, and is checked before anything else of the request is read. `ask` and `answer` are the types
-    of the bodies. `sends` means that the request's body is raw bytes, and `gives` means the same of
-    the answer's body.
+    """Return the arguments for a route's decorator that describe the route. `rule` states who may
+    use the route, and is checked before any other part of the request is read. `ask` and `answer`
+    are the types of the bodies. `sends` means that the request's body is raw bytes, and `gives`
+    means the same for the answer's body.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {

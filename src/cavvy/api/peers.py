@@ -1,13 +1,14 @@
-"""Commands in jobs whose node talks to another server of the same database (a peer).
+"""Commands in jobs whose node is connected to another server of the same database (a peer).
 
-A command is kept by the server that the user asked, whose ID is the end of the command's ID. The
-server announces the command to its peers; the one at which the node's agent waits for orders asks
-for it with the agent's own token, and tells the agent. Requests about a command that reach another
-server, from its agent or its user, are passed on to the server that keeps it.
+The server that received the user's request keeps the command; the command's ID ends with this
+server's ID. The server announces the command to its peers. The peer to which the node's agent is
+connected requests the command with the agent's own token, and sends it to the agent. If a request
+about the command, from its agent or its user, reaches another server, that server forwards it to
+the server that keeps the command.
 
-Peers on one machine use their Unix sockets, others their listeners for nodes, whose certificate all
-have. A user's request is passed on with a token for this one request, which is valid for a short
-time: the first server has checked what the user may do.
+Peers on one machine use their Unix sockets, others their listeners for nodes, which all use the
+same certificate. A user's request is forwarded with a short-lived token for this one request,
+because the first server has already checked the user's rights.
 """
 
 import asyncio
@@ -32,26 +33,28 @@ from cavvy.control.share import WorkShare
 from cavvy.store.channel import ServerSignal, SignalKind
 from cavvy.store.leases import Replica
 
-PEER = b"cavvy-peer"  # the header with the token of a request that a peer has passed on
-# what may be passed on: what users ask about commands that run
+PEER = b"cavvy-peer"  # the header with the token of a request that a peer has forwarded
+# requests that may be forwarded: users' requests about running commands
 _OF_USERS = re.compile(r"/v1/projects/[^/]+/jobs/[^/]+/exec/[^/]+(/input)?")
-_VALID = timedelta(seconds=30)  # the clocks of servers may differ by less
+_VALID = timedelta(seconds=30)  # in seconds; longer than the clocks of servers may differ
 _CONNECT_S = 5.0
-_ANSWER_S = 90.0  # the longest poll takes 60 s
-_REMEMBERED_S = 30.0  # how long an announcement counts; it is repeated while the user waits
+_ANSWER_S = 90.0  # in seconds; the longest poll takes 60 s
+_REMEMBERED_S = (
+    30.0  # seconds for which an announcement is valid; it is repeated while the user waits
+)
 _MOST_ANNOUNCED = 1000
 _NAME = "cavvy"  # the name in the certificate of the listener for nodes
 _log = logging.getLogger(__name__)
 
 
 class PeerServers:
-    """The other servers, and what they have announced. `share` is None if there are none;
-    `certificate` is the file with the certificate of the listeners for nodes.
+    """The other servers, and the commands that they have announced. `share` is None if there are
+    none; `certificate` is the file with the certificate of the listeners for nodes.
     """
 
     def __init__(self, share: WorkShare | None, tokens: GangTokens, certificate: str) -> None:
         self._share, self._tokens, self._certificate = share, tokens, certificate
-        # (gang, rank) -> the IDs of commands that peers keep, and when each was announced
+        # (gang, rank) -> the IDs of commands that peers keep, and the time of each announcement
         self._announced: dict[tuple[str, int], dict[str, float]] = {}
         self.on_news: Callable[[str], None] = lambda gang: None
         if share is not None:
@@ -84,7 +87,7 @@ class PeerServers:
         return self._share.find_server(server)
 
     def reaches_me(self, server: Replica) -> bool:
-        """Return whether this peer can ask for commands here."""
+        """Return whether this peer can request commands from this server."""
         if self._share is None or server.peer is None:  # an older program
             return False
         return server.host == self._share.me.host or bool(self._share.me.peer)
@@ -100,7 +103,8 @@ class PeerServers:
 
     async def fetch(self, request: Request, gang: str, rank: int) -> list[bytes]:
         """Return the announced commands for this rank as JSON, from the servers that keep them.
-        `request` is one of the rank's agent. What cannot be had is announced again.
+        `request` comes from the rank's agent. Commands that cannot be fetched now will be announced
+        again.
         """
         found = []
         for exec_id in self._announced.pop((gang, rank), {}):
@@ -124,7 +128,7 @@ class PeerServers:
         if "gang_token" in scope:
             headers = _of_agent(request)
         elif scope.get("peer"):
-            raise ApiProblem("agent-elsewhere", "the request was passed on already")
+            raise ApiProblem("agent-elsewhere", "the request was already forwarded")
         else:
             now = request.app.state.app_state.now()
             headers = {PEER.decode(): self._make_token(scope["method"], target, now + _VALID)}
@@ -135,7 +139,7 @@ class PeerServers:
             raise ApiProblem("agent-elsewhere", f"{told}, does not answer: {error}") from error
 
     def accepts(self, scope: Scope, token: bytes, now: datetime) -> bool:
-        """Return whether a peer has passed on this request and vouches for its user."""
+        """Return whether a peer has forwarded this request and confirms the user's rights."""
         until = token.partition(b".")[0]
         if not is_passed_on(scope) or not until.isdigit() or len(until) > 12:
             return False
@@ -199,14 +203,12 @@ class PeerServers:
 
 
 def is_passed_on(scope: Scope) -> bool:
-    """Return whether a request says that a peer has passed it on, and is one of those that may
-    be.
-    """
+    """Return whether a request is marked as forwarded by a peer, and may be forwarded."""
     return passed_token(scope) is not None and bool(_OF_USERS.fullmatch(scope["path"]))
 
 
 def passed_token(scope: Scope) -> bytes | None:
-    """Return what a request shows as the token of a peer."""
+    """Return the peer's token in a request."""
     return next((bytes(value) for name, value in scope["headers"] if name == PEER), None)
 
 
@@ -221,7 +223,7 @@ def _of_agent(request: Request) -> dict[str, str]:
 
 
 def _read_answer(data: bytes) -> Response:
-    """Return the answer to pass on. Raises ValueError."""
+    """Return the answer to forward. Raises ValueError."""
     head, end, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     status = first.split(" ")[1:2]

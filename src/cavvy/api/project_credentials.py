@@ -1,6 +1,6 @@
-"""The credentials of projects at providers: seals and opens them, and makes a provider of
-each. Nothing of them leaves this process: agents, answers and logs contain none of it,
-and key files exist only in this process's memory.
+"""The credentials of projects at providers: encrypts and decrypts them, and creates a provider with
+each. Credentials never leave this process: agents, answers and logs do not contain them, and key
+files exist only in this process's memory.
 """
 
 import asyncio
@@ -42,30 +42,30 @@ from cavvy.providers.registry import (
 from cavvy.store.base import Store, StoreError, StoreUnusable
 from cavvy.store.secrets import SecretSealer
 
-_RETRY_S = 60.0  # pause between attempts to open credentials that could not be opened
+_RETRY_S = 60.0  # seconds between attempts to decrypt credentials that could not be decrypted
 _ASKING_S = 60.0  # maximum seconds for the first calls with a new credential
-_LONGEST = 1000  # characters of a setting
-_LONGEST_KEY = 64 * 1024  # characters of a key file
+_LONGEST = 1000  # maximum characters of a setting
+_LONGEST_KEY = 64 * 1024  # maximum characters of a key file
 # regions may become a part of a cloud's address, so they must not end its host
 _REGIONS = re.compile(r"[A-Za-z0-9_, -]*")
 _log = logging.getLogger(__name__)
 
 
 class CredentialContent(Struct, frozen=True, kw_only=True):
-    """What a project sets: settings of the provider, and the content of its key files by the names
-    of their settings.
+    """The values that a project sets: settings of the provider, and the contents of its key files,
+    keyed by the names of their settings.
     """
 
     settings: dict[str, Scalar] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
 
 
-# known provider, settings, project -> the provider as the project's account
+# (known provider, settings, project) -> the provider with the project's account
 MakeProvider = Callable[[KnownProvider, Mapping[str, Scalar], str], Provider]
 
 
 class UsesAccounts(Protocol):
-    """What works with the accounts of projects: the control plane, or a comparison after a
+    """An object that uses the accounts of projects: the control plane, or a comparison after a
     restore.
     """
 
@@ -77,7 +77,7 @@ class UsesAccounts(Protocol):
 
 class ProjectCredentials:
     """The credentials of all projects. `problems` has the reason for each account whose credential
-    could not be opened.
+    could not be decrypted.
     """
 
     def __init__(
@@ -92,15 +92,16 @@ class ProjectCredentials:
         self._accounts = accounts
         self._make = make_provider
         self._files: dict[str, list[int]] = {}  # account -> descriptors of its key files
-        self._opened: dict[str, datetime] = {}  # account -> `updated_at` of what is open
+        self._opened: dict[str, datetime] = {}  # account -> `updated_at` of the open credential
         self._changing = asyncio.Lock()
         self._soon = asyncio.Event()
         accounts.pool.read_accounts = self._soon.set
         self.problems = accounts.pool.unusable
 
     async def open_changed(self) -> None:
-        """Open the stored credentials that are not open, and forget those that are no longer
-        stored: another server may have changed them. What fails is tried again later.
+        """Open the stored credentials that are not open, and close those that are no longer stored,
+        because another server may have changed them. A credential that cannot be opened is tried
+        again later.
         """
         async with self._changing:
             pool = self._accounts.pool
@@ -130,7 +131,7 @@ class ProjectCredentials:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Open the stored credentials, and try again regularly what fails. At the end, forget
+        """Open the stored credentials, and regularly retry those that fail. At the end, close
         them.
         """
         await self.open_changed()
@@ -158,8 +159,8 @@ class ProjectCredentials:
                 if missing := await self._find_missing(account, made):
                     raise ApiProblem(
                         "credential-in-use",
-                        f"{provider} does not show {missing[0]} with this credential, but jobs of "
-                        f"project {project} run or end there",
+                        f"{provider} does not list {missing[0]} with this credential, but a "
+                        f"job of project {project} runs or ends there",
                     )
                 plain = encode(content).decode()
                 bound = SealedCredential(
@@ -176,12 +177,15 @@ class ProjectCredentials:
             await self._use(account, made, files, bound.updated_at)
 
     async def remove(self, project: str, provider: str) -> None:
-        """Delete a credential with which nothing runs. Raises RowNotFound, ApiProblem, TryAgain."""
+        """Delete a credential that no running machine uses. Raises RowNotFound, ApiProblem,
+        TryAgain.
+        """
         account = name_account(provider, project)
         async with self._changing:
             if running := await self._list_running(account):
                 raise ApiProblem(
-                    "credential-in-use", f"{running[0]} still runs with it, or ends at the moment"
+                    "credential-in-use",
+                    f"{running[0]} still runs with this credential, or is ending",
                 )
             await self._store.provider_credentials.delete(project, provider)
             self._accounts.pool.tell_accounts()
@@ -247,7 +251,7 @@ class ProjectCredentials:
 
     async def _list_running(self, account: str) -> list[str]:
         """Return the gangs of the account that are not known to have ended. If the provider no
-        longer accepts the credential, these are those of unfinished attempts.
+        longer accepts the credential, return the gangs of unfinished attempts.
         """
         running, pool = await self._list_attempts(account), self._accounts.pool
         if running or account not in pool.providers:
@@ -294,7 +298,7 @@ def check_content(manifest: Manifest, content: CredentialContent) -> None:
 
 
 def _clean(manifest: Manifest, name: str, text: str) -> str:
-    """Return what the provider reads of a key file. Raises ApiProblem."""
+    """Return the part of a key file that the provider reads. Raises ApiProblem."""
     if not manifest.project_key:
         return text
     try:
@@ -307,11 +311,13 @@ def _check_names(what: str, given: Collection[str], allowed: Collection[str]) ->
     for name in given:
         if name not in allowed:
             listed = ", ".join(sorted(allowed))
-            raise ApiProblem("invalid-request", f"a project has no {what} {name!r} here: {listed}")
+            raise ApiProblem(
+                "invalid-request", f"a project cannot set the {what} {name!r} here: {listed}"
+            )
 
 
 async def _try(provider: Provider) -> None:
-    """Use the credential once. Raises ProviderError."""
+    """Test the credential with one request. Raises ProviderError."""
     try:
         async with asyncio.timeout(_ASKING_S):
             if who := ability(provider, WHO_AM_I):

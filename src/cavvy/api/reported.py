@@ -26,7 +26,7 @@ Size = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
 Name = Annotated[str, Meta(max_length=255)]
 FilePath = Annotated[str, Meta(max_length=4096)]
-Upload = Annotated[str, Meta(max_length=4096)]  # the ID of an upload in a storage
+Upload = Annotated[str, Meta(max_length=4096)]  # maximum characters of an upload's ID in a storage
 Part = Annotated[int, Meta(ge=1, le=1_000_000)]
 ExitCode = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Moment = Annotated[datetime, Meta(tz=True)]
@@ -113,7 +113,7 @@ def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None
         except msgspec.ValidationError as error:
             faults.append(f"{name}: {error}")
     if not isinstance(kind, str):
-        kind, faults = "", [f"kind: {kind!r} is no text", *faults]
+        kind, faults = "", [f"kind: {kind!r} is not text", *faults]
     return AgentMessage(seq=seq, kind=kind, fault="; ".join(faults)[:_FAULT], **fields)
 
 

@@ -1,9 +1,9 @@
 """Restores a server from an archive, or checks one whose database was restored by other means:
 `cavvy server restore`.
 
-The archive is unpacked beside its final place and checked there. There, its database is also
-compared with the providers and marked, so that a database that was not compared never gets into its
-place. `cavvy.db`, or the rows in PostgreSQL, come last; until then, the command can be repeated.
+The archive is unpacked next to its final location and checked there. Its database is compared with
+the providers and marked there too, so a database that was not compared is never used. `cavvy.db`,
+or the rows in PostgreSQL, are written last; until then, the command can be repeated.
 """
 
 import asyncio
@@ -48,8 +48,9 @@ _UNPACKED = "restore.part"
 
 
 class RestoreReport(Struct, frozen=True, kw_only=True):
-    """What was, or would be, restored; how it differs from what the providers run; and which
-    providers did not answer. `made_at` is None if the database was restored by other means.
+    """The restored data, or with a dry run the data that would be restored; its differences from
+    the nodes that the providers report; and the providers that did not answer. `made_at` is None if
+    the database was restored by other means.
     """
 
     made_at: datetime | None
@@ -61,15 +62,15 @@ def restore(
     home: StateDir, settings: Settings, archive: BinaryIO, url: str | None, *, dry_run: bool
 ) -> RestoreReport:
     """Restore an archive into a new state folder and, with `url`, into an empty PostgreSQL
-    database. The files get into `server.files`, if that is set. Raises StateDirError, StoreError,
-    ProviderError, OSError.
+    database. The files are written to `server.files` if this setting is set. Raises StateDirError,
+    StoreError, ProviderError, OSError.
     """
     home.claim_idle()
     for name in (DATABASE, "database"):
         if os.path.exists(home.file(name)):
             raise StateDirError(
                 "not-empty",
-                f"the state folder {home.path} belongs to a server that has jobs: it has {name}",
+                f"the state folder {home.path} belongs to a server with jobs: it contains {name}",
                 "set CAVVY_HOME to a new folder, or move this one away",
             )
     files = home if dry_run else choose_files(home, settings, url)
@@ -97,7 +98,7 @@ def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> Rest
     if url is None and not os.path.exists(home.file(DATABASE)):
         raise StateDirError(
             "nothing-to-check",
-            f"no server has worked with the state folder {home.path}",
+            f"no server has used the state folder {home.path}",
             "name an archive, or set CAVVY_HOME to the state folder of the server",
         )
     files = choose_files(home, settings, url)
@@ -151,7 +152,9 @@ async def _compare(
 
 
 class _Accounts:
-    """The accounts that are compared: those of the settings, and of the projects' credentials."""
+    """The accounts that are compared: those of the settings and those of the projects'
+    credentials.
+    """
 
     def __init__(self, providers: dict[str, Provider], clock: WallClock) -> None:
         self.pool = ProviderPool(providers, clock)
@@ -169,7 +172,7 @@ class _Accounts:
 
 
 def _put_in_place(home: StateDir, files: StateDir, unpacked: Path, url: str | None) -> None:
-    """Move the files, and then the database."""
+    """Move the files to their final location, and then the database."""
     for each in sorted(unpacked.iterdir()):
         if each.name.startswith(DATABASE):
             continue

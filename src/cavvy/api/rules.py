@@ -23,9 +23,9 @@ from cavvy.store.base import ProjectFilter
 class ProjectSource(StrEnum):
     """How a route's project is found, or who else may use the route."""
 
-    PATH = "path"  # it is part of the path
-    QUERY = "query"  # it is a parameter; without it, the route covers all visible projects
-    BODY = "body"  # the route reads it from the body and calls `require`
+    PATH = "path"  # the project is part of the path
+    QUERY = "query"  # the project is a parameter; without it, the route covers all visible projects
+    BODY = "body"  # the route reads the project from the body and calls `require`
     INSTALLATION = "installation"  # the route is not about a project
     SIGNED_IN = "signed-in"  # every account may use the route, which limits its own answer
     GANG = "gang"  # the route requires the token of a gang
@@ -34,7 +34,9 @@ class ProjectSource(StrEnum):
 
 
 class RouteRule(Struct, frozen=True):
-    """What a request to a route needs. `permission` is None if the source needs none."""
+    """The permission that a request to a route needs. `permission` is None if the source needs
+    none.
+    """
 
     source: ProjectSource
     permission: Permission | None = None
@@ -112,7 +114,7 @@ def require(request: Request, permission: Permission, project: str) -> None:
             raise ApiProblem("project-not-found", f"there is no project {project}")
         case Verdict.ROLE_NEEDED:
             needed = LEAST_ROLE[permission]
-            raise ApiProblem("role-needed", f"this needs the role {needed} {where}")
+            raise ApiProblem("role-needed", f"this request needs the role {needed} {where}")
         case Verdict.SCOPE_NEEDED:
             raise ApiProblem("scope-needed", f"the token does not permit `{permission}` {where}")
 
@@ -155,5 +157,8 @@ def list_rules(routers: Iterable[APIRouter]) -> Iterator[tuple[APIRoute, RouteRu
             if rule is None or not isinstance(route, APIRoute):
                 raise TypeError(f"the route {route} has no rule; give `document` one as `rule`")
             if (rule.source is ProjectSource.PATH) != ("{project}" in route.path):
-                raise TypeError(f"the rule of {route.path} must be in_path, as its project is")
+                raise TypeError(
+                    f"the rule of {route.path} must be in_path, because its path contains the "
+                    "project"
+                )
             yield route, rule

@@ -52,7 +52,7 @@ class StateDir:
 
     def claim(self, *, wait_s: float, alone: bool = False) -> None:
         """Lock the folder. Waits for up to `wait_s` seconds while another server is stopping or
-        starting. `alone` says that the database knows of no server on another host. Raises
+        starting. `alone` means that the database has no server on another host. Raises
         StateDirBusy, StateDirError.
         """
         self.prepare()
@@ -72,7 +72,7 @@ class StateDir:
             _touch(self.file("server.beat"))
 
     def prepare(self) -> None:
-        """Create the folder, and let only this user read it. Raises StateDirError."""
+        """Create the folder, readable only by this user. Raises StateDirError."""
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             self._make_private()
@@ -82,7 +82,7 @@ class StateDir:
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
-        """Keep other servers that start with this folder from creating its files meanwhile.
+        """Prevent other servers that start in this folder from creating its files at the same time.
         Blocks.
         """
         with open(self.file("setup.lock"), "w") as lock:
@@ -98,7 +98,7 @@ class StateDir:
         except StateDirBusy as error:
             raise StateDirError(
                 "server-running",
-                f"a server works with {self.path}",
+                f"a server uses {self.path}",
                 f"stop it first: CAVVY_HOME={self.path} cavvy server stop; jobs keep running",
             ) from error
 
@@ -137,7 +137,7 @@ class StateDir:
 
     def agents_path(self) -> str:
         """Return the path of the socket for agents on this machine, if several servers share the
-        folder. One of those on the machine listens on it.
+        folder. One server on the machine listens on this socket.
         """
         path = self.file("agents.sock")
         if _fits(path) and not self.shared:

@@ -1,4 +1,4 @@
-"""Opens the files that a server stores, plain or encrypted as the settings say."""
+"""Opens the files that a server stores, plain or encrypted depending on the settings."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ _MIB = 1 << 20
 
 class StoredFiles(Struct, frozen=True, kw_only=True):
     """The working folders, logs and checkpoints of a server, and the keys that encrypt them.
-    `deposits` has the logs, and is what the control plane needs to apply results that nodes have
-    stored in a bucket.
+    `deposits` includes the logs; the control plane uses it to apply results that nodes have stored
+    in a bucket.
     """
 
     keys: FileKeys
@@ -29,7 +29,9 @@ class StoredFiles(Struct, frozen=True, kw_only=True):
 
 
 def open_stored_files(settings: Settings, root: Path, shared: bool) -> StoredFiles:
-    """`shared` says whether other servers write to these files too. Raises SettingsError."""
+    """Open the stored files. `shared` is true if other servers write to these files too. Raises
+    SettingsError.
+    """
     keys, logs_mib = _open_keys(settings, root), settings.whole("logs.job_mib")
     logs = LogStore(root / "logs", limit=logs_mib * _MIB, shared=shared, keys=keys)
     return StoredFiles(
@@ -45,8 +47,8 @@ def open_stored_files(settings: Settings, root: Path, shared: bool) -> StoredFil
 
 
 def _open_keys(settings: Settings, root: Path) -> FileKeys:
-    """Make what encrypts stored files. Raises SettingsError if the settings name no valid place of
-    a key.
+    """Return the object that encrypts stored files. Raises SettingsError if the settings name no
+    valid location of a key.
     """
     former = [settings.text(name) for name in ("files.former_keys", "secrets.former_keys")]
     try:

@@ -50,7 +50,9 @@ def explain(error: Exception) -> ApiProblem | None:
 
 
 def _explain_unusable(error: store.StoreError) -> ApiProblem:
-    """Return a database may answer again by itself; a key needs a person."""
+    """Return the error of a database or key that cannot be used. The database may answer again
+    without action; a key needs a person's action.
+    """
     if isinstance(error, store.KeyUnusable):
         return ApiProblem("key-unusable", str(error))
     return RetryLater("database-unusable", str(error), after_s=5)

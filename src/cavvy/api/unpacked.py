@@ -48,7 +48,7 @@ def unpack(archive: BinaryIO, target: Path, *, whole: bool) -> ArchiveManifest:
     if manifest is None:
         raise _damaged("its end is missing")
     if manifest.format != FORMAT:
-        raise _damaged(f"its format is {manifest.format}, and this program reads {FORMAT}")
+        raise _damaged(f"its format is {manifest.format}, but this program reads {FORMAT}")
     _compare(found, manifest)
     _compare_rows(target / DATABASE, manifest)
     return manifest
@@ -93,8 +93,9 @@ def _compare(found: dict[str, str], manifest: ArchiveManifest) -> None:
 
 
 def _compare_rows(database: Path, manifest: ArchiveManifest) -> None:
-    """Check that the archive was right when it was made. The tables of an older revision are not
-    compared, but its file was."""
+    """Check that the archive's tables equal its manifest. The tables of an older revision are not
+    compared; the hash of the database file was already checked.
+    """
     if manifest.revision != HEAD:
         return
     with closing(make_driver(f"sqlite:///{database}", journal="delete").connect()) as session:

@@ -1,5 +1,5 @@
-"""The listener for users' commands and programs beside the Unix socket: TCP, with TLS if the
-settings name a certificate. Without TLS, only this machine can reach it.
+"""The listener for users' commands and programs in addition to the Unix socket: TCP, with TLS if
+the settings name a certificate. Without TLS, only this machine can reach it.
 """
 
 import ipaddress
@@ -76,6 +76,6 @@ def _read_tls(settings: Settings) -> UserTls | None:
         raise StateDirError(
             "settings-invalid",
             f"server.tls_{given} is set, but server.tls_{missing} is not",
-            "set both: the certificate with those of its authorities, and its key",
+            "set both: the certificate and those of its authorities, and its key",
         )
     return UserTls(certificate, key)

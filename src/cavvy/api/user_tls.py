@@ -1,5 +1,5 @@
-"""TLS of the listener for users, with a certificate and a key from files. After the files were
-replaced, new connections use the new ones, so that a renewed certificate needs no restart.
+"""TLS of the listener for users, with a certificate and a key from files. If the files are
+replaced, new connections use the new files, so a renewed certificate needs no restart.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import time
 
 from cavvy.api.state_dir import StateDirError
 
-_LOOK_S = 5.0  # seconds between two looks at the files
+_LOOK_S = 5.0  # seconds between two checks of the files
 _log = logging.getLogger(__name__)
 
 
@@ -30,8 +30,8 @@ class UserTls:
                 "settings-invalid",
                 f"server.tls_cert {certificate} and server.tls_key {key} cannot be used: "
                 f"{_explain(error)}",
-                "both must be files in PEM; the first has the certificate, followed by those of "
-                "its authorities",
+                "both must be files in PEM; the first contains the certificate, followed by "
+                "those of its authorities",
             ) from error
         self.strict = _make(certificate, key)
         self.strict.sni_callback = self._choose
@@ -42,7 +42,7 @@ class UserTls:
     def _choose(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
     ) -> int | None:
-        """Called in each handshake: let the connection use the newest certificate."""
+        """Make the connection use the newest certificate. Called in each handshake."""
         self._renew()
         connection.context = self._current
         return None
@@ -58,12 +58,15 @@ class UserTls:
         self._stamp = stamp
         try:
             self._current = _make(*self._files)
-        except (OSError, ValueError) as error:  # half of them may be written; look again later
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # the files may be only partly written, so check again later
             _log.warning(
                 "the new certificate cannot be used; the old one stays in use: %s", _explain(error)
             )
         else:
-            _log.info("uses the new certificate", extra={"file": self._files[0]})
+            _log.info("the new certificate is in use", extra={"file": self._files[0]})
 
 
 def _make(certificate: str, key: str) -> ssl.SSLContext:
@@ -91,7 +94,7 @@ def _explain(error: Exception) -> str:
 
 
 def _stamp(files: tuple[str, str]) -> list[tuple[int, int, int]]:
-    """Return what changes if a file is written or replaced."""
+    """Return a value that changes if a file is written or replaced."""
     stamps = []
     for path in files:
         with contextlib.suppress(OSError):

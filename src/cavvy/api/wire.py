@@ -16,7 +16,7 @@ from cavvy.api.reported import LARGEST
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 _decoders: dict[type, "msgspec.json.Decoder[Any]"] = {}
-# maximum seconds until a small body has arrived, and until each part of a large body has
+# maximum seconds until a small body has arrived, and until each part of a large body has arrived
 BODY_SECONDS = 30.0
 MIB = 1024 * 1024
 BytesQuery = Annotated[int, Query(ge=0, le=LARGEST)]

@@ -23,7 +23,7 @@ from cavvy.providers.hosts.bundles import pack_python, platform
 from cavvy.settings import Settings
 
 _OPEN = (AGENT, BOOT, NODES)
-# the scope's key that marks connections that may only download files by hash
+# the key in the ASGI scope that marks connections that may only download files by hash
 ONLY_DOWNLOADS = "cavvy.only_downloads"
 
 
@@ -35,7 +35,8 @@ class NodeListener:
     ) -> None:
         self.sock = sock
         self.address = address  # the address that nodes use
-        # that of this server itself, if several are behind `address`
+        # the address of this server itself, if `address` belongs to a load balancer of several
+        # servers
         self.own_address = own_address
         self.certificate = certificate
 
@@ -149,7 +150,7 @@ def _reachable(host: str) -> str:
 
 class NodeRouteFilter:
     """Refuses requests to users' routes on this listener, even if they have a valid token, except
-    those that another server has passed on.
+    those that another server has forwarded.
     """
 
     def __init__(self, auth: ASGIApp) -> None:

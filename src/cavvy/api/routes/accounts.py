@@ -100,7 +100,7 @@ async def list_accounts(request: Request) -> Response:
 @router.post(
     "/accounts",
     **document(
-        "Add an account of a person or a service. It has no roles at first.",
+        "Add an account of a person or a service. A new account has no roles.",
         rule=on_installation(Permission.MANAGE),
         ask=wire.AccountAsk,
         answer=wire.AccountView,
@@ -128,8 +128,8 @@ async def add_account(request: Request) -> Response:
 @router.put(
     "/accounts/{account}/disabled",
     **document(
-        "Disable an account: its tokens are refused, and it cannot sign in. It keeps its roles, "
-        "and its jobs continue.",
+        "Disable an account: its tokens are refused, and it cannot sign in. The account "
+        "keeps its roles, and its jobs continue.",
         rule=on_installation(Permission.MANAGE),
         status=204,
         errors=("account-not-found",),
@@ -201,7 +201,9 @@ async def list_tokens(
         if account not in (None, principal.account):
             require(request, Permission.MANAGE, INSTALLATION)
         account = principal.account
-    own = principal.token and principal.token.id  # not the row, whose last use was just written
+    own = (
+        principal.token and principal.token.id
+    )  # not the row in the database, because its last use was just updated
     found = await app_state_of(request).store.tokens(account)
     shown = [each for each in found if not principal.is_limited or each.id == own]
     return reply([_token_view(each) for each in shown])
@@ -299,7 +301,7 @@ def _check_token(ask: wire.TokenAsk) -> None:
 
 
 def _token_facts(token: AccountToken) -> dict[str, object]:
-    """Return what the audit log tells of a token, which is everything but its secret."""
+    """Return the facts about a token for the audit log: everything except its secret."""
     return {
         "id": token.id,
         "account": token.account,
@@ -379,7 +381,7 @@ async def add_project(request: Request) -> Response:
             f"the parent {ask.parent} was not created as a project",
             f"create it first with `cavvy project create {ask.parent}`",
         ) from None
-    app_state.control_plane.budgets.expire()  # those of the parent include the new project
+    app_state.control_plane.budgets.expire()  # the parent now includes the new project
     roles = [str(each) for each in sorted(list_roles(principal, ask.parent or INSTALLATION))]
     return reply(wire.ProjectView(name=ask.name, parent=ask.parent, roles=roles), 201)
 
@@ -474,7 +476,9 @@ async def _list_roles(request: Request, project: str) -> Response:
 
 
 async def _grant(request: Request, project: str, account: str, role: Role) -> Response:
-    for permission in sorted(PERMISSIONS[role]):  # a token must not give what it does not have
+    for permission in sorted(
+        PERMISSIONS[role]
+    ):  # a token must not grant rights that it does not have
         require(request, permission, project)
     binding = RoleBinding(account=account, project=project, role=role)
     await _note_roles(request, project, account, lambda roles: roles | {role})

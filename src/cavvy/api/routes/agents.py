@@ -42,7 +42,7 @@ _MESSAGES_LIMIT = 16 * MIB
 _LOG_LIMIT = 16 * MIB
 # how many seconds a request with output waits until the user has read earlier output
 _ROOM_S = 20.0
-# maximum bytes that are written directly; to pass so few to a thread would take longer
+# maximum bytes that are written directly; passing so few bytes to a thread would take longer
 _SMALL = 65536
 
 router = APIRouter(prefix="/agent/v1", tags=["agent"])
@@ -69,7 +69,7 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
 
     state: str
     after_s: float | None = None
-    keep_s: float | None = None  # how long the agent of a kept node waits for more work
+    keep_s: float | None = None  # seconds for which the agent of a warm node waits for more work
     work: Assignment | None = None
     lease_s: float | None = None
     token: str | None = (
@@ -241,7 +241,8 @@ def _ask_for(made: JobExec) -> ExecWanted:
 @router.get(
     "/execs/{exec_id}",
     **document(
-        "Get a command that a user wants to run, for the server at which its agent waits.",
+        "Get a command that a user wants to run. Called by the server to which the node's "
+        "agent is connected.",
         rule=GANG,
         answer=ExecWanted,
         errors=("gang-not-found", "exec-not-found"),
@@ -256,7 +257,7 @@ async def exec_wanted(
     for each in app_state.execs.wanted(gang, rank):
         if each.id == exec_id:
             return reply(_ask_for(each))
-    raise ApiProblem("exec-not-found", f"this rank need not run the command {exec_id}")
+    raise ApiProblem("exec-not-found", f"the command {exec_id} is not pending for this rank")
 
 
 @router.post(

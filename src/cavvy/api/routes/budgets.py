@@ -42,8 +42,8 @@ _LONGEST = 2000  # characters of a text
 @router.get(
     "/budgets",
     **document(
-        "The budgets with what was spent this month and a forecast. Budgets of all projects are "
-        "listed only for those who may see the costs of all projects.",
+        "List the budgets with this month's spending and a forecast. Budgets of all "
+        "projects are listed only for those who may see the costs of all projects.",
         rule=in_query(Permission.SPENDING),
         answer=list[wire.BudgetView],
     ),
@@ -110,8 +110,8 @@ async def delete(request: Request, name: NamePath) -> Response:
 @router.post(
     "/projects/{project}/budgets/{name}/request",
     **document(
-        "Request another amount for a budget of the project. For one without a project, this needs "
-        "the permission to see the costs of all projects.",
+        "Request another amount for a budget of the project. For a budget without a "
+        "project, this needs the permission to see the costs of all projects.",
         rule=in_path(Permission.RUN),
         ask=wire.BudgetRequestAsk,
         status=204,
@@ -148,12 +148,12 @@ async def approve(request: Request, name: NamePath) -> Response:
     app_state, ask = app_state_of(request), await read(request, wire.BudgetApprovalAsk)
     budget = await _get(app_state, name)
     if budget.request is None:
-        raise ApiProblem("nothing-requested", f"no other amount is requested for {name}")
+        raise ApiProblem("nothing-requested", f"no other amount has been requested for {name}")
     wanted, approved = budget.request.limit, Money(ask.limit_micros)
     if wanted != approved:
         raise ApiProblem(
             "conflict",
-            f"{format_usd(wanted)} is requested for {name}, and not {format_usd(approved)}",
+            f"{format_usd(wanted)} was requested for {name}, not {format_usd(approved)}",
         )
     return await _swap(request, budget, replace(budget, limit=wanted, request=None))
 
@@ -188,7 +188,7 @@ def _sees_all(request: Request) -> bool:
 
 
 def _facts(budget: SpendingBudget | None) -> dict[str, object] | None:
-    """Return what the audit log records. A webhook's URL may contain a secret."""
+    """Return the facts for the audit log. A webhook's URL may contain a secret."""
     if budget is None:
         return None
     wanted = None if budget.request is None else budget.request.limit.micros
@@ -217,11 +217,11 @@ def _check(ask: wire.BudgetAsk) -> None:
         problem = "a tag is NAME=VALUE"
     elif len(stops) == 2 and stops[0] > stops[1]:
         problem = (
-            f"the hard share, {stops[1]}%, is below the soft share, {stops[0]}%: between the two, "
-            "work would start and be stopped at once"
+            f"the hard share, {stops[1]}%, is below the soft share, {stops[0]}%: between the "
+            "two, work would start and be stopped at once"
         )
     elif ask.webhook and not is_web_address(ask.webhook):
-        problem = f"the webhook {ask.webhook[:200]!r} is no http or https address"
+        problem = f"the webhook {ask.webhook[:200]!r} is not an http or https address"
     elif ask.project and not PROJECT_NAME.fullmatch(ask.project):
         problem = f"{ask.project[:80]!r} cannot be the name of a project"
     elif ask.service and not PROJECT_NAME.fullmatch(ask.service):
@@ -281,7 +281,7 @@ async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
 async def _read_days(
     app_state: AppState, budget: SpendingBudget, parents: Mapping[str, str | None]
 ) -> list[int]:
-    """Return what was spent on each of the last days, from the first with spending on."""
+    """Return the spending of each of the last days, starting with the first day with spending."""
     now, days = app_state.now(), []
     for back in range(DAYS, 0, -1):
         since = now - timedelta(days=back)

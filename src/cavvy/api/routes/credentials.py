@@ -49,8 +49,8 @@ async def list_own(request: Request, project: ProjectPath) -> Response:
 @router.put(
     "/{provider}",
     **document(
-        "Set a project's credential for a provider, after it was tried. It also applies to the "
-        "projects below.",
+        "Set a project's credential for a provider, after the server has tested it. It also "
+        "applies to the projects below.",
         rule=in_path(Permission.MANAGE),
         ask=wire.CredentialAsk,
         status=204,
@@ -70,7 +70,7 @@ async def put(request: Request, project: ProjectPath, provider: ProviderPath) ->
 @router.delete(
     "/{provider}",
     **document(
-        "Remove a project's credential for a provider, if nothing runs with it.",
+        "Remove a project's credential for a provider, if no running machine uses it.",
         rule=in_path(Permission.MANAGE),
         status=204,
         errors=("credential-not-found", "credential-in-use", "provider-unreachable"),

@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1/projects/{project}/jobs/{name}/exec", tags=["jobs
 _INPUT_LIMIT = 2 * MIB
 # how many seconds a request with input waits until the node has accepted earlier input
 _ROOM_S = 20.0
-_ANNOUNCE_S = 2.0  # pause between two announcements of a command that no agent has taken
+_ANNOUNCE_S = 2.0  # seconds between two announcements of a command that no agent has taken
 _ALIVE = (NodePhase.CLAIMED, NodePhase.SETUP, NodePhase.RUNNING)
 
 
@@ -137,7 +137,7 @@ async def give(
 ) -> Response:
     """Accept input. The answer contains the offset of the next expected byte. The client must send
     input from this offset on again."""
-    note_reading(request)  # the session has its record; each key does not
+    note_reading(request)  # the session is recorded once, not each key press
     app_state = app_state_of(request)
     data = await read_bytes(request, _INPUT_LIMIT)
     if (keeper := app_state.peers.find_keeper(exec_id)) is not None:
@@ -152,7 +152,7 @@ async def give(
 
 
 async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wire.ExecAsk) -> str:
-    """Keep a command for its agent, and see to it that the agent asks for it. Returns its ID."""
+    """Store a command for its agent, and make the agent request it. Returns the command's ID."""
     exec_id, gang = app_state.peers.make_id(), attempt.gang
     app_state.execs.start(exec_id, job.id, gang, ask.rank, ask.command, session=ask.session)
     await _tell(app_state, job, attempt, ask)
@@ -164,8 +164,9 @@ async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wir
 async def _wait(
     app_state: AppState, listener: ChangeListener, found: JobExec, wait_s: float
 ) -> bool:
-    """Wait for output. Until the agent has the command, other servers are told of it again, because
-    signals may be lost and the agent may change its server. Returns False if none came.
+    """Wait for output. Until the agent has the command, repeat its announcement to other servers,
+    because signals may be lost and the agent may connect to another server. Returns False if no
+    output arrived.
     """
     left = wait_s
     while not found.taken and app_state.peers.exist and left > _ANNOUNCE_S:
@@ -196,13 +197,13 @@ async def _find(app_state: AppState, project: str, name: str) -> JobRecord:
 
 
 def _check_server(app_state: AppState, attempt: Attempt, rank: int) -> None:
-    """Raise ApiProblem if the agent talks to another server that cannot ask this one for the
-    command.
+    """Raise ApiProblem if the agent is connected to another server that cannot request the command
+    from this one.
     """
     share, memory = app_state.share, app_state.control_plane.agents.memory
     server = share and share.find_server(memory.server_of(attempt.id, rank))
     if server and not app_state.peers.reaches_me(server):
-        told = f"rank {rank} of this job talks to the server with process {server.pid}"
+        told = f"rank {rank} of this job is connected to the server with process {server.pid}"
         told += f" on {server.host}, whose state folder is {server.folder}"
         raise ApiProblem("agent-elsewhere", told)
 

@@ -139,7 +139,7 @@ async def _page(
 @router.get(
     "/projects/{project}/jobs/{name}",
     **document(
-        "One job with its attempts and nodes.",
+        "Get one job with its attempts and nodes.",
         rule=in_path(Permission.VIEW),
         answer=wire.JobDetail,
         errors=("job-not-found",),
@@ -166,7 +166,7 @@ async def get(
 @router.get(
     "/projects/{project}/jobs/{name}/events",
     **document(
-        "A job's events, each with its reason.",
+        "List a job's events, each with its reason.",
         rule=in_path(Permission.VIEW),
         answer=wire.EventPage,
         errors=("job-not-found",),
@@ -203,7 +203,7 @@ async def events(
 @router.get(
     "/projects/{project}/jobs/{name}/cost",
     **document(
-        "A job's cost and how its time was spent.",
+        "Get a job's cost and its time by phase.",
         rule=in_path(Permission.SPENDING),
         answer=wire.CostView,
         errors=("job-not-found",),
@@ -246,7 +246,9 @@ async def audit(
 
 @router.get(
     "/projects/{project}/cost",
-    **document("A project's spending.", rule=in_path(Permission.SPENDING), answer=wire.ProjectCost),
+    **document(
+        "Get a project's spending.", rule=in_path(Permission.SPENDING), answer=wire.ProjectCost
+    ),
 )
 async def project_cost(
     request: Request, project: ProjectPath, since: AwareDatetime | None = None

@@ -19,7 +19,7 @@ from cavvy.store.base import LedgerFilter
 from cavvy.store.ledger import DIMENSIONS, MONTH, TAGS
 
 router = APIRouter(prefix="/v1", tags=["costs"])
-_LAST = 2**63 - 1  # the largest number that the databases know
+_LAST = 2**63 - 1  # the largest number that the databases can store
 _MOST_DIMENSIONS = 4
 ProjectQuery = Annotated[str | None, Query(max_length=63)]
 
@@ -27,7 +27,7 @@ ProjectQuery = Annotated[str | None, Query(max_length=63)]
 @router.get(
     "/ledger/sums",
     **document(
-        "What was spent in a period, added up by any dimensions.",
+        "Get the spending in a period, summed by any dimensions.",
         rule=in_query(Permission.SPENDING),
         answer=list[wire.LedgerSumView],
     ),
@@ -70,7 +70,7 @@ def _read_dimensions(by: str) -> list[str]:
     for name in names:
         if name not in known and name.removeprefix("tag:") == name:
             hint = f"use {', '.join(sorted(known))} or tag:NAME"
-            raise ApiProblem("invalid-request", f"nothing can be added up by {name!r}", hint)
+            raise ApiProblem("invalid-request", f"{name!r} is not a dimension", hint)
     if len(names) > _MOST_DIMENSIONS:
         hint = f"name at most {_MOST_DIMENSIONS} dimensions"
         raise ApiProblem("invalid-request", f"{len(names)} dimensions were named", hint)
@@ -80,7 +80,7 @@ def _read_dimensions(by: str) -> list[str]:
 @router.get(
     "/ledger",
     **document(
-        "The entries of the ledger that touch a period, in the order of their numbers.",
+        "List the entries of the ledger that overlap a period, in the order of their numbers.",
         rule=in_query(Permission.SPENDING),
         answer=list[wire.LedgerEntryView],
     ),

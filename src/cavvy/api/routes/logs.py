@@ -21,7 +21,7 @@ from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobRecord
 
 _PIECE = MIB
-_TIMES = 1000  # maximum number of times in the header of an answer
+_TIMES = 1000  # maximum number of timestamps in the header of an answer
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
 RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]

@@ -42,7 +42,7 @@ async def list_all(
 @router.get(
     "/projects/{project}/machines/{name}",
     **document(
-        "One named machine.",
+        "Get one named machine.",
         rule=in_path(Permission.VIEW),
         answer=wire.MachineView,
         errors=("machine-not-found",),

@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1", tags=["markets"])
 @router.get(
     "/markets",
     **document(
-        "List what was observed about each offer that was ever used.",
+        "List the observations about each offer that was ever used.",
         rule=on_installation(Permission.VIEW),
         answer=list[wire.MarketListing],
     ),
@@ -41,8 +41,8 @@ async def markets(request: Request) -> Response:
 @router.get(
     "/projects/{project}/jobs/{name}/forecast",
     **document(
-        "The forecast cost of the rest of a job with a deadline, and the chance that it ends in "
-        "time.",
+        "Get the forecast cost of the rest of a job with a deadline, and the probability "
+        "that it ends in time.",
         rule=in_path(Permission.VIEW),
         answer=wire.ForecastView,
         errors=("job-not-found",),

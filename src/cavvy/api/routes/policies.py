@@ -1,4 +1,4 @@
-"""Routes for policies: what the jobs of a project, or of the installation, may use."""
+"""Routes for policies: restrictions on the jobs of a project or of the installation."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ _MOST_KEYS = 20
 @router.get(
     "/projects/{project}/policy",
     **document(
-        "List the policies that apply to a project's jobs, its own the last.",
+        "List the policies that apply to a project's jobs, its own policy last.",
         rule=in_path(Permission.VIEW),
         answer=list[wire.ProjectPolicyView],
     ),
@@ -79,7 +79,7 @@ async def put_general(request: Request) -> Response:
 @router.delete(
     "/projects/{project}/policy",
     **document(
-        "Delete the policy of a project; those above it still apply.",
+        "Delete the policy of a project; the policies above it still apply.",
         rule=in_path(Permission.MANAGE),
         status=204,
     ),
@@ -110,7 +110,7 @@ async def _put(request: Request, project: str, policy: ProjectPolicy | None) -> 
     before = next((each.policy for each in found if each.project == project), None)
     note_change(request, before=_facts(before), after=_facts(policy))
     await app_state.store.put_policy(project, policy)
-    app_state.control_plane.pool.expire()  # the cached offers are those of the former policies
+    app_state.control_plane.pool.expire()  # the cached offers were filtered by the former policies
     return done()
 
 
@@ -188,7 +188,7 @@ def _view(bound: BoundPolicy) -> wire.ProjectPolicyView:
 
 
 def _facts(policy: ProjectPolicy | None) -> dict[str, object] | None:
-    """Return what the audit log tells of a policy."""
+    """Return the facts about a policy for the audit log."""
     if policy is None:
         return None
     facts = asdict(_view(BoundPolicy(INSTALLATION, policy)))

@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/projects/{project}", tags=["accounts"])
 @router.post(
     "/move",
     **document(
-        "Move a project, with those below it, below another one or below the installation.",
+        "Move a project and the projects below it: below another project or to the top level.",
         rule=in_path(Permission.MANAGE),
         ask=wire.ProjectMove,
         answer=wire.ProjectView,
@@ -35,8 +35,8 @@ router = APIRouter(prefix="/v1/projects/{project}", tags=["accounts"])
     ),
 )
 async def move_project(request: Request, project: ProjectPath) -> Response:
-    """Return the caller must be an admin of the place that the project leaves, whose roles and
-    policies no longer apply to it, and of the new one.
+    """Move the project. The caller must be an admin of the old parent, whose roles and policies no
+    longer apply to the project, and of the new parent.
     """
     app_state = app_state_of(request)
     ask = await read(request, wire.ProjectMove)
@@ -112,8 +112,8 @@ async def _find(app_state: AppState, name: str) -> Project:
 
 
 def _require_above(request: Request, project: Project) -> None:
-    """Raise ApiProblem unless the caller is an admin of the project's place. The error does not
-    name the place, which may be hidden from the caller.
+    """Raise ApiProblem unless the caller is an admin of the project's parent. The error does not
+    name the parent, because the caller may not be allowed to see it.
     """
     try:
         require(request, Permission.MANAGE, project.parent or INSTALLATION)
@@ -124,7 +124,7 @@ def _require_above(request: Request, project: Project) -> None:
 
 
 async def _check_policies(app_state: AppState, former: Project, ask: wire.ProjectMove) -> None:
-    """Raise ApiProblem if restrictions would end and the caller has not said that they may."""
+    """Raise ApiProblem if restrictions would end and the caller has not permitted this."""
     book = await app_state.store.policies()
     lifted = find_lifted(book, former.name, ask.parent)
     if lifted and not ask.lift_policies:

@@ -33,7 +33,7 @@ async def health(request: Request) -> Response:
 
 @router.get(
     "/v1/server",
-    **document("This server's properties and state.", rule=SIGNED_IN, answer=wire.ServerView),
+    **document("Get this server's properties and state.", rule=SIGNED_IN, answer=wire.ServerView),
 )
 async def server(request: Request) -> Response:
     app_state = app_state_of(request)

@@ -1,4 +1,6 @@
-"""Routes for the keys of a service. A key's secret is in no answer but the one that made it."""
+"""Routes for the keys of a service. Only the answer to the request that creates a key contains its
+secret.
+"""
 
 from datetime import timedelta
 from secrets import token_hex
@@ -33,7 +35,7 @@ KeyPath = Annotated[str, Path(max_length=32, pattern=r"^[0-9a-f]+$", description
 @router.get(
     "",
     **document(
-        "The keys of a service, without their secrets.",
+        "List the keys of a service, without their secrets.",
         rule=in_path(Permission.RUN),
         answer=list[wire.ServiceKeyView],
         errors=("service-not-found",),
@@ -49,7 +51,8 @@ async def list_keys(request: Request, project: ProjectPath, name: ServicePath) -
 @router.post(
     "",
     **document(
-        "Make a key that may call the service. The answer contains it; it cannot be read again.",
+        "Create a key that may call the service. The answer contains the key, which cannot "
+        "be read again.",
         rule=in_path(Permission.RUN),
         ask=wire.ServiceKeyAsk,
         answer=wire.ServiceKeyMade,

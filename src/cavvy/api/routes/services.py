@@ -103,7 +103,8 @@ async def put(request: Request, project: ProjectPath, name: ServicePath) -> Resp
 @router.delete(
     "/projects/{project}/services/{name}",
     **document(
-        "End a service. Its replicas finish their requests; then they and the service are gone.",
+        "End a service. Its replicas finish their requests; then the replicas and the "
+        "service are removed.",
         rule=in_path(Permission.RUN),
         answer=ServedView,
         errors=("service-not-found",),
@@ -119,7 +120,7 @@ async def delete(request: Request, project: ProjectPath, name: ServicePath) -> R
 
 
 async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> ServiceStatus:
-    """Store the service, after the checks that a job of it would have to pass."""
+    """Store the service, after the checks that its replicas' jobs would have to pass."""
     now, text = app_state.now(), submission.read_text(ask)
     origin = submission.read_origin(ask, text)
     task = submission.read_task(project, ask, text, origin, now, serves=True)
@@ -173,7 +174,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
 
 
 def _view_trial(service: StoredService) -> TrialView | None:
-    """Return the trial of a revision that goes on, or the last one that has ended."""
+    """Return the running trial of a revision, or the last trial that has ended."""
     tried, ended = service.candidate, service.outcome
     bound = 1 / CanaryTerms().alpha
     if tried is not None:

@@ -76,7 +76,7 @@ async def sign_in(request: Request) -> Response:
     roles = [f"{each.role} {each.project}".strip() for each in found.roles]
     facts = {"trust": found.trust.name, "expires_at": expires_at.isoformat(), "roles": roles}
     note_change(request, after=facts)
-    # from now on, the audit log knows whose request it is
+    # from here on, the audit log knows the account of the request
     address = request.client.host if request.client else ""
     request.scope["principal"] = Principal(account=found.account, token=token, address=address)
     try:
@@ -90,7 +90,9 @@ async def sign_in(request: Request) -> Response:
 
 
 async def _verify(request: Request, text: str) -> tuple[SignIn, datetime]:
-    """Return whose ID token it is, and until when it can be used. Raises ApiProblem."""
+    """Return the account and trust of an ID token, and the time until which it can be used. Raises
+    ApiProblem.
+    """
     app_state = app_state_of(request)
     sign_ins = app_state.store.sign_ins
     try:
@@ -114,7 +116,7 @@ def _refuse(request: Request, message: str) -> ApiProblem:
 
 
 def _hash_signed_part(text: str) -> str:
-    """Return the hash by which an ID token is remembered. It does not depend on the signature, of
-    which some algorithms permit several forms.
+    """Return the hash that identifies a used ID token. The hash does not depend on the signature,
+    because some algorithms permit several signatures of the same text.
     """
     return sha256(text.rpartition(".")[0].encode()).hexdigest()

@@ -248,8 +248,8 @@ async def check_secrets(app_state: AppState, task: TaskSpec) -> None:
 
 
 async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
-    """Return the task with the sizes of its inputs in buckets, so that the planner knows the same
-    copies as `cavvy plan`. Inputs that cannot be measured have no size.
+    """Return the task with the sizes of its inputs in buckets, so that the planner includes the
+    same copies as `cavvy plan`. Inputs that cannot be measured have no size.
     """
     urls = [each.source for each in task.inputs if each.size_mib is None]
     urls = [each for each in urls if each.startswith(BUCKETS)]
@@ -266,7 +266,7 @@ async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
 
 
 async def place_buckets(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, str]:
-    """Return the task with the regions of its buckets, as their storages tell them. Also returns a
+    """Return the task with the regions of its buckets, as reported by their storages. Also return a
     sentence about the buckets that may be outside the regions that the task allows; "" if there are
     none. Raises ApiProblem if a bucket is outside.
     """

@@ -29,7 +29,7 @@ from cavvy.domain.trusts import (
 from cavvy.store.base import NameConflict, RowNotFound
 
 router = APIRouter(prefix="/v1", tags=["sign-in"])
-_LONGEST = 200  # characters of a text, and entries of a list
+_LONGEST = 200  # maximum characters of a text, and maximum entries of a list
 _LIFETIMES_S = (60, 30 * 86_400)
 TrustPath = Annotated[str, Path(max_length=63)]
 
@@ -81,7 +81,7 @@ async def add_trust(request: Request) -> Response:
 @router.delete(
     "/trusts/{trust}",
     **document(
-        "Accept an issuer's ID tokens no longer. The tokens and the roles that the trust gave end.",
+        "Stop accepting an issuer's ID tokens. The tokens and roles that the trust granted end.",
         rule=on_installation(Permission.MANAGE),
         status=204,
         errors=("trust-not-found",),
@@ -106,7 +106,7 @@ def _check(ask: wire.TrustAsk) -> None:
 
 
 def _judge_texts(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
-    """Yield conditions that must not hold, each with the message if it does."""
+    """Yield conditions that must be false, each with the message for the case that it is true."""
     texts = [ask.issuer, ask.audience, ask.groups_claim, ask.account_claim, ask.client_id]
     texts += [*ask.claims, *ask.claims.values(), *(each.group for each in ask.groups)]
     projects = [each.project for each in ask.groups if each.project]
@@ -121,7 +121,7 @@ def _judge_texts(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
 
 
 def _judge_choices(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
-    """As `_judge_texts`."""
+    """Like `_judge_texts`, for fields that exclude or require each other."""
     kinds = "give `account` for a CI system, or `account_claim` for people"
     low, high = _LIFETIMES_S
     yield bool(ask.account) == bool(ask.account_claim), kinds
@@ -137,7 +137,10 @@ def _check_limits(trust: IssuerTrust) -> None:
     """Raises ApiProblem."""
     if not needs_limits(trust) or limits_users(trust):
         return
-    message = "`claims` must say which users of the issuer are accepted; it signs for all of them"
+    message = (
+        "`claims` must restrict the accepted users, because the issuer signs tokens for all its "
+        "users"
+    )
     if shared := SHARED_ISSUERS.get(trust.issuer.rstrip("/")):
         message += (
             f"; give a fixed value, or one such as OWNER/*, to one of {', '.join(sorted(shared))}"
@@ -188,7 +191,7 @@ def _view(trust: IssuerTrust) -> wire.TrustView:
 
 
 def _facts(trust: IssuerTrust) -> dict[str, object]:
-    """Return what the audit log tells of a trust."""
+    """Return the facts about a trust for the audit log."""
     return {
         "name": trust.name,
         "issuer": trust.issuer,

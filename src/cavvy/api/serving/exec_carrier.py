@@ -1,4 +1,6 @@
-"""Carries a tunnel to a node within the server: the agent posts and polls the other end."""
+"""Carries a tunnel to a node inside the server; the node's agent sends and polls the data of the
+other end.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -40,13 +42,15 @@ class ExecCarrier:
             asyncio.get_running_loop().call_later(_END_S, self._give_up)
 
     def _give_up(self) -> None:
-        """End the session of a node that does not answer, so that nothing of it is kept."""
+        """End the session of a node that does not answer, and remove its data."""
         session = self._session
         if session.exit_code is None:
             self._execs.put(session.id, session.gang, session.rank, 0, b"", 255)
 
     def _flush(self) -> None:
-        """Pass on what the session accepts; the rest follows when the agent has taken some."""
+        """Send as much as the session accepts. The rest is sent when the agent has read some
+        data.
+        """
         session = self._session
         if session.input_ended or not (self._out or self._closed):
             return

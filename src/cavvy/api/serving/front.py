@@ -1,4 +1,4 @@
-"""Keeps the gateway running and tells it what to serve."""
+"""Keeps the gateway running and sends it the services and replicas."""
 
 import asyncio
 import logging
@@ -40,15 +40,15 @@ from cavvy.gateway.statistics import ServiceFacts
 
 _LOCAL = "127.0.0.1"
 _POLL_S = 1.0
-_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two tries to reach the gateway
-_DRAIN_S = 2.0  # for requests in flight when the server or the last service ends
-_REMEMBERED_PORTS = 64  # that were given to replicas, which may not listen on them yet
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # seconds between two attempts to reach the gateway
+_DRAIN_S = 2.0  # seconds for requests in flight when the server or the last service ends
+_REMEMBERED_PORTS = 64  # ports that were assigned to replicas, which may not listen on them yet
 _RECENT_S = 10  # the seconds over which the rate of requests is shown
 _log = logging.getLogger(__name__)
 
 
 class PublishedService(Struct, frozen=True, kw_only=True):
-    """What the gateway shall know of a service."""
+    """The data about a service that the gateway needs."""
 
     service: StoredService
     route: ServiceRoute
@@ -85,7 +85,7 @@ class GatewayFront:
         self._ending = asyncio.Lock()
         self._wake: Callable[[StoredService], None] = lambda service: None
 
-    # what the reconciler calls
+    # methods that the reconciler calls
 
     def find_port(self) -> int:
         while True:
@@ -129,7 +129,7 @@ class GatewayFront:
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         new, old = self._make_published(service, replicas), self._published.get(service.id)
         if old is not None and old.service.version > service.version:
-            return  # it was read before another request changed the service, and comes again
+            return  # an older state of the service; the newer state will arrive
         self._published[service.id] = new
         self._needed.set()
         link = self._link
@@ -144,7 +144,7 @@ class GatewayFront:
                 return
             self._done[service.id] = max(self._done.get(service.id, 0), service.version)
         except GatewayLost:
-            link.close()  # so that another link is opened, and the gateway gets all of it
+            link.close()  # so that another link is opened, and the gateway gets all data again
 
     async def withdraw(self, service: StoredService) -> None:
         if self._published.pop(service.id, None) is None:
@@ -206,12 +206,12 @@ class GatewayFront:
                 await self._shared.close()
 
     async def _open(self) -> GatewayLink:
-        """Return a gateway that knows all services."""
+        """Return a gateway that has received all services."""
         async with self._ending:
             known = list_routes(each.service for each in self._published.values())
             link = await self._child.reach(known)
             sent: dict[str, PublishedService] = {}
-            while sent != self._published:  # more may come meanwhile
+            while sent != self._published:  # more changes may arrive meanwhile
                 sent = dict(self._published)
                 await self._set_services(link)
                 for name, each in sent.items():
@@ -231,7 +231,9 @@ class GatewayFront:
             await self._child.end(_DRAIN_S)
 
     async def _follow(self, link: GatewayLink) -> None:
-        """Wake services that get requests, until the gateway ends. Raises OSError, GatewayLost."""
+        """Wake the reconciler for services that get requests, until the gateway ends. Raises
+        OSError, GatewayLost.
+        """
         cold = await self._child.open_another()
         listening = asyncio.create_task(self._listen(cold, link))
         try:
@@ -339,7 +341,7 @@ def _by_name(reply: ControlReply) -> dict[str, ServiceFacts]:
 def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
     recent = facts.arrivals_per_s[-_RECENT_S:]
     in_flight: dict[str, int] = {}
-    for each in facts.replicas:  # one that has just been promoted is listed twice
+    for each in facts.replicas:  # a revision that was just promoted is listed twice
         in_flight[each.id] = in_flight.get(each.id, 0) + each.in_flight
     return ServiceTraffic(
         at_s=facts.at_s,

@@ -1,4 +1,4 @@
-"""The gateway's process: finds the one that runs, or starts one."""
+"""The gateway's process: finds the running process, or starts one."""
 
 import asyncio
 import json
@@ -22,8 +22,9 @@ _ALONE_S = 60.0  # a gateway goes on so long without its server if other servers
 
 
 class GatewayChild:
-    """A gateway lives as long as its control socket answers. It goes on if the server is killed;
-    the next server finds it by this socket. It keeps its port over restarts, if the port is free.
+    """The gateway's process. It counts as running while its control socket answers. It continues if
+    the server is killed; the next server finds it by this socket. A new gateway uses the port of
+    the last one if this port is free.
     """
 
     def __init__(self, folder: Path, socket: str, listener: ServiceListener) -> None:
@@ -127,7 +128,7 @@ class GatewayChild:
         return config
 
     def _read_port(self) -> int:
-        """Return the port of the gateway that runs or ran last; 0 if there was none."""
+        """Return the port of the running gateway or of the last one; 0 if there was none."""
         with suppress(OSError, ValueError):
             return int((self._folder / "port").read_text())
         return 0

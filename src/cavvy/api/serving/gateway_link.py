@@ -17,7 +17,7 @@ class GatewayLost(Exception):
 
 
 class GatewayLink:
-    """Lines of several callers wait for each other. A link that has failed stays failed."""
+    """Callers use the link one after the other. A link that has failed is not used again."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -41,9 +41,9 @@ class GatewayLink:
                 self.close()
                 raise GatewayLost(str(error) or type(error).__name__) from error
             except asyncio.CancelledError:
-                self.close()  # the reply would be taken for that of the next line
+                self.close()  # otherwise the reply would be mistaken for that of the next line
                 raise
-            if not told.endswith(b"\n"):  # it may have been killed within a line
+            if not told.endswith(b"\n"):  # the gateway may have been killed in the middle of a line
                 self.close()
                 raise GatewayLost("the gateway has ended")
         reply = _decode(told)

@@ -1,4 +1,4 @@
-"""A service as the gateway sees it: its path, its clients and its bounds."""
+"""A service as the gateway sees it: its path, its clients and its limits."""
 
 import logging
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def list_routes(services: Iterable[StoredService]) -> tuple[ServiceRoute, ...]:
-    """Return the routes of all services, so that the gateway takes them: it refuses all if one
-    cannot be used. Of two services with the same host name, which two requests at the same time can
-    make, the older one keeps it. A service whose route cannot be used is closed.
+    """Return the routes of all services. The gateway would refuse all routes if one of them could
+    not be used, so a service with such a route is closed. If two services have the same host name,
+    which two simultaneous requests can cause, the older service keeps it.
     """
     found: list[ServiceRoute] = []
     taken: set[str] = set()

@@ -1,4 +1,6 @@
-"""Where the gateway listens and under which names services may answer, from the settings."""
+"""The address on which the gateway listens and the host names that services may have, from the
+settings.
+"""
 
 from pathlib import Path
 
@@ -13,8 +15,9 @@ _LOOPBACK = (_LOCAL, "::1", "localhost")
 
 
 class ServiceListener(Struct, frozen=True, kw_only=True):
-    """`port` 0: the one of the last gateway, or any. `certificate` "": no TLS. `folder` has the
-    certificates of single host names. Services may have names below `domains`.
+    """The address of the gateway. `port` 0 means the port of the last gateway, or any free port.
+    `certificate` "" means no TLS. `folder` contains the certificates of single host names. Services
+    may have host names below `domains`.
     """
 
     host: str = _LOCAL
@@ -22,7 +25,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
     certificate: str = ""
     key: str = ""
     folder: str = ""
-    name: str = ""  # of the host, in URLs; "": as it listens
+    name: str = ""  # the host name in URLs; "" means the address on which the gateway listens
     domains: tuple[str, ...] = ()
     shared: bool = False  # other servers have gateways for the same services
     haproxy: Path | None = None  # the program that stands before the gateway; None: none does

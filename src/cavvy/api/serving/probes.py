@@ -1,4 +1,4 @@
-"""Asks replicas again and again whether they answer."""
+"""Probes regularly whether replicas answer."""
 
 import asyncio
 import re
@@ -9,7 +9,7 @@ from cavvy.control.serving.front import ProbeRecord
 from cavvy.domain.services import ReadinessProbe
 from cavvy.domain.values import Struct
 
-_FIRST_S, _LONGEST_S = 0.05, 1.0  # between the tries to get a first answer
+_FIRST_S, _LONGEST_S = 0.05, 1.0  # seconds between the attempts to get a first answer
 _NEVER = ProbeRecord()
 
 
@@ -38,8 +38,8 @@ class ReplicaProbes:
     def watch(
         self, service: str, ports: Mapping[str, ProbedPort], changed: Callable[[], None]
     ) -> None:
-        """Probe these replicas of the service, and no others. Calls `changed` when one of them
-        answers for the first time, or otherwise than before.
+        """Probe these replicas of the service, and no others. Calls `changed` when a replica
+        answers for the first time, or when its result changes.
         """
         tasks = self._tasks.setdefault(service, {})
         for gone in tasks.keys() - ports.keys():
@@ -82,8 +82,8 @@ class ReplicaProbes:
 
 
 async def probe(port: int, how: ReadinessProbe) -> bool:
-    """Return whether a GET of the probe's path is answered in time, and with a status that it
-    takes.
+    """Return whether a GET of the probe's path is answered in time, and with a status that the
+    probe accepts.
     """
     writer = None
     try:

@@ -1,9 +1,9 @@
 """Makes the ports of replicas on other machines reachable: a port of this machine for each replica,
 whose connections go through a tunnel to the replica's node.
 
-The tunnel is one that the node's agent opens outwards, as for `cavvy forward`, so it exists on
-every provider. The port listens only while the tunnel is open and the program listens. Otherwise
-the gateway's connections are refused, which costs no request.
+The node's agent opens the tunnel to the server, as for `cavvy forward`, so relays work on every
+provider. The port listens only while the tunnel is open and the program listens. Otherwise the
+gateway's connections are refused, so no request is lost.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from cavvy.client.tunnel.mux import (
 from cavvy.domain.services import ServiceReplica
 
 _LOCAL = "127.0.0.1"
-_RANK = 0  # which answers the requests of its replica
-_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # between two tries to open a tunnel
+_RANK = 0  # the rank that answers the requests of its replica
+_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # seconds between two attempts to open a tunnel
 _log = logging.getLogger(__name__)
 
 
 class ReplicaRelays:
     """The relays of all replicas that run on other machines, by the ID of the replica. `notify`
-    tells the agents of a gang that a session is wanted.
+    informs the agents of a gang that a session is requested.
     """
 
     def __init__(self, execs: JobExecs) -> None:
@@ -54,7 +54,7 @@ class ReplicaRelays:
                 self._relays[replica.id] = ReplicaRelay(service, replica, self._reach)
 
     def port(self, replica: ServiceReplica) -> int:
-        """Return where the replica is reached on this machine; 0 while that is not known."""
+        """Return the port on this machine that leads to the replica; 0 while it is unknown."""
         if not replica.gang:
             return replica.port
         relay = self._relays.get(replica.id)
@@ -80,8 +80,8 @@ class ReplicaRelays:
 
 
 class ReplicaRelay:
-    """One replica's port on this machine. It stays the same when the tunnel is opened again, and
-    no other program gets it meanwhile, because the gateway still knows it.
+    """One replica's port on this machine. The port stays the same when the tunnel is opened again.
+    No other program gets the port meanwhile, because the gateway still uses it.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class ReplicaRelay:
         self._replica, self._reach = replica, reach
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
-        self._held = _hold_port()  # it does not listen, so connections are refused
-        self._closed = asyncio.Event()  # it listens no longer
+        self._held = _hold_port()  # the socket does not listen, so connections are refused
+        self._closed = asyncio.Event()  # the socket no longer listens
         self._pause_s = _PAUSE_S
         self._task = asyncio.create_task(self._run())
 
@@ -116,7 +116,7 @@ class ReplicaRelay:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     async def _serve(self, tunnel: NodeTunnel) -> None:
-        """Pass connections on until the tunnel is lost. Raises OSError, TunnelLost."""
+        """Relay connections until the tunnel is lost. Raises OSError, TunnelLost."""
         ending = asyncio.create_task(self._end_with(tunnel))
         try:
             while not tunnel.lost.is_set():
@@ -155,7 +155,7 @@ class ReplicaRelay:
         return True
 
     def _refuse(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -164,8 +164,8 @@ class ReplicaRelay:
     async def _carry(
         self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Pass one connection on. Before the gateway learns that it ended, the port refuses others
-        if the program is gone: else a request that is repeated could be lost here once more.
+        """Relay one connection. If the program has ended, the port refuses new connections before
+        the gateway sees the end of this one. Otherwise a repeated request could be lost here again.
         """
         self._writers.add(writer)
         sending = None
@@ -179,7 +179,7 @@ class ReplicaRelay:
                 self._refuse()
         except TunnelLost:
             self._refuse()
-        except OSError:  # the gateway has closed it
+        except OSError:  # the gateway has closed the connection
             pass
         finally:
             if sending is not None:
@@ -190,8 +190,8 @@ class ReplicaRelay:
 
 
 def _hold_port() -> socket.socket:
-    """Return a socket with a free port. Linux lets another one with the same option listen on it,
-    but gives it to no program that asks for any port.
+    """Return a socket with a free port. Linux allows another socket with the same option to listen
+    on this port, but does not assign the port to programs that request any free port.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
