@@ -1,4 +1,4 @@
-"""Finds out whether a folder is on a file system that several machines may share, by reading the
+"""Determines whether a folder is on a file system that several machines may share, by reading the
 table of mounts.
 """
 

@@ -49,4 +49,4 @@ def update_command(version: str) -> str:
     if origin.get("dir_info", {}).get("editable"):  # PEP 610
         folder = url2pathname(urlsplit(origin["url"]).path)
         return f"git -C {shlex.quote(folder)} pull && {install_command('-e', folder)}"
-    return f"install Cavvy {version} the way you installed this one"
+    return f"install Cavvy {version} in the same way as the installed version"

@@ -17,8 +17,9 @@ Scalar = str | int | float | bool
 
 
 class SettingsError(Exception):
-    """A file or variable with settings is invalid. The message says where; `hint` says what to
-    do."""
+    """A file or variable with settings is invalid. The message names the location, and `hint` says
+    what to do.
+    """
 
     code = "settings-invalid"
 
@@ -244,9 +245,8 @@ def reference() -> str:
         "",
         "Settings are read from `~/.config/cavvy/settings.toml` (or the file named by "
         "`CAVVY_CONFIG`), then from the",
-        "environment, which takes precedence. A key that does not exist is an error. The embedded "
-        "server reads "
-        "them at its start:",
+        "environment, which takes precedence. A key that does not exist is an error. The "
+        "embedded server reads the settings when it starts:",
         "`cavvy server restart` applies a change, while running jobs continue.",
         "",
         "State (database, logs, socket) is kept in `~/.cavvy`, or in the folder named by "
@@ -260,8 +260,8 @@ def reference() -> str:
         "price_usd_hr = 3.60",
         "```",
         "",
-        "`[providers.<name>]` holds the settings of one provider, which its own page lists. As "
-        "variables, they are",
+        "`[providers.<name>]` contains the settings of one provider, which its own page "
+        "lists. As variables, they are",
         "`CAVVY_PROVIDERS_<NAME>_<KEY>`.",
         "",
     ]

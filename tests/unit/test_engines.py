@@ -60,7 +60,7 @@ def test_a_file_may_say_more_than_its_engine() -> None:
     [
         ("{engine: vlm, model: a}", "did you mean `vllm`?"),
         ("{engine: vllm}", "the engine has no model"),
-        ("{engine: vllm, model: a, options: {port: 1}}", "the option port is written by Cavvy"),
+        ("{engine: vllm, model: a, options: {port: 1}}", "the option port is set by Cavvy"),
         ("{engine: vllm, model: a, options: {a: [1]}}", "not a single value"),
     ],
 )
@@ -70,7 +70,7 @@ def test_mistakes_are_told(section: str, said: str) -> None:
 
 
 def test_a_file_has_an_engine_or_commands() -> None:
-    with pytest.raises(SpecError, match="`run` has no meaning"):
+    with pytest.raises(SpecError, match="`run` cannot be used"):
         parse_file("run: x\nservice: {engine: vllm, model: a}")
 
 

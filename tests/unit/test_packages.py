@@ -72,7 +72,7 @@ def test_a_clone_is_updated_by_git_and_anything_else_as_it_was_installed(
     command = f"git -C '/my clone' pull && {sys.executable} -m pip install -e '/my clone'"
     assert update_command("9.0.0") == command
     set_metadata(monkeypatch, tmp_path, {"url": "file:///a.whl", "archive_info": {}})
-    assert update_command("9.0.0") == "install Cavvy 9.0.0 the way you installed this one"
+    assert update_command("9.0.0") == "install Cavvy 9.0.0 in the same way as the installed version"
 
 
 def test_sources_without_metadata_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -520,7 +520,7 @@ def test_what_a_setup_uses_must_be_in_the_frozen_folder(tmp_path: Path) -> None:
         SpecError, match=r"`setup\.uses` names b\.txt, which is not in the frozen"
     ) as caught:
         load_task(file)
-    assert "leaves it out" in str(caught.value)
+    assert "excludes it" in str(caught.value)
 
 
 def test_how_often_a_checkpoint_is_written_may_be_left_to_cavvy() -> None:

@@ -1,7 +1,8 @@
-"""Finds waste in what was paid for: one function for each kind, from what was measured and charged.
+"""Finds avoidable costs from measurements and charges, with one function for each kind of waste.
 
-A run is what one attempt of a job used and cost in a period. Each function returns what the run
-would have cost less, or None. A run whose GPUs are idle gets no other advice about its GPUs.
+A run is the resource use and the cost of one attempt in a period. Each function returns the amount
+that the run could have saved, or None. A run whose GPUs are idle gets no other advice about its
+GPUs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,20 +20,22 @@ from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR, checkpoint_interval, d
 from cavvy.planner.work import MACHINE_START
 
 _MONTH = timedelta(days=30)
-# Shorter runs are not judged: loading and compiling leave GPUs idle for minutes.
+# Shorter runs are ignored, because loading and compiling leave GPUs idle for minutes.
 _SHORTEST_HOURS = 1.0
-# Waste below a dollar a month is not worth a line.
+# Waste below a dollar a month is not reported.
 _LEAST = Money(1_000_000)
 _IDLE_PERCENT = 5.0  # the default of `limits.idle.gpu`
 _IDLE_HOURS = 0.5  # the default of `limits.idle.for`
-# A GPU that is fed computes nearly always; the rest is the host's time between steps.
+# The use of a GPU that never waits for data; the rest is the host's time between steps.
 _FED = 0.95
 _STARVED_PERCENT = 60.0
-_CPUS_FULL = 0.8  # of the node's CPUs; from here on they limit the rate of the data
+_CPUS_FULL = 0.8  # use of the node's CPUs in percent from which they limit the rate of the data
 _LARGE_PERCENT = 50.0
-_ROOM = 1.25  # what a smaller machine must have, relative to the peak that was used
-_PAUSED = 0.05  # the part of the time from which the pauses of checkpoints are judged
-_KEPT_SHARE = 0.2  # of the machine's cost; less is what quick successive jobs are kept for
+_ROOM = 1.25  # the memory of a smaller machine, relative to the peak that was used
+_PAUSED = 0.05  # the share of the time from which pauses for checkpoints are reported
+_KEPT_SHARE = (
+    0.2  # the share of the machine's cost; short waits between successive jobs stay below it
+)
 _KEEP_HOURS = 1 / 6  # 10 minutes, long enough for the next job of a person at work
 _VOLUME_USED = 0.2  # jobs that use a volume more often need it
 _CHEAPER = 0.1  # another offer must save this part, since its measured speed is not known
@@ -40,7 +43,7 @@ _SPOT_CHEAPER = 0.25
 
 
 class WasteKind(StrEnum):
-    """What the money was spent on."""
+    """The cause of an avoidable cost."""
 
     IDLE_GPU = "idle gpu"
     UNUSED_MEMORY = "unused memory"
@@ -53,8 +56,9 @@ class WasteKind(StrEnum):
 
 
 class ObservedRun(Struct, frozen=True, kw_only=True):
-    """What an attempt used and cost in the period, added up over its nodes. Percentages are means;
-    None means that a value was not measured. `cpu_percent` is of one CPU.
+    """The resource use and the cost of an attempt in the period, added up over its nodes.
+    Percentages are means; None means that a value was not measured. `cpu_percent` is relative to
+    one CPU.
     """
 
     project: str
@@ -62,25 +66,25 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
     attempt: int
     nodes: int
     offer: Offer
-    charged: Money = Money()  # for machines while the job had them
+    charged: Money = Money()  # cost of machines while the job used them
     hours: float = 0.0  # of all nodes
     unfinished: bool = False
     session: bool = False
     cpu_percent: float | None = None
     gpu_percent: float | None = None
     memory_peak_mib: float | None = None
-    gpu_memory_peak_mib: float | None = None  # of all GPUs of a node
+    gpu_memory_peak_mib: float | None = None  # memory of all GPUs of a node
     measured: timedelta = timedelta(0)
     checkpoints: int = 0
     pause: timedelta = timedelta(0)  # of all checkpoints
     spot: SpotPolicy = SpotPolicy.NEVER
     kept: Money = Money()
     kept_hours: float = 0.0
-    unattached: Money = Money()  # for disks while no machine had them
+    unattached: Money = Money()  # cost of disks while no machine used them
 
     @property
     def node_hours(self) -> float:
-        """The hours of one node."""
+        """The hours of one node of the attempt."""
         return self.hours / self.nodes
 
 
@@ -115,8 +119,8 @@ class ObservedMachine(Struct, frozen=True, kw_only=True):
 
 
 class Waste(Struct, frozen=True, kw_only=True):
-    """What one run cost too much. `offer` is the cheaper one, where that is the advice, `every` the
-    better checkpoint interval, and `percent` the mean use of the GPU.
+    """An avoidable cost of one run. If a cheaper offer is the advice, `offer` is that offer.
+    `every` is the better checkpoint interval, and `percent` the mean use of the GPU.
     """
 
     kind: WasteKind
@@ -229,8 +233,8 @@ def _is_idle(run: ObservedRun) -> bool:
 
 
 def _is_starved(run: ObservedRun) -> bool:
-    """Return whether the CPUs are full beside a GPU that waits. Waiting for a disk or network looks
-    the same as other waiting, and is not recognised.
+    """Return whether the CPUs are fully used while the GPU waits. Waiting for a disk or network
+    looks the same as other waiting, and is not recognised.
     """
     if run.cpu_percent is None or run.gpu_percent is None or not run.offer.vcpus:
         return False
@@ -240,7 +244,7 @@ def _is_starved(run: ObservedRun) -> bool:
 
 def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the cost of all but the first half hour, after which `limits.idle` would have stopped
-    it.
+    the run.
     """
     if not run.offer.accelerator_count or not _is_idle(run) or not _is_long(run):
         return None
@@ -250,7 +254,7 @@ def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the hours times the difference between the cheapest offers with the same accelerators
     at the same provider: with as much memory as the node has, and with a quarter more than was
-    used. The node must have at least twice that. What cheaper regions save is not counted.
+    used. The node must have at least twice that. Savings from cheaper regions are not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None
@@ -274,8 +278,8 @@ def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | N
 
 
 def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """With data in time, the GPU would compute 95 % of the time, and the same work would take
-    gpu / 95 % of the time.
+    """Return the savings if the data arrived in time: the GPU would then compute 95 % of the time,
+    so the same work would take gpu / 95 % of the time.
     """
     if not _is_long(run) or not _is_starved(run) or run.gpu_percent is None:
         return None
@@ -283,9 +287,9 @@ def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the cheapest accelerator of the same vendor with room for the memory that was used. If
-    g is the part of the time in which the GPU computes and r the ratio of the peak rates, the run
-    takes 1 - g + g/r times as long.
+    """Return the cheapest accelerator of the same vendor with enough memory for the memory that was
+    used. If g is the part of the time in which the GPU computes and r the ratio of the peak rates,
+    the run takes 1 - g + g/r times as long.
     """
     known = run.gpu_percent is not None and run.gpu_memory_peak_mib is not None
     if not known or not _is_long(run) or _is_idle(run) or _is_starved(run):
@@ -309,9 +313,8 @@ def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the cost on spot capacity of the same type and region, whose expected time includes
-    starts and repeated work: `risk.disturb`, with the interval of the checkpoints that the run
-    saved.
+    """Return the savings on spot capacity of the same type and region. The expected time on spot
+    includes starts and repeated work (`risk.disturb`, with the interval of the run's checkpoints).
     """
     wanted = run.offer.purchase is Purchase.ON_DEMAND and run.spot is SpotPolicy.NEVER
     if not wanted or run.session or not run.checkpoints or not _is_long(run) or _is_idle(run):
@@ -338,9 +341,9 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the time of the pauses beyond those of Daly's interval, less the work that is then
-    lost more often: half of the longer interval for each expected loss. Pauses must take 5 % of the
-    time.
+    """Return the cost of the pauses beyond those of Daly's interval, minus the cost of the
+    additional work that would be lost: half of the longer interval for each expected loss. Pauses
+    must take 5 % of the time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None
@@ -360,7 +363,7 @@ def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Sav
 
 
 def find_kept(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return what nodes cost while they were kept, beyond ten minutes of each."""
+    """Return the cost of warm nodes beyond ten minutes for each node."""
     hours = run.kept_hours / run.nodes
     if hours < _SHORTEST_HOURS:
         return None
@@ -370,7 +373,7 @@ def find_kept(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_unattached_volume(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return what disks cost while no machine had them."""
+    """Return the cost of disks while no machine used them."""
     return _Saving(micros=run.unattached.micros) if run.unattached.micros > 0 else None
 
 

@@ -50,8 +50,8 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     no answer or an incomplete one.
 
     `blind` are the providers that did not report where their volumes are. Before `restrict`, the
-    market has the offers, volumes and problems of all projects' accounts, which stand for
-    providers.
+    market contains the offers, volumes and problems of all projects' accounts; each account is
+    treated as a provider.
     """
 
     offers: Sequence[Offer]
@@ -63,8 +63,8 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     credentials: CredentialBook = field(default_factory=CredentialBook)
 
     def restrict(self, project: str) -> "OfferedMarket":
-        """Return the part of the market that a project's jobs may use: at each provider, that of
-        the account which applies to the project.
+        """Return the part of the market that a project's jobs may use: for each provider, the
+        offers of the account that applies to the project.
         """
         if not self.credentials:
             return self
@@ -240,7 +240,7 @@ def _none_fits(task: TaskSpec, market: OfferedMarket, matches: OfferMatches) -> 
 
 
 def _say(task: TaskSpec, matches: OfferMatches, ranked: PlacementPlan) -> str:
-    """Return one sentence, without a full stop, that says why there is no offer and what to
+    """Return one sentence, without a full stop, that explains why there is no offer and what to
     change.
     """
     return say_no_offer(task, explain([matches], ranked))

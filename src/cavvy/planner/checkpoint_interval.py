@@ -22,7 +22,7 @@ ASSUMED_BYTES_PER_S = 125e6
 PRIOR_NODE_HOURS = 24.0  # the weight of a prior: one day of observations (assumed)
 SHORTEST = timedelta(seconds=1)
 _LONGEST_S = 3.2e10  # about a thousand years; longer times are replaced by this
-SAME = 0.1  # if the interval changed by at most this share, the task is not told
+SAME = 0.1  # if the interval changed by at most this share, the task is not notified
 
 
 class NodeLosses(Struct, frozen=True, kw_only=True):

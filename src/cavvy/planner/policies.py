@@ -12,14 +12,14 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import format_rate
 
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
-# the registry and the folder that engines add to a name without them
+# the registry and the folder that container engines add to a name without them
 _HUB, _OFFICIAL = "docker.io", "library"
 
 
 def explain_policy(
     policies: Sequence[BoundPolicy], task: TaskSpec, offer: Offer
 ) -> Objection | None:
-    """Return why the policies forbid that the task runs on this offer; None if they permit it."""
+    """Return why the policies forbid the task to run on this offer; None if they permit it."""
     for bound in policies:
         if refusal := _explain_offer(bound, task, offer):
             return refusal
@@ -27,8 +27,8 @@ def explain_policy(
 
 
 def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
-    """Return why the policies forbid the task's image; None if they permit it, or if it has
-    none.
+    """Return why the policies forbid the task's image; None if they permit the image, or if the
+    task has no image.
     """
     for bound in policies:
         policy, image = bound.policy, task.image
@@ -70,7 +70,7 @@ def explain_signatures(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objec
 
 def name_image(image: str) -> str:
     """Return the image's registry and repository, without its tag and digest. A name without a
-    registry is one of Docker Hub, as container engines read it.
+    registry belongs to Docker Hub, as for container engines.
     """
     name = image.partition("@")[0]
     head, slash, last = name.rpartition("/")

@@ -1,5 +1,5 @@
-"""Rejects offers if the account's quotas are too small for the task's nodes even when they are
-unused.
+"""Rejects offers if the account's quotas would be too small for the task's nodes even if nothing
+else used them.
 """
 
 from cavvy.domain.offers import Offer
@@ -8,8 +8,8 @@ from cavvy.domain.tasks import Objection, TaskSpec
 
 def explain_quota(task: TaskSpec, offer: Offer) -> Objection | None:
     """Return why the quotas are too small for the task's nodes on this offer even if nothing else
-    runs; None if they are large enough. An offer whose quota is only in use at the moment is not
-    rejected.
+    runs; None if they are large enough. An offer is not rejected if its quota is too small only
+    because of current use.
     """
     if offer.quota_nodes is None or task.nodes <= offer.quota_nodes:
         return None

@@ -110,7 +110,7 @@ def rank(
     by: Objective = Objective.COST,
     situation: PlanningContext | None = None,
 ) -> list[Placement]:
-    """Return the placements that keep the task's limits, best first, in the same order as in
+    """Return the placements within the task's limits, best first, in the same order as in
     `plan`.
     """
     known = situation or PlanningContext()

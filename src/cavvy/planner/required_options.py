@@ -1,4 +1,4 @@
-"""Reject offers that can run only tasks with an option of the provider that the task lacks."""
+"""Rejects offers that require a provider's option that the task does not state."""
 
 import json
 

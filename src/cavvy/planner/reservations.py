@@ -1,8 +1,9 @@
-"""Finds the commitments that would have paid, from the machines that were in use in each hour.
+"""Finds the commitments that would have saved money, from the number of machines used in each hour.
 
-Of n committed machines, the k-th is used in the hours in which at least k machines run. It pays if
-that usage would cost more on demand than all hours of the period at the committed rate. So machines
-are committed one by one, until the next does not pay.
+Of n committed machines, the k-th is used in the hours in which at least k machines run. A
+commitment for the k-th machine pays if this use would cost more on demand than all hours of the
+period at the committed rate. Machines are therefore committed one by one, until the next commitment
+does not pay.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ _MONTH = timedelta(days=30)
 
 
 class ReservableType(NamedTuple):
-    """What a commitment is for."""
+    """The kind of machine that a commitment applies to."""
 
     provider: str
     region: str
@@ -26,7 +27,7 @@ class ReservableType(NamedTuple):
 
 
 class UsedMachine(Struct, frozen=True, kw_only=True):
-    """The time of one machine that was paid for on demand."""
+    """The time of one machine that was charged at the on-demand price."""
 
     kind: ReservableType
     since: datetime
@@ -35,21 +36,23 @@ class UsedMachine(Struct, frozen=True, kw_only=True):
 
 
 class ReservationAdvice(Struct, frozen=True, kw_only=True):
-    """A commitment that would have paid in the period. `used` is the part of the committed hours
-    that would have been used; `monthly` is what it would have saved in 30 days.
+    """A commitment that would have saved money in the period. `used` is the share of the committed
+    hours that would have been used; `monthly` is the savings per 30 days.
     """
 
     offer: Offer
     machines: int
     used: float
-    on_demand: HourlyRate  # the mean rate that was paid
+    on_demand: HourlyRate  # the mean rate that was paid on demand
     monthly: Money
 
 
 def advise_reservations(
     used: Iterable[UsedMachine], offers: Sequence[Offer], since: datetime, until: datetime
 ) -> list[ReservationAdvice]:
-    """For each type, the commitment that would have saved most, the largest savings first."""
+    """Return, for each type, the commitment that would have saved most, the largest savings
+    first.
+    """
     hours = max(1, round((until - since) / _HOUR))
     running: dict[ReservableType, list[float]] = {}
     paid: dict[ReservableType, tuple[float, float]] = {}  # hours and micro-dollars
@@ -81,7 +84,7 @@ def _best(found: Iterable[ReservationAdvice]) -> Mapping[tuple[str, str, str], R
 
 
 def _add(levels: list[float], machine: UsedMachine, since: datetime) -> float:
-    """Add the machine's part of each hour. Returns its hours in the period."""
+    """Add the machine's share of each hour. Returns the machine's hours in the period."""
     total = 0.0
     begin = max(0.0, (machine.since - since) / _HOUR)
     end = min(float(len(levels)), (machine.until - since) / _HOUR)

@@ -1,4 +1,4 @@
-"""Estimate the cost of preemptions and the best checkpoint interval.
+"""Estimates the cost of preemptions and the best checkpoint interval.
 
 The model assumes exponentially distributed failures, after each of which the run restarts: J. T.
 Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22

@@ -1,5 +1,6 @@
-"""Machines with several hosts that are rented together, such as slices of TPUs: requests a node for
-each host, rejects offers whose machines a task's nodes do not fill, and explains the hosts.
+"""Handles machines with several hosts that are rented together, such as slices of TPUs: requests a
+node for each host, rejects offers if the task's nodes do not use whole machines, and explains the
+hosts.
 """
 
 from cavvy.catalog.needs import NeedError, parse_accelerator
@@ -24,8 +25,8 @@ def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
 
 
 def spread_task(task: TaskSpec) -> TaskSpec:
-    """Return the task with a node for each host, if each of its nodes requests a whole slice of
-    TPUs with several hosts; otherwise the unchanged task.
+    """If each node of the task requests a whole slice of TPUs with several hosts, return the task
+    with a node for each host; otherwise return the task unchanged.
     """
     found = spread_slices(task.resources)
     if found.hosts == 1:

@@ -124,7 +124,7 @@ def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> 
 
 
 def _find(offer: Offer, table: Mapping[str, _T]) -> _T | None:
-    """Return the entry of the offer's region, or of its cloud."""
+    """Return the table's entry for the offer's region, or else for its cloud."""
     cloud = find_cloud(offer.provider)
     return table.get(f"{cloud}/{offer.region}", table.get(cloud))
 

@@ -47,8 +47,8 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 
 class TimeEstimate(Struct, frozen=True, kw_only=True):
-    """The running time without interruptions; None if it is unknown. `notes` say how it was
-    estimated.
+    """The running time without interruptions; None if it is unknown. `notes` explain how the time
+    was estimated.
 
     If the time was measured on another device, 80 % of true times are between `run_time` / `spread`
     and `run_time` * `spread`. The spread is 1 if it is unknown, or if the time was not scaled by

@@ -26,12 +26,12 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "replicas", _replicas(service.replicas)
     yield (
         "ready",
-        f"when GET {probe.path} is answered, within {format_duration(probe.start)} of the start",
+        f"when GET {probe.path} succeeds, within {format_duration(probe.start)} of the start",
     )
     yield (
         "requests",
-        f"wait at most {format_duration(service.timeouts.queue)}; a replica that ends has "
-        f"{format_duration(service.drain)} for those it has",
+        f"wait at most {format_duration(service.timeouts.queue)}; a replica that is stopped "
+        f"has {format_duration(service.drain)} to answer its open requests",
     )
     yield "callers", "need a key of the service" if service.keys else ""
     yield "rate", "; ".join(_rate(each) for each in service.rates)
@@ -57,8 +57,8 @@ def _update(update: ServiceUpdate) -> str:
             return "all replicas at once, when they are ready"
         case UpdateStrategy.CANARY:
             return (
-                f"{update.weight}% of the requests go to a new revision, until it had "
-                f"{update.requests} or for {format_duration(update.within)}"
+                f"{update.weight}% of the requests are sent to a new revision, until it has "
+                f"received {update.requests} or {format_duration(update.within)} have passed"
             )
 
 
@@ -89,7 +89,7 @@ def _rate(rate: RequestRate) -> str:
         RateScope.CLIENT: "for each client",
         RateScope.ADDRESS: "for each address",
         RateScope.HEADER: f"for each {rate.header}",
-        RateScope.SERVICE: "for all together",
+        RateScope.SERVICE: "for all clients together",
     }[rate.each]
     below = f" below {rate.prefix}" if rate.prefix else ""
     return (

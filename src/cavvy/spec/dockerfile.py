@@ -219,7 +219,7 @@ def _with_env(task: TaskSpec) -> str:
 
 def _join(task: TaskSpec, lines: list[str]) -> str:
     head = (
-        f"# Generated from the setup of {task.name or 'a task'}. The working folder and `run` are "
-        "not in the image, but come with each job."
+        f"# Generated from the setup of {task.name or 'a task'}. The image contains neither "
+        "the working folder nor `run`; each job supplies them."
     )
     return "\n".join([head, *lines]) + "\n"

@@ -1,5 +1,5 @@
-"""Adds to a file's tree what `service.engine` needs: `run`, and the port, probe and models of the
-service, as far as the file does not have them.
+"""Adds the keys that `service.engine` needs to a file's tree: `run`, and the port, probe and models
+of the service if the file does not state them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,10 +69,12 @@ def _check(root: MapNode, service: MapNode, own: AbstractSet[str], notes: Proble
     if not (_text(service, "model") or (isinstance(node, MapNode) and _text(node, "source"))):
         notes.add(mark, "the engine has no model", suggestion="add `model: NAME_OR_PATH`")
     if root.get("run") is not None:
-        message = "`run` has no meaning with `service.engine`, which writes the command"
+        message = (
+            "`run` cannot be used with `service.engine`, because Cavvy writes the engine's command"
+        )
         notes.add(mark, message, suggestion="delete one of them")
     for name in sorted(own):
-        notes.add(mark, f"the option {name} is written by Cavvy", suggestion="delete it")
+        notes.add(mark, f"the option {name} is set by Cavvy", suggestion="delete it")
 
 
 def _read_model(
@@ -103,7 +105,7 @@ def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
 
 
 def _complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:
-    """Return the table with those of these keys that it does not have."""
+    """Return the table, extended with these keys where it does not have them."""
     added = (
         (_scalar(table.mark, key), _scalar(table.mark, value))
         for key, value in more.items()

@@ -1,5 +1,5 @@
-"""Named engines: programs that serve a model. Cavvy writes their command, port and probe, and knows
-the path of their metrics.
+"""The known engines: programs that serve a model. Cavvy writes their command, port and probe; the
+path of their metrics is stored here too.
 
 `flags` are options of the engine that were found in `source` on the date `as_of`. A test checks
 that the command that is written here uses no others. Of the engines, only `onnxruntime` was started
@@ -22,8 +22,9 @@ _PORT = '"${PORT:-%d}"'
 
 
 class Engine(Struct, frozen=True, kw_only=True):
-    """`command` is before the options; `model`, `host`, `port_flag` and `names` are the options of
-    these things, and `gpus` that of the number of GPUs of a node. "" if the engine has none.
+    """An engine. `command` precedes the options. `model`, `host`, `port_flag` and `names` are the
+    engine's options for these values, and `gpus` is the option for the number of GPUs of a node; ""
+    if the engine has no such option.
     """
 
     command: str
@@ -148,8 +149,8 @@ ENGINES: Mapping[str, Engine] = {
 def write_command(
     engine: Engine, model: str, names: tuple[str, ...], options: Mapping[str, str], gpus: bool
 ) -> str:
-    """Return the command that serves a model. An option whose value is `true` has no value in the
-    command, and one with `false` is left out.
+    """Return the command that serves a model. An option with the value `true` is written without a
+    value, and an option with the value `false` is omitted.
     """
     pairs: list[tuple[str, str]] = []
     if engine.model:

@@ -74,7 +74,7 @@ def object_to_service(task: TaskSpec) -> Objection | None:
         ("limits.deadline", task.limits.deadline or task.limits.deadline_after),
     ):
         if given is not None:
-            return Objection(key, "a service cannot have it")
+            return Objection(key, "a service cannot have this key")
     return _object_to_section(task, spec)
 
 
@@ -85,11 +85,11 @@ def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
     if spec.fixed_port and spec.replicas.most > 1 and task.resources.providers == (HERE,):
         return Objection(
             "service.replicas",
-            f"the program listens on port {spec.port}, so that only one replica fits on the "
+            f"the program listens on port {spec.port}, so only one replica fits on the "
             "server's machine; with a Cavvy file, it can listen on $PORT",
         )
     if spec.budget:
-        return Objection("service.budget", "it is not supported yet")
+        return Objection("service.budget", "this key is not supported yet")
     return _object_to_regions(task, spec)
 
 
@@ -100,5 +100,7 @@ def _object_to_regions(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
         return Objection("service.regions", "`resources.regions` states the regions already")
     for region in (*spec.regions, *sorted(named)):
         if spec.residency and spec.residency not in (region, locate("", region)[1]):
-            return Objection("service.residency", f"{region} is not known to be in it")
+            return Objection(
+                "service.residency", f"Cavvy does not know whether {region} is in this area"
+            )
     return None

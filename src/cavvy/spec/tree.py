@@ -408,7 +408,7 @@ _EXPLAINED = (
     ),
     (
         "did not find expected <document start>",
-        "this line does not continue the value above, and is no `key: value`",
+        "this line does not continue the value above, and is not `key: value`",
         "write `key: value` lines; in a text over several lines, indent each line",
     ),
     (

@@ -1,5 +1,5 @@
-"""Matches the entries of `setup.uses` with the files of a snapshot. Both the checks of a task and
-the key under which a finished setup is reused need this.
+"""Matches the entries of `setup.uses` with the files of a snapshot. Used by the checks of a task,
+and by the key of reusable setups.
 """
 
 import os
@@ -41,6 +41,6 @@ def _suggest(use: str, paths: Collection[str]) -> str:
     )
     meant = f"did you mean `{found}`? If not, " if found else ""
     return (
-        f"{meant}check that the file exists and that neither .gitignore nor .cavvyignore leaves "
-        "it out"
+        f"{meant}check that the file exists and that neither .gitignore nor .cavvyignore "
+        "excludes it"
     )

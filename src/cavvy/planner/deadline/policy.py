@@ -152,7 +152,7 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
 
 
 def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Run on demand if spot in every market would cost at least as much."""
+    """Run on demand if spot would cost at least as much in every market."""
     view = question.view
     if view.mode is RunMode.SPOT or decision.mode is RunMode.ON_DEMAND:
         return decision
@@ -164,8 +164,8 @@ def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDeci
 
 
 def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """If the provider may soon preempt the running gang, move the gang to spot in another market at
-    about the same price.
+    """If the provider may soon preempt the running gang, move the gang to spot in another market
+    with about the same price.
 
     This rule does not move the gang to on-demand. The policy always reserves enough time to do so
     after a preemption, and the preemption may never come.

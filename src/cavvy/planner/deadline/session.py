@@ -21,7 +21,7 @@ from cavvy.planner.spot.view import (
 
 
 class PolicySession:
-    """A policy, and what one job knows about its markets.
+    """A policy, and one job's observations of its markets.
 
     Times are seconds since the job was submitted; observations from before the submission have
     negative times. Markets have the numbers that they have in the terms. Calls must be made in

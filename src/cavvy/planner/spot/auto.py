@@ -61,7 +61,7 @@ class AutoPolicy(MarketPolicy):
         ]
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
         self._seen: Sequence[SpotQuote | None] = [None] * len(terms.markets)
-        self._watches = self._learned  # `decide` replaces these by copies that fit its view.
+        self._watches = self._learned  # `decide` replaces these prices by copies that fit its view.
         self._home = NOWHERE
         # The last computed price of slack for each market, and for a job that runs on spot only.
         # The next search starts there, which saves time but does not change the result.
@@ -75,8 +75,8 @@ class AutoPolicy(MarketPolicy):
         self._seen = tuple(quotes)
 
     def spells(self) -> list[tuple[SpellLengths, SpellLengths]]:
-        """For each market, two learned distributions: the lengths of periods with spot, and the
-        lengths of periods without spot.
+        """Return two learned distributions for each market: the lengths of periods with spot, and
+        the lengths of periods without spot.
         """
         return [(watch.stays, watch.away) for watch in self._learned]
 

@@ -18,7 +18,7 @@ do not depend on the other spells, so the best thresholds follow from the length
   available for `trust` hours.
 
 The price is then chosen so that these thresholds use exactly the available slack in the remaining
-time (dual ascent on this one constraint). It is computed again for each decision.
+time (dual ascent on this single constraint). It is computed again for each decision.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,9 @@ def plan_trust(
 
 
 def _list_brackets(low: float, high: float) -> dict[float, float]:
-    """For every possible search in this range, map its last upper bound to its last lower bound."""
+    """Return a map from the last upper bound to the last lower bound of every possible search in
+    this range.
+    """
     if high <= low * _CLOSE:
         return {high: low}
     middle = sqrt(low * high)
@@ -181,7 +183,7 @@ class CycleProblem(NamedTuple):
     deadline, and the cycle at this price.
 
     If spot is unavailable now, `within` are the possible hours until it returns. The job waits for
-    this once, before the first cycle.
+    this time once, before the first cycle.
     """
 
     stays: SpellLengths

@@ -177,8 +177,8 @@ class _Leaving:
 def _list_costs(
     field: RoamingView, moment: TimeLeft, price: float, leaving: _Leaving
 ) -> dict[int, float]:
-    """For the home market and each market in which the job may start: the cost of the rest of the
-    job there.
+    """Return, for the home market and each market in which the job may start, the cost of the rest
+    of the job there.
     """
     return {
         index: _cost_there(field, moment, index, price, leaving.cost(index))

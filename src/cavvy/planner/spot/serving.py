@@ -136,8 +136,9 @@ _DEFAULTS = SteadyWeights()
 
 
 class SteadyRecord(Struct, frozen=True, kw_only=True):
-    """What `SteadyPlacement` remembers of each zone: its losses, the hours with replicas, and the
-    times of the last failure and of the last loss; and when it last decided, with how many spares.
+    """The state of `SteadyPlacement`. For each zone: the losses, the hours with replicas, and the
+    times of the last failure and of the last loss. Also the time of the last decision, and its
+    number of spares.
     """
 
     losses: tuple[float, ...]
@@ -181,7 +182,7 @@ class SteadyPlacement:
 
     @property
     def record(self) -> SteadyRecord:
-        """What a new policy needs to go on as this one would."""
+        """The state with which a new policy continues like this one."""
         return SteadyRecord(
             losses=tuple(self._losses),
             held_hr=tuple(self._held_hr),

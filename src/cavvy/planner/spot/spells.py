@@ -112,8 +112,8 @@ class SpellLengths:
         return (sums.mean - passed) / longer
 
     def within(self, age: float, hours: float) -> tuple[float, float]:
-        """For a spell of this age: the mean of min(remaining length, hours), and the probability
-        that it lasts for longer than these hours.
+        """Return, for a spell of this age, the mean of min(remaining length, hours), and the
+        probability that it lasts for longer than these hours.
         """
         waited, longer = self._reached(age)
         if longer <= 0:

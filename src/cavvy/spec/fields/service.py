@@ -76,7 +76,7 @@ def _read_share(node: ScalarNode) -> float:
 
 _SHARE = ScalarKind("a share such as 0.999 or 99.9%", _read_share, {"type": ["number", "string"]})
 _AMOUNT = number("a number above 0", 0, 1e9, above=True)
-# the key of each target, and the kind that it stands for
+# the key of each target, and the kind of target
 _TARGETS = {
     "queue_wait": TargetKind.QUEUE_WAIT,
     "concurrency": TargetKind.CONCURRENCY,
@@ -185,7 +185,11 @@ def _build_rate(table: SectionReader) -> RequestRate | None:
     if by_header and rate.header is None:
         table.wrong("each", "no header is named", suggestion="add `header: X-User`")
     elif rate.header is not None and not by_header:
-        table.wrong("header", "it has no effect", suggestion="add `each: header`, or delete it")
+        table.wrong(
+            "header",
+            "`header` has no effect here",
+            suggestion="add `each: header`, or delete `header`",
+        )
     if not 1e-5 <= rate.per_s <= 1e6:
         table.wrong("requests", f"{rate.per_s:g} requests a second are out of bounds")
     return rate
@@ -310,7 +314,7 @@ _MODEL = either(
 SERVICE = section(
     "service",
     _build,
-    # spec/engine_section.py has replaced these by `run`, `port`, `probe` and `models`
+    # engine_section.py has replaced these keys by `run`, `port`, `probe` and `models`
     engine=FieldSpec(text_kind("the name of an engine", filled), to=()),
     model=FieldSpec(_MODEL, to=()),
     options=FieldSpec(
