@@ -84,7 +84,7 @@ def test_a_sign_in_ends_where_the_provider_says_so(issuer: Issuer) -> None:
     assert "was refused" in Person(issuer, PENDING, {"error": "access_denied"}).fail()
     assert "too long" in Person(issuer, PENDING, {"error": "expired_token"}).fail()
     assert "invalid_client" in Person(issuer, {"error": "invalid_client"}).fail()
-    assert "no error either" in Person(issuer, {"access_token": "x"}).fail()
+    assert "no error was reported" in Person(issuer, {"access_token": "x"}).fail()
     slow = Person(issuer, PENDING)
     assert "too long" in slow.fail()
     assert sum(slow.waits) == 600
@@ -109,7 +109,7 @@ def test_an_answer_that_a_terminal_cannot_use_is_refused(
 ) -> None:
     issuer.given["/device"] = IssuerAnswer.of({**BEGUN, **changes})
     person = Person(issuer, DONE)
-    assert "began no sign-in" in person.fail()
+    assert "did not start a sign-in" in person.fail()
     assert person.seen == []
 
 

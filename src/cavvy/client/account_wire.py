@@ -9,7 +9,7 @@ from cavvy.client.wire import Answer, Ask
 
 class RoleView(Answer, frozen=True, kw_only=True):
     """A role of an account in a project. An empty project stands for the installation. A role that
-    a group of the account gives has the name of the trust, and ends at `until`.
+    comes from a group of the account has the name of the trust, and ends at `until`.
     """
 
     account: str
@@ -20,7 +20,7 @@ class RoleView(Answer, frozen=True, kw_only=True):
 
 
 class WhoAmIView(Answer, frozen=True, kw_only=True):
-    """Who the server takes the caller for. `account` is null for the owner of the state folder.
+    """The caller's identity on the server. `account` is null for the owner of the state folder.
     `roles` contains inherited roles; `scopes` and `within` are the limits of the token.
     """
 
@@ -49,9 +49,9 @@ class AccountView(Answer, frozen=True, kw_only=True):
 
 
 class TokenAsk(Ask, frozen=True, kw_only=True):
-    """A new token, of the caller's own account if `account` is null. Without `scopes`, the token
-    has all permissions of its account. With `project`, it is valid only there and below. Without
-    `expires_s`, it does not expire.
+    """A new token. If `account` is null, it belongs to the caller's own account. Without `scopes`,
+    the token has all permissions of its account. With `project`, it is valid only for that project
+    and the projects below it. Without `expires_s`, it does not expire.
     """
 
     account: str | None = None
@@ -76,7 +76,7 @@ class TokenView(Answer, frozen=True, kw_only=True):
 
 
 class TokenMade(Answer, frozen=True, kw_only=True):
-    """A new token. Its secret is in this answer only."""
+    """A new token. Only this answer contains its secret."""
 
     token: str
     view: TokenView
@@ -107,8 +107,8 @@ class ProjectArchiveAsk(Ask, frozen=True, kw_only=True):
 
 
 class ProjectView(Answer, frozen=True, kw_only=True):
-    """A project in which the caller has these roles. `parent` is null also if the caller has no
-    role there.
+    """A project in which the caller has these roles. `parent` is also null if the caller has no
+    role in it.
     """
 
     name: str

@@ -13,20 +13,22 @@ _T = TypeVar("_T")
 
 
 class AccountClient:
-    """Manages who may use a server. It uses the connection of an `ApiClient`."""
+    """Manages the accounts, tokens, projects and roles of a server. It uses the connection of an
+    `ApiClient`.
+    """
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     def whoami(self) -> wire.WhoAmIView:
-        """Return who the server takes the caller for."""
+        """Return the caller's identity on the server."""
         return self._get("/v1/whoami", wire.WhoAmIView)
 
     def accounts(self) -> list[wire.AccountView]:
         return self._get("/v1/accounts", list[wire.AccountView])
 
     def add_account(self, name: str, kind: str) -> wire.AccountView:
-        """Raises ApiError `name-taken`."""
+        """Add an account. Raises ApiError `name-taken`."""
         ask = wire.AccountAsk(name=name, kind=kind)
         return self._post("/v1/accounts", ask, wire.AccountView)
 
@@ -43,18 +45,18 @@ class AccountClient:
         return self._get(f"/v1/tokens{query(account=account)}", list[wire.TokenView])
 
     def create_token(self, ask: wire.TokenAsk) -> wire.TokenMade:
-        """Raises ApiError `account-not-found`, `role-needed`, `scope-needed`."""
+        """Create a token. Raises ApiError `account-not-found`, `role-needed`, `scope-needed`."""
         return self._post("/v1/tokens", ask, wire.TokenMade)
 
     def revoke_token(self, token_id: str) -> None:
-        """Raises ApiError `token-not-found`."""
+        """Revoke a token. Raises ApiError `token-not-found`."""
         self._change("DELETE", f"/v1/tokens/{segment('token', token_id)}")
 
     def projects(self) -> list[wire.ProjectView]:
         return self._get("/v1/projects", list[wire.ProjectView])
 
     def create_project(self, name: str, parent: str | None) -> wire.ProjectView:
-        """Raises ApiError `name-taken`, `project-not-found`."""
+        """Create a project. Raises ApiError `name-taken`, `project-not-found`."""
         ask = wire.ProjectAsk(name=name, parent=parent)
         return self._post("/v1/projects", ask, wire.ProjectView)
 
@@ -74,15 +76,15 @@ class AccountClient:
         self._change("DELETE", f"{project_path(name)}/archive")
 
     def roles(self, project: str | None) -> list[wire.RoleView]:
-        """Return the roles in a project or, for None, those that apply in all projects."""
+        """Return the roles in a project or, for None, the roles that apply in all projects."""
         return self._get(_roles_path(project), list[wire.RoleView])
 
     def grant_role(self, account: str, role: str, project: str | None) -> None:
-        """Raises ApiError `account-not-found`."""
+        """Grant a role. Raises ApiError `account-not-found`."""
         self._change("PUT", _role_path(account, role, project))
 
     def revoke_role(self, account: str, role: str, project: str | None) -> None:
-        """Raises ApiError `role-not-found`."""
+        """Revoke a role. Raises ApiError `role-not-found`."""
         self._change("DELETE", _role_path(account, role, project))
 
     def _get(self, target: str, kind: type[_T]) -> _T:

@@ -7,7 +7,7 @@ from cavvy.client.errors import ApiError
 
 
 def check_address(address: str) -> None:
-    """Raise ApiError if the address is not that of a server, or if it would not be safe to send a
+    """Raise ApiError if the address is not a server's address, or if it would not be safe to send a
     token to it.
     """
     example = "write, for example, https://cavvy.example.org or http://127.0.0.1:8700"
@@ -33,7 +33,7 @@ def check_address(address: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is that of this machine."""
+    """Return whether a host name or address stands for this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

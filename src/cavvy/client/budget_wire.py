@@ -42,7 +42,7 @@ class BudgetApprovalAsk(Ask, frozen=True, kw_only=True):
 
 
 class BudgetRequestView(Answer, frozen=True, kw_only=True):
-    """A request for another amount that waits for an answer."""
+    """A pending request for another amount."""
 
     limit_micros: int
     reason: str
@@ -51,9 +51,9 @@ class BudgetRequestView(Answer, frozen=True, kw_only=True):
 
 
 class BudgetView(Answer, frozen=True, kw_only=True):
-    """A budget in this month. `month_limit_micros` includes what the last month left, if that is
-    carried over. The forecast is of the end of the month, with an interval of about 80 %; its
-    values are null in the first two days of spending.
+    """A budget in this month. `month_limit_micros` includes the unspent amount of the last month,
+    if it is carried over. The forecast is for the end of the month, with an interval of about 80 %.
+    Its values are null during the first two days of spending.
     """
 
     name: str
@@ -90,13 +90,15 @@ def delete_budget(client: ApiClient, name: str) -> None:
 
 
 def request_amount(client: ApiClient, project: str, name: str, ask: BudgetRequestAsk) -> None:
-    """Request another amount, as a member of the budget's project or, if it has none, of any."""
+    """Request another amount, as a member of the budget's project or, if the budget has no project,
+    of any project.
+    """
     body, path = encode(ask), f"{project_path(project)}/budgets/{segment('budget', name)}/request"
     client.repeat(lambda: client.send("POST", path, body))
 
 
 def approve_request(client: ApiClient, name: str, ask: BudgetApprovalAsk) -> None:
-    """Approve what is requested. Raises ApiError, also if another amount is requested."""
+    """Approve the requested amount. Raises ApiError, also if the request is for another amount."""
     body = encode(ask)
     client.repeat(lambda: client.send("POST", f"{_path(name)}/approve", body))
 

@@ -30,7 +30,9 @@ _LONGEST_PAUSE_S = 2.0  # the longest pause between two tries, in seconds
 
 
 class LogChunk(Struct, frozen=True, kw_only=True):
-    """Bytes of the log of one rank, which `attempt` wrote; `offset` is that of the next chunk."""
+    """Bytes of the log of one rank, which `attempt` wrote; `offset` is the start of the next
+    chunk.
+    """
 
     data: bytes
     attempt: int
@@ -49,8 +51,8 @@ class ExecChunk(Struct, frozen=True, kw_only=True):
 
 class ApiClient:
     """A connection to one server, for use by one thread. If the server does not answer, the request
-    is repeated until the time limit of `patience`. Before each repetition, `revive` is called, for
-    the server's address and token at that time. `ca` is that of `ClientConnection`.
+    is repeated until the time limit of `patience`. Before each repetition, `revive` is called; it
+    returns the server's current address and token. `ca` is passed to `ClientConnection`.
     """
 
     def __init__(
@@ -244,9 +246,9 @@ class ApiClient:
         since: datetime | None = None,
         times: bool = False,
     ) -> LogChunk:
-        """Return one chunk of the log of `attempt`, from `offset` on. If `attempt` is None, it is
-        the first attempt. At the end of an attempt's log, the next attempt's log follows, unless
-        `only` is set.
+        """Return one chunk of the log of `attempt`, from `offset` on. If `attempt` is None, start
+        with the first attempt. At the end of an attempt's log, the next attempt's log follows,
+        unless `only` is set.
         """
         asked = query(
             rank=rank,
@@ -321,7 +323,7 @@ class ApiClient:
     def write_exec(
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
-        """Send input. If the node has not read earlier input, wait until it has, up to 20 s."""
+        """Send input. If the node has not read earlier input, wait for this, up to 20 s."""
         target = f"{job_path(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
         answer = self._call("POST", target, data, wait_s=_INPUT_S)
         return decode(answer.body, type=wire.InputTaken)
@@ -330,7 +332,7 @@ class ApiClient:
         return self._ask(job_path(project, name) + "/cost", wire.CostView)
 
     def project_cost(self, project: str, *, since: datetime | None = None) -> wire.ProjectCost:
-        """Return what a project has spent, in total or since a point in time."""
+        """Return the spending of a project, in total or since a point in time."""
         target = f"{project_path(project)}/cost" + query(since=since and since.isoformat())
         return self._ask(target, wire.ProjectCost)
 

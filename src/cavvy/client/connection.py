@@ -1,5 +1,6 @@
-"""Connects to the server that commands use: that of the chosen context, or else the embedded
-server."""
+"""Connects to the server that commands use: the server of the chosen context, or else the embedded
+server.
+"""
 
 from cavvy.client import embedded
 from cavvy.client.client import ApiClient
@@ -32,7 +33,7 @@ def connect(
 def open_context(
     context: Context, *, timeout_s: float = 30.0, patience: Patience | None = None
 ) -> ApiClient:
-    """Return a client of the context's server, which has sent nothing yet."""
+    """Return a client of the context's server. The client has not sent a request yet."""
     return ApiClient(
         context.address, context.token, timeout_s=timeout_s, patience=patience, ca=context.ca
     )

@@ -1,5 +1,5 @@
 """Contexts: the servers that this user signed in to. `contexts.json` in the state folder lists them
-with their tokens, and names the one that commands use.
+with their tokens, and names the context that commands use.
 
 `local` is the name of the embedded server of this machine, which needs no context.
 """
@@ -18,8 +18,8 @@ LOCAL = "local"
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """A server and the token for it. `ca` holds the certificates of the authorities to trust for
-    it, in PEM; if it is empty, those of the system are trusted.
+    """A server and the token for it. `ca` contains the certificates of the authorities to trust for
+    the server, in PEM; if it is empty, the system's authorities are trusted.
     """
 
     name: str
@@ -38,17 +38,21 @@ class Contexts(Struct, frozen=True, kw_only=True):
         return next((each for each in self.contexts if each.name == name), None)
 
     def with_context(self, context: Context) -> "Contexts":
-        """With this context in place of the one of that name, if there is one, and current."""
+        """Return a copy that contains this context, in place of a context of the same name, and
+        makes it the current one.
+        """
         others = [each for each in self.contexts if each.name != context.name]
         return Contexts(current=context.name, contexts=[*others, context])
 
     def without(self, name: str) -> "Contexts":
-        """Without the context of this name. If it was current, the embedded server becomes it."""
+        """Return a copy without the context of this name. If it was the current one, the embedded
+        server becomes current.
+        """
         others = [each for each in self.contexts if each.name != name]
         return Contexts(current=LOCAL if self.current == name else self.current, contexts=others)
 
     def switched(self, name: str) -> "Contexts":
-        """With another current context. Raises ApiError `context-unknown`."""
+        """Return a copy with another current context. Raises ApiError `context-unknown`."""
         if name != LOCAL and self.find(name) is None:
             raise _unknown(name, self)
         return replace(self, current=name)

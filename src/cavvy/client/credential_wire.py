@@ -13,15 +13,17 @@ from cavvy.client.wire import Answer, Ask
 
 
 class CredentialAsk(Ask, frozen=True, kw_only=True):
-    """Settings of the provider, and the content of its key files by the names of their settings."""
+    """Settings of the provider, and the content of its key files keyed by the names of their
+    settings.
+    """
 
     settings: dict[str, str | int | float | bool] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
 
 
 class CredentialRow(Answer, frozen=True, kw_only=True):
-    """A credential without its content, which the API never returns. `problem` says why it cannot
-    be used; it is empty if it can.
+    """A credential without its content, which the API never returns. `problem` is the reason why
+    the credential cannot be used, or "".
     """
 
     provider: str
@@ -42,7 +44,7 @@ def put_credential(client: ApiClient, project: str, provider: str, ask: Credenti
 
 
 def remove_credential(client: ApiClient, project: str, provider: str) -> None:
-    """Raises ApiError `credential-not-found`, `credential-in-use`."""
+    """Remove a credential. Raises ApiError `credential-not-found`, `credential-in-use`."""
     client.send("DELETE", _path(project, provider), wait_s=120)
 
 

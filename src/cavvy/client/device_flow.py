@@ -1,5 +1,5 @@
-"""Gets ID tokens: of a person by the device flow of OAuth 2.0 (RFC 8628), and of a CI system's job
-from its environment.
+"""Gets ID tokens: for a person by the device flow of OAuth 2.0 (RFC 8628), and for a CI system's
+job from the job's environment.
 """
 
 import json
@@ -21,17 +21,20 @@ ID_TOKEN = (
 # https://docs.github.com/en/actions/reference/security/oidc
 _GITHUB_URL, _GITHUB_TOKEN = "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"
 _GRANT = "urn:ietf:params:oauth:grant-type:device_code"  # RFC 8628, section 3.4
-# `openid`, and those of the others that the provider lists: some refuse scopes they do not know
+# request `openid`, and the other scopes only if the provider lists them, because some providers
+# refuse unknown scopes
 _SCOPES = ("openid", "email", "profile", "groups")
 _TIMEOUT_S = 15.0
 _MOST_BYTES = 1 << 20
-_INTERVAL_S = 5.0  # between two questions, if the provider does not say: RFC 8628, section 3.2
-_LONGEST_S = 3600.0  # for a person to sign in, if the provider permits more
+_INTERVAL_S = (
+    5.0  # seconds between two requests, if the provider does not state them: RFC 8628, section 3.2
+)
+_LONGEST_S = 3600.0  # maximum seconds for a person to sign in, even if the provider permits more
 
 
 class DeviceCode(Struct, frozen=True, kw_only=True):
-    """What the provider tells about one sign-in: what the person needs, and how to ask for the
-    result.
+    """The provider's data about one sign-in: the code and address for the person, and the values to
+    request the result.
     """
 
     url: str
@@ -42,8 +45,8 @@ class DeviceCode(Struct, frozen=True, kw_only=True):
 
 
 def find_ci_token(environment: Mapping[str, str], audience: str) -> str | None:
-    """Return the ID token of the CI job that this process belongs to, or None if it belongs to none
-    that has one. Raises ApiError.
+    """Return the ID token of the CI job that this process belongs to, or None if there is no such
+    job or it has no ID token. Raises ApiError.
     """
     if given := environment.get(ID_TOKEN, "").strip():
         return given
@@ -53,7 +56,9 @@ def find_ci_token(environment: Mapping[str, str], audience: str) -> str | None:
     asked = f"{url}{'&' if '?' in url else '?'}{urlencode({'audience': audience})}"
     value = _ask(Request(asked, headers={"Authorization": f"Bearer {token}"})).get("value")
     if not isinstance(value, str):
-        raise _failed("GitHub gave no ID token", "the job needs the permission `id-token: write`")
+        raise _failed(
+            "GitHub did not issue an ID token", "the job needs the permission `id-token: write`"
+        )
     return value
 
 
@@ -63,8 +68,8 @@ def sign_in_by_device(
     show: Callable[[str, str], None],
     wait: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Ask a person to sign in at the provider, in any browser, and return the ID token. `show` gets
-    the URL to open and the code to enter there. Raises ApiError.
+    """Ask a person to sign in at the provider, in any browser, and return the ID token. `show` is
+    called with the URL to open and the code to enter on that page. Raises ApiError.
     """
     described = _ask(Request(f"{issuer.rstrip('/')}/.well-known/openid-configuration"))
     device_url, token_url = (
@@ -83,7 +88,7 @@ def sign_in_by_device(
 def _await_token(
     asked: Request, begun: DeviceCode, issuer: str, wait: Callable[[float], None]
 ) -> str:
-    """Ask until the person has signed in. Raises ApiError."""
+    """Repeat the request until the person has signed in. Raises ApiError."""
     left_s, pause_s = begun.expires_s, begun.interval_s
     while left_s > 0:
         wait(pause_s)
@@ -107,7 +112,9 @@ def _await_token(
             case "expired_token":
                 break
             case other:
-                raise _failed(f"{issuer} gave no ID token: {other or 'no error either'}")
+                raise _failed(
+                    f"{issuer} did not issue an ID token: {other or 'no error was reported'}"
+                )
     raise _failed("the sign-in at the provider took too long", "run `cavvy login` again")
 
 
@@ -122,11 +129,11 @@ def _read_code(begun: dict[str, Any], issuer: str) -> DeviceCode:
         )
     except (TypeError, ValueError):
         expires_s = interval_s = 0.0
-    # They are printed on a terminal, so they must not control it.
+    # These texts are printed on a terminal, so they must not contain control characters.
     printable = all(isinstance(each, str) and each.isprintable() for each in shown)
     if not printable or not expires_s > 0 or not 0 < interval_s <= _LONGEST_S:
-        error = begun.get("error", "its answer has not the form that RFC 8628 describes")
-        raise _failed(f"{issuer} began no sign-in: {error!s:.200}")
+        error = begun.get("error", "its answer does not have the format of RFC 8628")
+        raise _failed(f"{issuer} did not start a sign-in: {error!s:.200}")
     return DeviceCode(
         url=str(url),
         user_code=str(begun["user_code"]),
@@ -155,7 +162,7 @@ def _check(url: str) -> None:
 
 
 def _ask(request: Request) -> dict[str, Any]:
-    """Return the JSON object that answers, also with status 400, which RFC 6749 uses for errors.
+    """Return the JSON object in the answer, also with status 400, which RFC 6749 uses for errors.
     Raises ApiError.
     """
     _check(request.full_url)
@@ -172,7 +179,7 @@ def _ask(request: Request) -> dict[str, Any]:
                 body = error.read(_MOST_BYTES)
         found = json.loads(body)
     except (OSError, ValueError) as error:
-        raise _failed(f"{host} does not answer as a provider: {error}") from error
+        raise _failed(f"{host} does not answer like an OpenID provider: {error}") from error
     if not isinstance(found, dict):
         raise _failed(f"{host} did not answer with a JSON object")
     return found

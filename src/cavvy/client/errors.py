@@ -12,7 +12,8 @@ ApiError                    the server refused: code, message, hint and HTTP sta
 _PASSING = frozenset(
     {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
 )
-_NO_DATABASE = "database-unusable"  # as an answer; at a start, a person must act
+# Such an answer of a running server may pass. If a start fails with this code, a person must act.
+_NO_DATABASE = "database-unusable"
 
 
 class ApiError(Exception):
@@ -29,8 +30,8 @@ class ApiError(Exception):
 
     @property
     def passing(self) -> bool:
-        """Whether a repeated request may succeed, because no server answered this one, or one whose
-        database did not answer.
+        """Whether a repeated request may succeed, because no server answered this request, or the
+        server's database did not answer.
         """
         return self.code in _PASSING or (self.code == _NO_DATABASE and self.status > 0)
 

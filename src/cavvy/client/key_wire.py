@@ -7,8 +7,8 @@ from cavvy.client.wire import Answer
 
 
 class SecretKeyRow(Answer, frozen=True, kw_only=True):
-    """A key that encrypts the data keys of secrets and files, and how many secrets and how many
-    data keys of files it protects. `place` is None if the server does not have the key. `id` is
+    """A key that encrypts the data keys of secrets and files, with the number of secrets and of
+    files' data keys that it protects. `place` is None if the server does not have the key. `id` is
     empty for secrets of an older version, which have no data key.
     """
 
@@ -28,7 +28,7 @@ class UnreadableSecret(Answer, frozen=True, kw_only=True):
 
 
 class RotationView(Answer, frozen=True, kw_only=True):
-    """What a rotation did. `files` is the number of data keys of files."""
+    """The result of a rotation. `files` is the number of data keys of files."""
 
     id: str
     place: str

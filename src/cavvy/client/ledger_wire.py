@@ -18,12 +18,12 @@ from cavvy.domain.ledger import (
 )
 from cavvy.domain.units import HourlyRate, Money
 
-PAGE = 5000  # entries in one answer
+PAGE = 5000  # maximum number of entries in one answer
 
 
 class LedgerSumView(Answer, frozen=True, kw_only=True):
-    """The entries of one group, added up. `groups` has a value for each dimension that was asked
-    for. `discount_micros` is the part of `amount_micros` that discounts take off, 0 or less.
+    """The entries of one group, added up. `groups` has a value for each requested dimension.
+    `discount_micros` is the part of `amount_micros` that comes from discounts, 0 or less.
     """
 
     groups: dict[str, str]
@@ -33,10 +33,10 @@ class LedgerSumView(Answer, frozen=True, kw_only=True):
 
 
 class LedgerEntryView(Answer, frozen=True, kw_only=True):
-    """An entry of the ledger, with what it is for. `id` never changes; `corrects` is the ID of the
+    """An entry of the ledger, with its subject. `id` never changes; `corrects` is the ID of the
     entry that a correction corrects. `line` and `line_since` are the kind and the start of the
-    charge to which the entry belongs.
-    The quantity is in `unit`: us (microseconds of one node) or bytes.
+    charge to which the entry belongs. The quantity is in `unit`: us (microseconds of one node) or
+    bytes.
     """
 
     number: int
@@ -81,9 +81,7 @@ def sum_ledger(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[LedgerSumView]:
-    """Return what was spent in a period, for each value of the dimensions `by`, the largest
-    first.
-    """
+    """Return the spending in a period, for each value of the dimensions `by`, the largest first."""
     asked = _period(project, since, until) | {"by": ",".join(by)}
     target = "/v1/ledger/sums" + query(**asked)
     return decode(client.repeat(lambda: client.send("GET", target)).body, type=list[LedgerSumView])
@@ -96,7 +94,7 @@ def list_entries(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Iterator[LedgerEntryView]:
-    """Yield the entries that touch a period, in the order in which they were posted."""
+    """Yield the entries that overlap a period, in the order in which they were posted."""
     after = 0
     while True:
         target = "/v1/ledger" + query(**_period(project, since, until), after=after)
@@ -109,7 +107,7 @@ def list_entries(
 
 
 def to_line(view: LedgerEntryView) -> LedgerLine:
-    """Return the entry as the modules that make statements have it."""
+    """Return the entry in the form that the modules for statements use."""
     subject, rank, sequence = view.id.rsplit("/", 2)
     corrects = None if view.corrects is None else int(view.corrects.rpartition("/")[2])
     return LedgerLine(

@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 
-# What agents report of the whole time since the work began, beside what is used now.
+# Names of telemetry values for the whole time since the work began, which agents report in addition
+# to the current use.
 TOTALS = frozenset(
     {
         "cpu_mean_percent",
@@ -21,7 +22,9 @@ TOTALS = frozenset(
 
 
 def figures(progress: Mapping[str, float | str]) -> dict[str, float | str]:
-    """Return the program's own metrics, without the values that describe how far the work is."""
+    """Return the program's own metrics, without the values that describe the progress of the
+    work.
+    """
     return {
         name: value
         for name, value in progress.items()

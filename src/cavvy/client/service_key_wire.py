@@ -10,7 +10,9 @@ from cavvy.client.wire import Answer, Ask
 
 
 class ServiceKeyAsk(Ask, frozen=True, kw_only=True):
-    """`per_s` limits the key's requests per second, of which `burst` may come at once."""
+    """`per_s` limits the key's requests per second, and `burst` the number of requests at the same
+    time.
+    """
 
     label: str = ""
     per_s: float | None = None
@@ -19,7 +21,7 @@ class ServiceKeyAsk(Ask, frozen=True, kw_only=True):
 
 
 class ServiceKeyView(Answer, frozen=True, kw_only=True):
-    """A key of a service, without its secret. `used_at` is its last request."""
+    """A key of a service, without its secret. `used_at` is the time of its last request."""
 
     id: str
     label: str
@@ -39,19 +41,19 @@ class ServiceKeyMade(Answer, frozen=True, kw_only=True):
 def create_service_key(
     client: ApiClient, project: str, service: str, ask: ServiceKeyAsk
 ) -> ServiceKeyMade:
-    """Raises ApiError `service-not-found`, `service-open`."""
+    """Create a key. Raises ApiError `service-not-found`, `service-open`."""
     answer = client.send("POST", _path(project, service), encode(ask))
     return decode(answer.body, type=ServiceKeyMade)
 
 
 def list_service_keys(client: ApiClient, project: str, service: str) -> list[ServiceKeyView]:
-    """Raises ApiError `service-not-found`."""
+    """Return the keys of a service. Raises ApiError `service-not-found`."""
     path = _path(project, service)
     return decode(client.repeat(lambda: client.send("GET", path)).body, type=list[ServiceKeyView])
 
 
 def revoke_service_key(client: ApiClient, project: str, service: str, key_id: str) -> None:
-    """Raises ApiError `service-not-found`, `service-key-not-found`."""
+    """Revoke a key. Raises ApiError `service-not-found`, `service-key-not-found`."""
     client.send("DELETE", f"{_path(project, service)}/{segment('key', key_id)}")
 
 

@@ -15,9 +15,10 @@ from cavvy.client.wire import Answer
 
 
 class ReplicaView(Answer, frozen=True, kw_only=True):
-    """A replica of a service. `job` is its job's ID; its name is NAME-NUMBER of the service.
-    `place` is where it runs, as account/zone/purchase; "" while it has none. `start_s` has the
-    seconds of each part of its start that has ended: queue, machine, prepare, load.
+    """A replica of a service. `job` is the ID of its job, whose name is NAME-NUMBER with the
+    service's name. `place` is its location, as account/zone/purchase; "" while it has none.
+    `start_s` contains the seconds of each finished phase of its start: queue, machine, prepare,
+    load.
     """
 
     job: str
@@ -35,8 +36,8 @@ class ReplicaView(Answer, frozen=True, kw_only=True):
 
 
 class ServiceTrafficView(Answer, frozen=True, kw_only=True):
-    """What the gateway has counted since it was started; rates are of the last 10 seconds, and
-    percentiles of all requests, from their arrival to the last byte of the answer.
+    """The gateway's counts since it was started. Rates are those of the last 10 seconds.
+    Percentiles cover all requests, from their arrival to the last byte of the answer.
     """
 
     arrivals: int
@@ -51,11 +52,12 @@ class ServiceTrafficView(Answer, frozen=True, kw_only=True):
 
 
 class TrialView(Answer, frozen=True, kw_only=True):
-    """A revision that is tried out beside the one that serves, or the last one that was. `end` is
-    "" while the trial lasts; then it says why the revision took over (enough, time, ready) or was
-    rolled back (errors, latency, failed, withdrawn). A canary gets `weight` percent of the requests
-    until it had `asked`. `errors` is the share of each revision's requests that failed, old first;
-    `slower` is the factor of its latency. It is rolled back when `evidence` reaches `bound`.
+    """The trial of a revision next to the serving one, or the last trial that ended. `end` is ""
+    during the trial. Afterwards it is the reason why the revision took over (enough, time, ready)
+    or was rolled back (errors, latency, failed, withdrawn). A canary gets `weight` percent of the
+    requests until it has received `asked` requests. `errors` is the share of each revision's
+    requests that failed, the old revision first. `slower` is the factor by which the new revision's
+    latency is higher. The revision is rolled back when `evidence` reaches `bound`.
     """
 
     revision: int
@@ -72,9 +74,9 @@ class TrialView(Answer, frozen=True, kw_only=True):
 
 
 class ServedView(Answer, frozen=True, kw_only=True):
-    """A service. `state` is ready, starting, idle, failing or ending; `problem` is why the last
-    replica failed to start. `target` is the number of replicas that the autoscaler asks for, and
-    `why` its reason. `url` is empty while the gateway starts.
+    """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
+    the last replica failed to start. `target` is the number of replicas that the autoscaler
+    requests, and `why` its reason. `url` is empty while the gateway starts.
     """
 
     project: str
@@ -103,7 +105,7 @@ def list_services(client: ApiClient, project: str | None = None) -> list[ServedV
 
 
 def find_service(client: ApiClient, project: str, name: str) -> ServedView:
-    """Raises ApiError `service-not-found`."""
+    """Return a service. Raises ApiError `service-not-found`."""
     path = _path(project, name)
     return decode(client.repeat(lambda: client.send("GET", path)).body, type=ServedView)
 
@@ -134,7 +136,7 @@ def put_service(
 
 
 def end_service(client: ApiClient, project: str, name: str) -> ServedView:
-    """Raises ApiError `service-not-found`."""
+    """End a service. Raises ApiError `service-not-found`."""
     path = _path(project, name)
     return decode(client.repeat(lambda: client.send("DELETE", path)).body, type=ServedView)
 

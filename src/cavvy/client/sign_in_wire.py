@@ -12,7 +12,9 @@ from cavvy.client.wire import Answer, Ask
 
 
 class SignInWay(Answer, frozen=True, kw_only=True):
-    """A provider with which people sign in from terminals, by the device flow of RFC 8628."""
+    """An identity provider with which people sign in from terminals, by the device flow of RFC
+    8628.
+    """
 
     name: str
     issuer: str
@@ -102,12 +104,12 @@ def list_trusts(client: ApiClient) -> list[TrustView]:
 
 
 def add_trust(client: ApiClient, ask: TrustAsk) -> None:
-    """Raises ApiError `name-taken`, `account-not-found`, `invalid-request`."""
+    """Add a trust. Raises ApiError `name-taken`, `account-not-found`, `invalid-request`."""
     body = encode(ask)
     client.repeat(lambda: client.send("POST", "/v1/trusts", body), retry=False)
 
 
 def remove_trust(client: ApiClient, name: str) -> None:
-    """Raises ApiError `trust-not-found`."""
+    """Remove a trust. Raises ApiError `trust-not-found`."""
     target = f"/v1/trusts/{segment('trust', name)}"
     client.repeat(lambda: client.send("DELETE", target), retry=False)

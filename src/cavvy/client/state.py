@@ -16,7 +16,7 @@ class ServerFile(Struct, frozen=True, kw_only=True):
     """The contents of `server.json`: the process, address and versions of the running server."""
 
     pid: int
-    process: str  # differs from that of a later process with the same pid
+    process: str  # a mark that differs from that of a later process with the same pid
     host: str
     address: str
     listen: str | None = None

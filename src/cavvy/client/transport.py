@@ -32,8 +32,9 @@ class HttpAnswer:
 
 class ClientConnection:
     """One connection to `unix:/path`, `http://host:port` or `https://host:port`, which is opened at
-    the first use. The default port is 443 for https and 80 for http. For https, `ca` holds the
-    certificates of the authorities to trust, in PEM; if it is empty, the system's are trusted.
+    the first use. The default port is 443 for https and 80 for http. For https, `ca` contains the
+    certificates of the authorities to trust, in PEM; if it is empty, the system's authorities are
+    trusted.
     """
 
     def __init__(self, address: str, *, ca: str = "", connect_timeout_s: float = 5.0) -> None:
@@ -69,7 +70,7 @@ class ClientConnection:
         Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
         """
         size = len(body) if isinstance(body, bytes) else length
-        # Proxies in front of a server choose the server by this name.
+        # Proxies select the server by this name.
         host = self.address.removeprefix("https://").rstrip("/") if self._is_tls else "cavvy"
         lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", f"Content-Length: {size}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -96,7 +97,7 @@ class ClientConnection:
                 if not fresh
                 else "see `cavvy server logs`",
             ) from error
-        # such as Ctrl-C; the next request must not read the answer to this one
+        # for example on Ctrl-C; the next request must not read the answer to this one
         except BaseException:
             self.close()
             raise
@@ -154,7 +155,7 @@ class ClientConnection:
                 f"no server answers at {self.address}: {_say(error)}",
                 "see `cavvy server status`"
                 if self.address.startswith("unix:")
-                else "check the address, and that a server runs there",
+                else "check the address, and that a server runs at this address",
             ) from error
         self._socket = connection
         return connection
@@ -235,7 +236,7 @@ class ClientConnection:
         while have < size:
             part = self._wait(connection, connection.recv, min(_RECV, size - have))
             if not part:
-                raise ConnectionError("the server closed it during an answer")
+                raise ConnectionError("the server closed the connection during an answer")
             parts.append(part)
             have += len(part)
         whole = b"".join(parts)
@@ -245,18 +246,20 @@ class ClientConnection:
     def _fill(self, connection: socket.socket) -> None:
         part = self._wait(connection, connection.recv, _RECV)
         if not part:
-            raise ConnectionError("the server closed it")
+            raise ConnectionError("the server closed the connection")
         self._buffer += part
 
 
 def _say(error: OSError | ValueError) -> str:
-    """Return what went wrong, without the number of the error."""
+    """Return the text of the error, without its number."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _certificate_fault(error: Exception) -> str:
-    """Return why the server's certificate is not trusted; "" if this was not the error."""
-    return str(getattr(error, "verify_message", ""))  # only SSLCertVerificationError has it
+    """Return why the server's certificate is not trusted; "" if the error has another cause."""
+    return str(
+        getattr(error, "verify_message", "")
+    )  # only SSLCertVerificationError has this attribute
 
 
 def _split_address(address: str) -> tuple[str, int]:

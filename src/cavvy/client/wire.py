@@ -340,7 +340,7 @@ class NodeListing(Answer, frozen=True, kw_only=True):
     since: datetime
     heard_at: datetime | None
     devices: list[str]
-    # for a kept node: when it is released if no job takes it over
+    # for a warm node: when it is released if no job takes it over
     kept_until: datetime | None = None
 
 
@@ -407,7 +407,7 @@ class GcAsk(Ask, frozen=True, kw_only=True):
 
 class CleanupItem(Answer, frozen=True, kw_only=True):
     """One item that `down` or `gc` found: a job or an idle machine to stop, a gang to remove, an
-    unfinished upload to abort, or a provider that could not be asked. `done` is true if the item
+    unfinished upload to abort, or a provider that could not be queried. `done` is true if the item
     was removed.
     """
 
@@ -514,14 +514,14 @@ class QuotaRow(Answer, frozen=True, kw_only=True):
 
 
 class UntoldQuotas(Answer, frozen=True, kw_only=True):
-    """A provider some or all of whose quotas are not known, and the reason."""
+    """A provider with unknown quotas, and the reason."""
 
     provider: str
     reason: str
 
 
 class QuotaReport(Answer, frozen=True, kw_only=True):
-    """The quotas of the providers that report them."""
+    """The quotas of the providers that report quotas."""
 
     quotas: list[QuotaRow]
     untold: list[UntoldQuotas]

@@ -19,7 +19,9 @@ class AccountKind(StrEnum):
 
 
 class Role(StrEnum):
-    """What an account may do in a project and in the projects below it. See `authorization.py`."""
+    """The rights of an account in a project and in the projects below it. See
+    `authorization.py`.
+    """
 
     VIEWER = "viewer"
     MEMBER = "member"
@@ -30,7 +32,9 @@ class Role(StrEnum):
 
 
 class Permission(StrEnum):
-    """What a request needs. Roles grant permissions, and the scopes of a token limit them."""
+    """A right that a request needs. Roles grant permissions, and the scopes of a token limit
+    them.
+    """
 
     VIEW = "view"  # see jobs, logs, nodes and machines
     RUN = "run"  # submit jobs, change them, and reach their nodes
@@ -50,9 +54,10 @@ class Account(Struct, frozen=True, kw_only=True):
 
 
 class AccountToken(Struct, frozen=True, kw_only=True):
-    """A token of an account, without its secret. Empty `scopes` stand for all permissions of the
-    account. With a `project`, the token is valid only for that project and those below it. `parent`
-    is the token of the same account with which it was created; it ends with that one.
+    """A token of an account, without its secret. If `scopes` is empty, the token has all
+    permissions of the account. With a `project`, the token is valid only for that project and the
+    projects below it. `parent` is the token of the same account with which this token was created;
+    this token becomes invalid together with its parent.
     """
 
     id: str
@@ -79,7 +84,7 @@ class Project(Struct, frozen=True, kw_only=True):
 
 class RoleBinding(Struct, frozen=True, kw_only=True):
     """An account's role in a project, or in all projects if `project` is INSTALLATION. A role that
-    a group of the account gives has the name of the `trust`, and ends at `until`.
+    comes from a group of the account has the name of the `trust`, and ends at `until`.
     """
 
     account: str
@@ -90,7 +95,7 @@ class RoleBinding(Struct, frozen=True, kw_only=True):
 
 
 class AccountCredential(Struct, frozen=True, kw_only=True):
-    """All facts that the decisions about one token's requests need, read at the same moment."""
+    """All facts that the decisions about one token's requests need, read in one transaction."""
 
     token: AccountToken
     account: Account

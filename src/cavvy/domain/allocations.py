@@ -26,7 +26,8 @@ class Host(Struct, frozen=True, kw_only=True):
     # gang then gets its own host of the group. If "", all ranks of a gang share this host.
     group: str = ""
     ready: bool = True  # False if the host does not answer; nothing is placed on such a host
-    # False if jobs could read the files of each other; the jobs at one time are then of one project
+    # False if jobs could read each other's files; the host then runs the jobs of only one project
+    # at a time
     separates: bool = True
 
 

@@ -1,7 +1,7 @@
 """The audit log: records of every change that a user requests, and of every refusal. Each record
-contains the hash of the one before it, so a record that was changed or removed breaks the chain.
+contains the hash of the record before it, so a changed or removed record breaks the chain.
 
-Hash of a record: SHA-256 of its text, in hexadecimal. Its text is JSON in UTF-8 with sorted keys
+Hash of a record: SHA-256 of its text, in hexadecimal. The text is JSON in UTF-8 with sorted keys
 and without spaces. The first record's `prior` is 64 zeros.
 """
 
@@ -18,34 +18,35 @@ FIRST = "0" * 64  # the `prior` of the first record
 
 
 class AuditOutcome(StrEnum):
-    """What became of a request."""
+    """The result of a request."""
 
     DONE = "done"
     REFUSED = "refused"
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """What happened. `account` is empty for the owner of the state folder and for refused requests
-    without a valid token; `signed_in` tells them apart. `project` is empty for the installation.
+    """The facts about a request. `account` is empty for the owner of the state folder and for
+    refused requests without a valid token; `signed_in` distinguishes these two cases. `project` is
+    empty for the installation.
     """
 
     at: datetime
     signed_in: bool
     account: str = ""
     token: str = ""  # the ID of the token; empty for the owner of the state folder
-    address: str = ""  # where the request came from; empty for the Unix socket
+    address: str = ""  # the client's address; empty for the Unix socket
     action: str  # method and route, such as DELETE /v1/accounts/{account}
     target: Mapping[str, str] = field(default_factory=dict)  # the parameters in the path
     project: str = ""
     outcome: AuditOutcome = AuditOutcome.DONE
-    code: str = ""  # of a refusal, the code of the error
-    left_out: int = 0  # earlier refusals from the address that have no record of their own
+    code: str = ""  # the error code of a refusal
+    left_out: int = 0  # number of earlier refusals from this address that have no record
     before: Mapping[str, object] | None = None
     after: Mapping[str, object] | None = None
 
 
 class AuditRecord(AuditEntry, frozen=True, kw_only=True):
-    """An entry with its place in the chain."""
+    """An entry with its position in the chain."""
 
     number: int  # 1 for the first record
     prior: str  # hash of the record before it
@@ -66,7 +67,9 @@ class SealedRecord(Struct, frozen=True, kw_only=True):
 
 
 class ChainHead(Struct, frozen=True):
-    """The end of a chain. Kept elsewhere, it proves later that no record up to it has changed."""
+    """The end of a chain. If it is saved elsewhere, it proves later that no record up to this end
+    has changed.
+    """
 
     number: int
     hash: str
@@ -76,7 +79,7 @@ class ChainHead(Struct, frozen=True):
 
 
 class ChainBroken(Exception):
-    """A record does not fit into the chain. `number` is where it should be."""
+    """A record does not fit into the chain. `number` is the number that the record should have."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"record {number}: {message}")
@@ -109,13 +112,14 @@ def hash_text(text: bytes) -> str:
 def check_chain(
     records: Iterable[SealedRecord], head: ChainHead = EMPTY
 ) -> Iterator[tuple[AuditRecord, ChainHead]]:
-    """Check each record against the one before it, and yield it with the chain's new end. `head` is
-    the end before the first record. Raises ChainBroken at the first record that does not fit.
+    """Check each record against the record before it, and yield the record with the chain's new
+    end. `head` is the end before the first record. Raises ChainBroken at the first record that does
+    not fit.
     """
     for sealed in records:
         expected = head.number + 1
         if sealed.number != expected:
-            missing = "is missing" if sealed.number > expected else "is not in order"
+            missing = "is missing" if sealed.number > expected else "is out of order"
             raise ChainBroken(expected, f"it {missing}; record {sealed.number} comes next")
         text = sealed.text.encode()
         if hash_text(text) != sealed.hash:
@@ -127,8 +131,8 @@ def check_chain(
         if record.prior != head.hash:
             raise ChainBroken(
                 expected,
-                f"it follows a record with the hash {record.prior}, but the one before it has "
-                f"{head.hash}",
+                f"it follows a record with the hash {record.prior}, but the record before it "
+                f"has the hash {head.hash}",
             )
         for name in ("number", "at", "account", "project", "outcome"):
             if getattr(record, name) != getattr(sealed, name):

@@ -1,8 +1,8 @@
 """Decides what a principal may do. The decisions depend only on the roles of the principal, the
 limits of its token, and the tree of projects, so they never reveal whether an object exists.
 
-A principal is made once for each request, where the request enters the server. Other ways to sign
-in need only make another principal.
+A principal is created once for each request, when the request arrives at the server. A new way to
+sign in only needs to create a principal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ LEAST_ROLE: Mapping[Permission, Role] = {
     Permission.AUDIT: Role.AUDITOR,
     Permission.MANAGE: Role.ADMIN,
 }
-_TOUCH_EVERY = timedelta(minutes=1)  # how often the last use of a token is written
+_TOUCH_EVERY = timedelta(minutes=1)  # minimum time between two writes of a token's last use
 
 
 class Verdict(StrEnum):
@@ -63,8 +63,8 @@ class TokenState(StrEnum):
 class Principal(Struct, frozen=True, kw_only=True):
     """Who sends a request: the account, the token, and the address that the request comes from.
 
-    `account` is None for the owner of the state folder, whose token is a file there and who may do
-    everything. `roles` are the roles in each project, with those that it inherits; the key
+    `account` is None for the owner of the state folder, whose token is a file in that folder and
+    who has all rights. `roles` are the roles in each project, including inherited ones; the key
     INSTALLATION has the roles that apply everywhere. `scopes` and `within` are the limits of the
     token: its permissions and its projects. None means that there is no limit.
     """
@@ -152,14 +152,14 @@ def must_touch(token: AccountToken, now: datetime) -> bool:
 
 
 def list_roles(principal: Principal, project: str) -> frozenset[Role]:
-    """Return the principal's roles in a project, which need not be known."""
+    """Return the principal's roles in a project, which need not exist."""
     everywhere = principal.roles.get(INSTALLATION, frozenset())
     return principal.roles.get(project, frozenset()) | everywhere
 
 
 def decide(principal: Principal, permission: Permission, project: str) -> Verdict:
-    """Return whether the principal may do something in a project, or for INSTALLATION, outside of
-    projects. The installation itself is hidden from no account.
+    """Return whether the principal may do something in a project or, for INSTALLATION, outside of
+    projects. The installation itself is never HIDDEN.
     """
     roles = list_roles(principal, project)
     outside = principal.within is not None and project not in principal.within
@@ -173,8 +173,8 @@ def decide(principal: Principal, permission: Permission, project: str) -> Verdic
 
 
 def list_visible(principal: Principal, permission: Permission) -> frozenset[str] | None:
-    """Return the projects in which the principal has the permission. None means all projects, also
-    those that do not exist yet.
+    """Return the projects in which the principal has the permission. None means all projects,
+    including projects that do not exist yet.
     """
     if decide(principal, permission, INSTALLATION) is Verdict.ALLOWED:
         return None

@@ -1,4 +1,4 @@
-"""Budgets: how much a project, a user, or the jobs with a tag may spend in a month."""
+"""Budgets limit the monthly spending of a project, of a user, or of the jobs with a tag."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -24,7 +24,7 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
 
     Percentages are of the month's amount. At `soft_percent`, no new paid work starts. At
     `hard_percent`, running work saves a checkpoint and stops. None means never. With `carry_over`,
-    what the last month left is added to the month's amount.
+    the unspent amount of the last month is added to the month's amount.
     """
 
     name: str
@@ -48,8 +48,8 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
         return (name, value) if self.tag else None
 
     def covers(self, line: Sequence[str], user: str, tags: Mapping[str, str]) -> bool:
-        """Return whether what such a job spends counts for the budget. `line` contains the job's
-        project and those above it.
+        """Return whether the spending of such a job counts toward the budget. `line` contains the
+        job's project and the projects above it.
         """
         pair = self.tag_pair
         return (
@@ -72,7 +72,9 @@ def compare_lines(
 
 
 class ChargedRate(Struct, frozen=True, kw_only=True):
-    """What an open job's nodes cost per hour by their newest charges, which end at `until`."""
+    """The hourly cost of an unfinished job's nodes, from their newest charges, which end at
+    `until`.
+    """
 
     job_id: str
     until: datetime

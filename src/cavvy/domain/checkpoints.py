@@ -37,8 +37,8 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
 
 
 class RemovedCheckpoints(Struct, frozen=True, kw_only=True):
-    """The result of deleting a job's checkpoints. `kept` says which files could not be deleted and
-    why; "" if all were deleted.
+    """The result of deleting a job's checkpoints. `kept` names the files that could not be deleted,
+    with the reasons; "" if all were deleted.
     """
 
     bytes: int = 0

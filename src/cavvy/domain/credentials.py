@@ -1,8 +1,8 @@
-"""The credentials that projects have at providers, and which one applies to a job.
+"""The credentials that projects have at providers, and the choice of the credential for a job.
 
-A provider that is used with the credential of a project is an account of its own, with the name
-PROVIDER@PROJECT. It has its own machines, ledger and quotas. The account of the installation has
-the name of the provider.
+A provider that is used with the credential of a project is a separate account, with the name
+PROVIDER@PROJECT. Such an account has its own machines, ledger and quotas. The account of the
+installation has the name of the provider.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,7 +28,7 @@ class SealedCredential(Struct, frozen=True, kw_only=True):
 
     @property
     def bound_name(self) -> str:
-        """The name that its encryption binds it to, which no secret can have."""
+        """The name to which the encryption binds the credential; no secret can have this name."""
         return f"credential for {self.provider}"
 
 
@@ -45,13 +45,15 @@ class CredentialBook:
         return bool(self._held)
 
     def holds(self, account: str) -> bool:
-        """Return whether there is a credential for the account, or it is the installation's."""
+        """Return whether there is a credential for the account, or the account is the
+        installation's.
+        """
         provider, project = split_account(account)
         return not project or (project, provider) in self._held
 
     def find_account(self, project: str, provider: str) -> str:
-        """Return the account that a project's jobs use at a provider: that of the project, else of
-        the nearest project above it that has a credential, else of the installation.
+        """Return the account that a project's jobs use at a provider: the account of the project,
+        or else of the nearest project above it that has a credential, or else of the installation.
         """
         for each in list_line(project, self._parents):
             if (each, provider) in self._held:
@@ -60,7 +62,9 @@ class CredentialBook:
 
 
 def name_account(provider: str, project: str) -> str:
-    """Return the name of the account; that of the installation if `project` is empty."""
+    """Return the name of the account; if `project` is empty, the name of the installation's
+    account.
+    """
     return f"{provider}{_AT}{project}" if project else provider
 
 
@@ -73,9 +77,9 @@ def split_account(account: str) -> tuple[str, str]:
 
 
 def mark_account(installation: str, project: str) -> str:
-    """Return the ID by which an account recognises its machines. It differs for each project, so
-    that two accounts never manage the same machine, even if their keys belong to the same customer
-    of a cloud.
+    """Return the ID by which an account recognises its machines. The ID differs for each project,
+    so that two accounts never manage the same machine, even if their keys belong to the same
+    customer of a cloud.
     """
     if not project:
         return installation

@@ -46,7 +46,7 @@ class ChargeKind(StrEnum):
 
 class Charge(Struct, frozen=True, kw_only=True):
     """The cost of one node in the half-open period [since, until), at one rate. TRAFFIC is billed
-    by size: its rate is 0, and `bytes` is what was sent at a known price.
+    by size: its rate is 0, and `bytes` is the amount of data that was sent at a known price.
 
     No two charges have the same attempt, rank, kind and `since`. A write replaces all charges of a
     rank.

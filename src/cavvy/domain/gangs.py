@@ -75,7 +75,7 @@ class GangSeen(Struct, frozen=True, kw_only=True):
     name: str
     state: GangState
     engine_id: str = ""
-    reason: str = ""  # for users: why the gang waits, or why it ended
+    reason: str = ""  # for users: the reason why the gang waits, or why it ended
     preempted: bool = False  # whether the provider reclaimed the gang or one of its nodes
     # whether the provider accepted the launch, but then found no capacity for one of the nodes
     no_capacity: bool = False
@@ -83,8 +83,8 @@ class GangSeen(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     eta: datetime | None = None
     nodes: Sequence[NodeSeen] = ()
-    # machines that failed launches of the gang started, and duplicates: they are billed, but were
-    # never nodes of the gang; an ended gang has none that runs
+    # machines from failed launches of the gang, and duplicates; they are billed, but were never
+    # nodes of the gang, and none of them runs after the gang has ended
     rolled_back: Sequence[NodeSeen] = ()
     rates: Sequence[
         tuple[datetime, HourlyRate]

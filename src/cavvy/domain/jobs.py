@@ -35,7 +35,7 @@ class AttemptPhase(StrEnum):
     LAUNCHING = "launching"  # the attempt is stored; the provider is being called
     # the provider accepted the launch; some ranks are not claimed by an agent yet
     BOOTING = "booting"
-    RUNNING = "running"  # every rank is claimed and its work is running
+    RUNNING = "running"  # every rank is claimed, and its work is running
     KEPT = "kept"  # the work has ended; the nodes are kept, and billed, for the project's next job
     ENDING = "ending"  # the outcome is known; the gang must be removed
     ENDED = "ended"  # the gang has ended, or another attempt took it over; the bill is complete
@@ -270,7 +270,9 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
 
 class AttemptWait(Struct, frozen=True, kw_only=True):
-    """Why a gang waits, as last reported. If the same is reported again, nothing is recorded."""
+    """Why a gang waits, as last reported. If the same reason is reported again, nothing is
+    recorded.
+    """
 
     kind: WaitKind
     said: str = ""  # the reason in the provider's words
@@ -279,12 +281,12 @@ class AttemptWait(Struct, frozen=True, kw_only=True):
 
 
 class UnsureBill(Struct, frozen=True, kw_only=True):
-    """What a gang may have cost beyond its charges, because the provider did not report when the
+    """The possible cost of a gang beyond its charges, because the provider did not report when the
     bill of each node began and ended.
 
     The charges contain only the time when the nodes were billed for certain. `more` is the
-    additional cost of the longest possible lifetimes. `latest` is when the gang was gone for
-    certain; None if the provider reported the end of each node. `traffic` is the part of
+    additional cost of the longest possible lifetimes. `latest` is the time at which the gang had
+    certainly ended; None if the provider reported the end of each node. `traffic` is the part of
     `more` that is for checkpoints which the nodes may have been sending when they were lost.
     """
 
@@ -319,7 +321,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     running_at: datetime | None = None
     finished_at: datetime | None = None  # when the work ended
     ended_at: datetime | None = None  # when the gang ended
-    # when the user was told that the provider does not remove the gang
+    # when the user was notified that the provider does not remove the gang
     unremoved_at: datetime | None = None
     unsure_bill: UnsureBill | None = None  # set if the cost is known only as a range
     adopted_at: datetime | None = (
@@ -379,7 +381,7 @@ class Order(Struct, frozen=True, kw_only=True):
 
 
 class SentKind(StrEnum):
-    """What a node sends to storages and to the server."""
+    """The kinds of data that a node sends to storages and to the server."""
 
     CHECKPOINTS = "checkpoints"
     OUTPUT = "output"
@@ -392,7 +394,8 @@ class SentData(Struct, frozen=True, kw_only=True):
     kind: SentKind
     output: int = 0  # OUTPUT: the number of the output in the task, from 0
     bytes: int = 0
-    # The price of a GB (10^9 bytes) when the first were sent, and its date; None if it is unknown.
+    # The price of a GB (10^9 bytes) when the first bytes were sent, and its date; None if it is
+    # unknown.
     egress: Money | None = None
     egress_as_of: date | None = None
 
@@ -406,13 +409,13 @@ class Node(Struct, frozen=True, kw_only=True):
     phase: NodePhase = NodePhase.EXPECTED
     claim: str | None = None  # nonce of the agent that holds the claim
     address: str | None = None  # the address at which the other ranks can reach this node
-    tunnel_key: str = ""  # its public key, if it can encrypt the traffic to other ranks
-    tunnel_missing: str = ""  # what it lacks for that
+    tunnel_key: str = ""  # the node's public key, if it can encrypt the traffic to other ranks
+    tunnel_missing: str = ""  # the requirements of encryption that the node lacks
     order: Order | None = None
     last_seq: int = 0  # number of the agent's last message that was applied or refused
     refused: int = 0  # number of the agent's messages that were refused in whole or in part
     told_bytes: int = 0  # total bytes of the events that the agent's messages created
-    sent: tuple[SentData, ...] = ()  # what the agent has sent, as its messages report
+    sent: tuple[SentData, ...] = ()  # the data that the agent has sent, according to its messages
     exit_code: int | None = None
     exit_outcome: AttemptOutcome | None = None
     exit_reason: str = ""

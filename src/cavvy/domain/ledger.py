@@ -1,4 +1,4 @@
-"""The ledger: every amount that was charged, as entries that are only ever added."""
+"""The ledger: all charged amounts, as entries that are only added and never changed."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,7 +12,7 @@ OF_SUBJECT = -1  # the `rank` of entries that belong to a whole subject and not 
 
 
 class EntryKind(StrEnum):
-    """What an entry is for."""
+    """The kind of cost of an entry."""
 
     NODE = "node"
     DISK = "disk"
@@ -29,10 +29,10 @@ class EntryKind(StrEnum):
 
 
 class EntrySource(StrEnum):
-    """Where an entry's amount comes from."""
+    """The source of an entry's amount."""
 
-    METER = "meter"  # Cavvy measured it, from what the provider reported
-    OPENING = "opening"  # a charge that was stored before there was a ledger
+    METER = "meter"  # measured by Cavvy, from the provider's reports
+    OPENING = "opening"  # a charge that was stored before the ledger existed
     SETTING = "setting"  # a discount in the settings
     DIVISION = "division"  # a replica's bill, divided among the requests of its service
 
@@ -40,7 +40,7 @@ class EntrySource(StrEnum):
 class QuantityUnit(StrEnum):
     """The unit of an entry's quantity."""
 
-    MICROSECONDS = "us"  # of one node, with its disks or addresses
+    MICROSECONDS = "us"  # microseconds of one node, or of its disks or addresses
     BYTES = "bytes"
     REQUESTS = "requests"
     NONE = ""
@@ -74,9 +74,9 @@ class LedgerSubject(Struct, frozen=True, kw_only=True):
 
 
 class LedgerPosting(Struct, frozen=True, kw_only=True):
-    """An amount for the half-open period [since, until), before the store gives it its place in
-    the ledger. `line` and `line_since` name the line of the bill that it belongs to: the kind of
-    the charge and its start. Entries of a line add up to its charge.
+    """An amount for the half-open period [since, until), before the store gives it a position in
+    the ledger. `line` and `line_since` (the kind and the start of the charge) identify the line of
+    the bill to which the posting belongs. The entries of a line add up to its charge.
     """
 
     kind: EntryKind
@@ -86,15 +86,15 @@ class LedgerPosting(Struct, frozen=True, kw_only=True):
     until: datetime
     quantity: int
     unit: QuantityUnit
-    rate: HourlyRate  # 0 for what is not billed by time
+    rate: HourlyRate  # 0 for costs that are not billed by time
     amount: Money
     source: EntrySource = EntrySource.METER
 
 
 class LedgerEntry(LedgerPosting, frozen=True, kw_only=True):
-    """A posting with its place in the ledger. `subject`, `rank` and `sequence` identify it:
-    `sequence` counts the entries of the rank. A correction names in `corrects` the sequence of the
-    newest entry of the line that it corrects.
+    """A posting with its position in the ledger. `subject`, `rank` and `sequence` identify the
+    entry: `sequence` counts the entries of the rank. In a correction, `corrects` is the sequence
+    number of the newest entry of the corrected line.
     """
 
     number: int = 0  # set by the store; later entries have higher numbers
@@ -118,7 +118,7 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
 
 class LedgerSum(Struct, frozen=True, kw_only=True):
     """The entries of one group, added up. `groups` has a value for each dimension of the group.
-    `amount` is the sum of all entries, `discount` that of the discounts among them.
+    `amount` is the sum of all entries, `discount` is the sum of the discounts among them.
     """
 
     groups: Mapping[str, str]

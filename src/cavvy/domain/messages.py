@@ -31,8 +31,8 @@ class MessageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentMessage:
-    """One numbered message about one rank. The comment of a field says which kinds of messages use
-    the field.
+    """One numbered message about one rank. The comment of a field names the kinds of messages that
+    use the field.
     """
 
     seq: int  # counts from 1, without gaps
@@ -58,7 +58,7 @@ class AgentMessage:
     reason: str = ""  # exited
     failure: str | None = None  # exited, if the outcome is `node`: a FailureKind
     log_bytes: int = 0  # exited
-    # set by the server if some fields are missing, to say why; agents never send it
+    # set by the server: why some fields are missing; agents never send it
     fault: str = ""
 
 
@@ -70,7 +70,7 @@ class HostFacts:
     python: str = ""
     platform: str = ""
     tunnel_key: str = ""  # the public key of the rank's WireGuard tunnel
-    tunnel_missing: str = ""  # what the node lacks for a tunnel
+    tunnel_missing: str = ""  # the requirements of a tunnel that the node lacks
 
 
 # The protocol versions that introduced these features.
@@ -155,7 +155,8 @@ class TransferWork:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelPeer:
     """A rank in the tunnel. `endpoint` is its address and UDP port outside of the tunnel, `address`
-    its address inside. Without a `key`, `missing` says what its node lacks.
+    its address inside the tunnel. Without a `key`, `missing` names the requirements that the node
+    lacks.
     """
 
     key: str
@@ -166,8 +167,8 @@ class TunnelPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelWork:
-    """The WireGuard tunnel between the ranks of a gang, in the order of the ranks. `prefix` is the
-    number of bits that their addresses have in common.
+    """The WireGuard tunnel between the ranks of a gang, with the peers in the order of the ranks.
+    `prefix` is the number of bits that their addresses have in common.
     """
 
     prefix: int
@@ -214,20 +215,23 @@ class Assignment:
     outputs: Sequence[TransferWork] = ()
     volumes: Sequence[Volume] = field(default=(), metadata=since(EQUIPPED, "volumes"))
     grace_s: float = 10
-    keep_s: float = 0  # how long the agent waits for another job's work after this work has ended
+    keep_s: float = (
+        0  # seconds for which the agent waits for another job's work after this work has ended
+    )
     # whether the agent waits for other work even after stopped work or a failed setup
     machine: bool = False
-    # whether the work answers requests; after a notice, it goes on until it is stopped or its grace
-    # period must begin
+    # whether the work answers requests; after a notice, it continues until it is stopped or its
+    # grace period must begin
     serves: bool = False
     idle_s: float | None = None
-    # the GPU use in percent below which the work is idle; 0 if that does not count
+    # the GPU use in percent below which the work is idle; 0 if GPU use does not count
     idle_gpu_percent: float = 0
     log_limit_mib: int = 1024
     # after this many seconds without an answer from the server, the results of ended work are
     # uploaded to a bucket; 0 if there is no bucket
     deposit_after_s: float = 0
-    # Agents that do not know it send no key of a tunnel and are refused, so it needs no version.
+    # Agents that do not support tunnels send no key and are refused, so this field needs no
+    # protocol version.
     tunnel: TunnelWork | None = None
 
 
@@ -245,7 +249,7 @@ class ClaimWait:
     time."""
 
     after: timedelta
-    keep: timedelta | None = None  # how long the agent of a kept node waits for more work
+    keep: timedelta | None = None  # time for which the agent of a warm node waits for more work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

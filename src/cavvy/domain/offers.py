@@ -91,8 +91,8 @@ class Offer(Struct, frozen=True, kw_only=True):
     term_months: int = 0
     # shortest time that is billed, even if the node ends earlier
     minimum_charge: timedelta = timedelta(0)
-    # the time from the launch to the agents' first reports, as the provider documents it; None: as
-    # long as of most machines
+    # the time from the launch to the agents' first reports, as the provider documents it; None if
+    # this time is typical
     boot: timedelta | None = None
     capacity: int | None = None
     pool: str = ""
@@ -105,15 +105,16 @@ class Offer(Struct, frozen=True, kw_only=True):
     # unknown
     quota_nodes: int | None = None
     quota_text: str = ""  # the quota that `quota_nodes` comes from, with its usage
-    requires: RequiredOption | None = None  # what a task must state to use the offer
+    requires: RequiredOption | None = None  # options that a task must state to use the offer
     source: str = ""
     as_of: date | None = None
 
     @property
     def key(self) -> str:
         """The text that identifies the offer, regardless of its price:
-        provider/region[/zone]/type:accelerators/purchase. For a commitment, its months are
-        appended, as in reserved-12m; to the provider, the project with the credential.
+        provider/region[/zone]/type:accelerators/purchase. For a commitment, the number of months is
+        appended to the purchase, as in reserved-12m. If the offer belongs to a project's account,
+        the project is appended to the provider.
         """
         zone = f"/{self.zone}" if self.zone else ""
         machine = f"{self.instance_type}:{self.accelerator_count}"

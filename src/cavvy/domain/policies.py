@@ -1,4 +1,4 @@
-"""What the jobs of a project may use."""
+"""Policies: restrictions on the jobs of a project."""
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,8 @@ from cavvy.domain.values import Struct
 
 
 class ProjectPolicy(Struct, frozen=True, kw_only=True):
-    """Restrictions on the jobs of a project and of those below it. Empty tuples and None permit
-    everything.
+    """Restrictions on the jobs of a project and of the projects below it. Empty tuples and None
+    permit everything.
 
     `regions` are names of regions, countries or areas, as in a task. `accelerators` are products,
     families, vendors or kinds, as in a task. `max_rate` is the highest price of one node. `images`
@@ -37,14 +37,14 @@ def name_key(pem: str) -> str:
 
 
 class BoundPolicy(Struct, frozen=True):
-    """A policy and the project that it was set for, which may be the INSTALLATION."""
+    """A policy, and the project for which it was set, which may be the INSTALLATION."""
 
     project: str
     policy: ProjectPolicy
 
     @property
     def owner(self) -> str:
-        """The project, in words."""
+        """The project as text for messages."""
         return f"project {self.project}" if self.project else "the installation"
 
 
@@ -59,7 +59,7 @@ class PolicyBook:
 
     def find(self, project: str) -> Sequence[BoundPolicy]:
         """Return the policies that apply to the jobs of a project: those of the installation, of
-        the projects above it, and its own, in this order.
+        the projects above this project, and of the project itself, in this order.
         """
         if not self._policies:
             return ()
@@ -73,7 +73,7 @@ class PolicyBook:
 
 def find_lifted(book: PolicyBook, project: str, parent: str | None) -> Sequence[BoundPolicy]:
     """Return the policies that would no longer restrict a project if it moved below `parent`,
-    except those of which the new place has an equal one.
+    except policies for which an equal one applies below `parent`.
     """
     own = [each for each in book.find(project) if each.project == project]
     kept = [each.policy for each in (*book.find(parent or INSTALLATION), *own)]

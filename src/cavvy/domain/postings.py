@@ -1,7 +1,7 @@
 """Computes the entries of the ledger that turn one bill into a newer one, and parts of entries.
 
 A bill is the list of a node's charges. The store calls `post` in the transaction that replaces
-them, so the entries of each line of the bill always add up to its charge.
+them, so the entries of each line of the bill always add up to the line's charge.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,9 +28,9 @@ KINDS = {
 def post(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPosting]:
     """Return the postings that turn the charges `before` of one node into the charges `after`.
 
-    A line that only grew gets an entry for the new part of its period. Everything else that
-    changed is a correction: a shorter period, another price, a line that no longer exists. No
-    posting crosses the beginning of a month. The same charges again need no postings.
+    If a line has only become longer, it gets an entry for the new part of its period. Every other
+    change is a correction: a shorter period, another price, or a line that no longer exists. No
+    posting crosses the beginning of a month. Unchanged charges need no postings.
     """
     old = {(charge.kind, charge.since): charge for charge in before}
     new = {(charge.kind, charge.since): charge for charge in after}
@@ -68,7 +68,7 @@ def _posting(
     sign: int = 1,
     less: Charge | None = None,
 ) -> LedgerPosting:
-    """Return the charge, or how much it is more than another charge `less`."""
+    """Return a posting of the charge or, with `less`, of the difference between the two charges."""
     sent = charge.kind is ChargeKind.TRAFFIC
     quantity = _quantity(charge) - (0 if less is None else _quantity(less))
     amount = charge.amount.micros - (0 if less is None else less.amount.micros)
@@ -112,7 +112,7 @@ def split_months(posting: LedgerPosting) -> Iterator[LedgerPosting]:
 
 
 def list_months(since: datetime, until: datetime) -> Sequence[datetime]:
-    """Return the beginnings of months that lie between the two times, both excluded."""
+    """Return the beginnings of months between the two times, both excluded."""
     found, at = [], since
     while (at := next_month(at)) < until:
         found.append(at)
@@ -137,9 +137,9 @@ def share_of(
     last: datetime | None,
 ) -> int:
     """Return the part of `whole`, which accrues evenly in [since, until), that falls into [first,
-    last). None means no bound. Windows that meet have parts that add up exactly, because each part
-    is the difference of two values that are rounded down in the same way. What accrues at one
-    moment belongs to the window that contains the moment.
+    last). None means no bound. The parts of adjacent windows add up exactly, because each part is
+    the difference of two values that are rounded down in the same way. An amount without a duration
+    belongs to the window that contains its time.
     """
     if until <= since:
         inside = (first is None or first <= since) and (last is None or since < last)

@@ -10,4 +10,4 @@ class ProviderDocument(Struct, frozen=True, kw_only=True):
     collection: str  # such as "gangs" or "machines"
     name: str  # unique in its collection
     body: str  # JSON
-    version: int = 1  # 1 at creation; each write adds 1
+    version: int = 1  # the version: 1 at creation; each write adds 1

@@ -11,8 +11,8 @@ NEW_LIMIT = "NEW_LIMIT"  # stands for the wanted limit in `Quota.request`
 class Quota(Struct, frozen=True, kw_only=True):
     """One quota. `limit` and `used` are numbers of `unit`; `used` is None if it is unknown.
 
-    `name` is the provider's name of the quota. `family` says which machines count toward the quota.
-    `zone` is the part of the region that the quota is for, such as an availability domain.
+    `name` is the provider's name of the quota. `family` names the machines that count toward the
+    quota. `zone` is the part of the region that the quota is for, such as an availability domain.
     `request` is the provider's command that requests a higher limit.
     """
 

@@ -1,5 +1,5 @@
-"""Limits how many refused requests get a record of their own in the audit log, so that a flood of
-them does not fill the disk. What is left out is counted.
+"""Limits the number of refused requests that get their own records in the audit log, so that a
+flood of refusals does not fill the disk. Refusals without a record are counted.
 """
 
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.values import Struct
 
-PER_ADDRESS = 20  # records in a minute, from one address
-IN_TOTAL = 200  # records in a minute, from all addresses together
+PER_ADDRESS = 20  # maximum records per minute from one address
+IN_TOTAL = 200  # maximum records per minute from all addresses together
 _WINDOW = timedelta(minutes=1)
 
 
 class LeftOut(Struct, frozen=True):
-    """How many refusals from an address have no record of their own."""
+    """The number of refusals from an address that have no record."""
 
     address: str
     count: int
@@ -35,13 +35,13 @@ class RefusalLimiter:
         if mine < PER_ADDRESS and sum(self._admitted.values()) < IN_TOTAL:
             self._admitted[address] = mine + 1
             return True
-        # The addresses of a distributed flood are counted together, so that memory is bounded.
+        # If there are too many addresses, the rest are counted together, so that memory is bounded.
         key = address if len(self._left_out) < IN_TOTAL or address in self._left_out else ""
         self._left_out[key] = self._left_out.get(key, 0) + 1
         return False
 
     def take_left_out(self, now: datetime) -> Sequence[LeftOut]:
-        """Return the counts of a minute that is over, each only once."""
+        """Return the counts of a minute that has ended. Each count is returned only once."""
         if not self._left_out or self._begun is None or now - self._begun < _WINDOW:
             return []
         found = [LeftOut(address, count) for address, count in self._left_out.items()]

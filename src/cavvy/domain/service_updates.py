@@ -1,4 +1,4 @@
-"""A new revision of a service that is tried out before it replaces the one that serves."""
+"""New revisions of services, which are tested before they replace the serving revision."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -10,8 +10,8 @@ from cavvy.domain.values import Struct
 
 
 class RevisionSums(Struct, frozen=True, kw_only=True):
-    """Sums over answered requests of a revision. `logs` and `squares` are of the natural logarithm
-    of the latency of the `timed` ones, which did not fail.
+    """Sums over answered requests of a revision. `logs` and `squares` are sums over the natural
+    logarithm of the latency (and its square) of the `timed` requests, which did not fail.
     """
 
     requests: int = 0
@@ -45,8 +45,8 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
 
 
 class RevisionTraffic(Struct, frozen=True, kw_only=True):
-    """What the gateway has counted since it divides the requests between the revision that serves
-    and the one with this number.
+    """The gateway's counts since it began to divide the requests between the serving revision and
+    the revision with this number.
     """
 
     revision: int
@@ -55,9 +55,9 @@ class RevisionTraffic(Struct, frozen=True, kw_only=True):
 
 
 class CanaryTrial(Struct, frozen=True, kw_only=True):
-    """What the test of a canary remembers (`control.decide.canary`): the sums over all blocks and
-    the counters at the end of the last one, the logarithm of the evidence of errors for each
-    effect, and the sums S, W and of the variance of the latency.
+    """The state of a canary's test (`control.decide.canary`): the sums over all blocks, the
+    counters at the end of the last block, the logarithm of the evidence of errors for each effect,
+    and the sums S, W and the sum of the variance of the latency.
     """
 
     old: RevisionSums = RevisionSums()
@@ -72,9 +72,9 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 
 
 class CandidateRevision(Struct, frozen=True, kw_only=True):
-    """The revision that is tried out, with who started it and on which terms. Its replicas are
-    among those of the service. `ready_at` is when its first replica was ready. With `withdrawn`,
-    the user has gone back to the old revision.
+    """The revision under test, with the user who started it and its terms. Its replicas are stored
+    with those of the service. `ready_at` is the time when its first replica was ready. With
+    `withdrawn`, the user has returned to the old revision.
     """
 
     revision: int
@@ -93,23 +93,26 @@ class CandidateRevision(Struct, frozen=True, kw_only=True):
 
 
 class UpdateEnd(StrEnum):
-    """How the trial of a revision ended, and why."""
+    """The result of the trial of a revision, with the reason."""
 
-    ENOUGH = "enough"  # promoted: so many requests without enough evidence against it
-    TIME = "time"  # promoted: so long without enough evidence
-    READY = "ready"  # promoted: all its replicas are ready, or none is needed
+    ENOUGH = (
+        "enough"  # promoted: the required number of requests without enough evidence against it
+    )
+    TIME = "time"  # promoted: the time limit passed without enough evidence
+    READY = "ready"  # promoted: all its replicas are ready, or the service needs no replica
     ERRORS = "errors"  # rolled back: more of its requests fail
     LATENCY = "latency"  # rolled back: its requests take longer
-    FAILED = "failed"  # rolled back: its replicas end before or soon after they are ready
-    WITHDRAWN = "withdrawn"  # rolled back: the user went back to the old revision
+    FAILED = "failed"  # rolled back: its replicas ended before or soon after they were ready
+    WITHDRAWN = "withdrawn"  # rolled back: the user returned to the old revision
 
 
 PROMOTED = frozenset({UpdateEnd.ENOUGH, UpdateEnd.TIME, UpdateEnd.READY})
 
 
 class UpdateOutcome(Struct, frozen=True, kw_only=True):
-    """The last trial that has ended. `errors` is the share of each revision's requests that failed,
-    old first; `slower` is the factor of the latency; `evidence` of the 1 / alpha that roll back.
+    """The result of the last trial that has ended. `errors` is the share of each revision's
+    requests that failed, the old revision first. `slower` is the factor by which the latency is
+    higher. A revision is rolled back when `evidence` reaches 1 / alpha.
     """
 
     revision: int

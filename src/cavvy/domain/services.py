@@ -11,11 +11,11 @@ from cavvy.domain.values import Struct
 
 
 class TargetKind(StrEnum):
-    """What the number of replicas is computed from."""
+    """The value from which the number of replicas is computed."""
 
-    # requests shall be on time as often as the service asks
+    # the share of requests on time that the service requires
     QUEUE_WAIT = "queue_wait"
-    # the requests that one replica works on at once
+    # the number of requests that one replica processes at once
     CONCURRENCY = "concurrency"
     # the requests per second of one replica
     RATE = "rate"
@@ -26,7 +26,7 @@ class TargetKind(StrEnum):
 
 
 class ReplicaTarget(Struct, frozen=True, kw_only=True):
-    """What the autoscaler aims at. `value` is in the unit of the kind: requests, requests per
+    """The target of the autoscaler. `value` is in the unit of the kind: requests, requests per
     second, a share of 1, or the unit of the metric; for `QUEUE_WAIT` it is the wait in seconds.
     `metric` names the metric.
     """
@@ -37,8 +37,8 @@ class ReplicaTarget(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaCount(Struct, frozen=True, kw_only=True):
-    """The bounds of the number of replicas, what decides within them, and after which time without
-    a request the service goes down to `least`.
+    """The minimum and maximum number of replicas, the target that determines the number, and the
+    time without a request after which the service is scaled down to `least`.
     """
 
     least: int = 0
@@ -48,10 +48,10 @@ class ReplicaCount(Struct, frozen=True, kw_only=True):
 
 
 class ReadinessProbe(Struct, frozen=True, kw_only=True):
-    """How to find out whether a replica answers: a GET of `path` is answered with 200 to 399 within
-    `timeout`. A replica is asked `every` so often, has `start` for its first answer, and is
-    unhealthy after `failures` failures in a row. With `any_status`, every HTTP response counts as
-    an answer.
+    """The probe that checks a replica: a GET of `path` must be answered with a status from 200 to
+    399 within `timeout`. A replica is probed at the interval `every`. It has the time `start` for
+    its first answer, and is unhealthy after `failures` failures in a row. With `any_status`, every
+    HTTP response counts as an answer.
     """
 
     path: str = "/"
@@ -63,8 +63,8 @@ class ReadinessProbe(Struct, frozen=True, kw_only=True):
 
 
 class ServiceTimeouts(Struct, frozen=True, kw_only=True):
-    """How long a request may wait for a replica, take until its answer begins, and go without a
-    byte in either direction after that.
+    """The maximum times that a request waits for a replica, that pass until its answer begins, and
+    that pass without data in either direction after that.
     """
 
     queue: timedelta = timedelta(minutes=10)
@@ -73,7 +73,7 @@ class ServiceTimeouts(Struct, frozen=True, kw_only=True):
 
 
 class RateScope(StrEnum):
-    """What a limit of the rate counts apart."""
+    """The unit to which a rate limit applies."""
 
     CLIENT = "client"  # each key, or each address if the service needs no key
     ADDRESS = "address"
@@ -82,7 +82,9 @@ class RateScope(StrEnum):
 
 
 class RequestRate(Struct, frozen=True, kw_only=True):
-    """How many requests may come in `per`, and at once (`burst`), to paths below `prefix`."""
+    """A rate limit: the number of requests in the time `per`, and at the same time (`burst`), to
+    paths below `prefix`.
+    """
 
     requests: float
     per: timedelta = timedelta(seconds=1)
@@ -97,15 +99,17 @@ class RequestRate(Struct, frozen=True, kw_only=True):
 
 
 class RequestLimits(Struct, frozen=True, kw_only=True):
-    """The largest body of a request, and how many requests may wait for a replica."""
+    """The maximum size of a request's body, and the maximum number of requests that wait for a
+    replica.
+    """
 
     body_mib: int = 1024
     waiting: int = 10_000
 
 
 class ServiceLevel(Struct, frozen=True, kw_only=True):
-    """What the service promises: 95 of 100 requests are answered within `p95`, and `availability`
-    is the share of requests that are answered. None if nothing is promised.
+    """The service level: 95 of 100 requests are answered within `p95`, and `availability` is the
+    share of answered requests. None means no target.
     """
 
     p95: timedelta | None = None
@@ -113,16 +117,17 @@ class ServiceLevel(Struct, frozen=True, kw_only=True):
 
 
 class UpdateStrategy(StrEnum):
-    """How a new revision replaces the one that serves."""
+    """How a new revision replaces the serving revision."""
 
     ROLLING = "rolling"  # its replicas replace the old ones one by one, as they become ready
-    CANARY = "canary"  # it gets a part of the requests, and all of them if it is not worse
+    CANARY = "canary"  # it first gets a part of the requests, and all of them if it is not worse
     BLUE_GREEN = "blue-green"  # it gets all requests at once, when all its replicas are ready
 
 
 class ServiceUpdate(Struct, frozen=True, kw_only=True):
     """How new revisions take over. A canary gets `weight` percent of the requests. It takes over
-    after `requests` of its own, or after `within`, without enough evidence against it.
+    after it has answered `requests` requests, or after the time `within`, without enough evidence
+    against it.
     """
 
     strategy: UpdateStrategy = UpdateStrategy.ROLLING
@@ -132,8 +137,9 @@ class ServiceUpdate(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
-    """How a task serves requests. With `fixed_port`, its program listens on `port`; otherwise on
-    the port in the variable PORT. OpenAI's clients choose the service by one of its `models`.
+    """How a task serves requests. With `fixed_port`, the task's program listens on `port`;
+    otherwise on the port in the variable PORT. Clients of OpenAI's API select the service by one of
+    its `models`.
 
     `concurrency` is the number of requests that a replica can work on at once. With `keys`,
     requests need one of the service's keys. A replica that is to end has `drain` for its requests.
@@ -145,7 +151,9 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     port: int
     fixed_port: bool = False
     models: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()  # its own host names; (): it has a path of the gateway's
+    hosts: tuple[
+        str, ...
+    ] = ()  # the service's own host names; () if the gateway serves it under a path
     replicas: ReplicaCount = ReplicaCount()
     concurrency: int = 1
     probe: ReadinessProbe = ReadinessProbe()
@@ -163,13 +171,13 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaState(StrEnum):
-    """The state of a replica. `REPLICA_MOVES` has the moves between them."""
+    """The state of a replica. `REPLICA_MOVES` lists the allowed transitions."""
 
     ORDERED = "ordered"  # recorded; the provider may not know it yet
     STARTING = "starting"  # its node starts, or its program does not answer yet
     READY = "ready"  # it answers its probe and gets requests
-    UNHEALTHY = "unhealthy"  # it has stopped to answer its probe and gets no requests
-    DRAINING = "draining"  # it gets no more requests and finishes those it has
+    UNHEALTHY = "unhealthy"  # it no longer answers its probe and gets no requests
+    DRAINING = "draining"  # it gets no more requests and finishes its open requests
     ENDING = "ending"  # its node is being removed
     ENDED = "ended"  # the provider no longer has it, and its bill is closed
 
@@ -198,7 +206,7 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     },
     ReplicaState.DRAINING: {
         ReplicaState.READY: "it is needed again, and its node was not going to be reclaimed",
-        ReplicaState.ENDING: "its requests ended, the time for them is over, or its node was lost",
+        ReplicaState.ENDING: "its requests ended, their time has passed, or its node was lost",
     },
     ReplicaState.ENDING: {ReplicaState.ENDED: "the provider no longer has its node"},
     ReplicaState.ENDED: {},
@@ -214,7 +222,7 @@ COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
 
 
 class ReplicaLoss(StrEnum):
-    """What a spot market did to a replica."""
+    """How a replica was lost to a spot market."""
 
     LOST = "lost"  # its node was reclaimed
     REFUSED = "refused"  # there was no capacity for it
@@ -234,15 +242,16 @@ class ServingMarket(Struct, frozen=True, kw_only=True):
 
 
 class ServiceReplica(Struct, frozen=True, kw_only=True):
-    """One replica of a revision of a service. It was ordered in `market` ("" if the planner chose)
-    and runs at `place`; it may run at these `providers` ((): at all that its task permits). Times
-    are None until they happened. `reason` is the reason of the last move. Its program listens on
-    `port` of its node. `gang` is the gang that runs it; "" while there is none, and on the server's
-    machine, where the gateway needs no tunnel to reach the port.
+    """One replica of a revision of a service. It was requested in `market` ("" if the planner chose
+    the offer) and runs at `place`. It may run at these `providers`; () means all that its task
+    permits. Times are None until the event has happened. `reason` is the reason for the last
+    transition. Its program listens on `port` of its node. `gang` is the gang that runs the replica.
+    It is "" while there is no gang, and on the server's machine, where the gateway reaches the port
+    without a tunnel.
     """
 
     id: str
-    number: int = 0  # among all replicas that the service ever had
+    number: int = 0  # the replica's number among all replicas that the service ever had
     service: str
     revision: int
     market: str = ""
@@ -258,16 +267,16 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     claimed_at: datetime | None = None  # its nodes run
     running_at: datetime | None = None  # its program was started
     ready_at: datetime | None = None
-    measured: bool = False  # the autoscaler knows how long its start took
-    reclaimed: bool = False  # its provider has announced that it will take its node back
-    loss: ReplicaLoss | None = None  # what its spot market did to it
-    counted: bool = False  # the autoscaler knows of the loss
+    measured: bool = False  # whether the autoscaler has recorded how long its start took
+    reclaimed: bool = False  # when its provider announced that it will reclaim the node
+    loss: ReplicaLoss | None = None  # how it was lost to a spot market, if it was
+    counted: bool = False  # whether the autoscaler has recorded the loss
 
     @property
     def start_parts(self) -> Mapping[str, timedelta]:
-        """How long each part of its start took, as far as they have ended: to find an offer, to
-        start the machine, to prepare it (image, files, setup), and to load the program until it
-        answered (engine and weights).
+        """The duration of each finished phase of its start: finding an offer, starting the machine,
+        preparing it (image, files, setup), and loading the program until it answered (engine and
+        weights).
         """
         times = (self.ordered_at, self.placed_at, self.claimed_at, self.running_at, self.ready_at)
         spans = zip(("queue", "machine", "prepare", "load"), times, times[1:], strict=False)

@@ -1,4 +1,4 @@
-"""Services as users start and stop them: a task, and the replicas that run it now."""
+"""Services as users start and stop them: a task, and the replicas that currently run it."""
 
 from datetime import datetime
 
@@ -9,12 +9,13 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field
 
-KEPT_ENDED = 10  # how many replicas that have ended a service remembers
+KEPT_ENDED = 10  # maximum number of ended replicas that are stored with a service
 
 
 class ServiceKey(Struct, frozen=True, kw_only=True):
     """A key that may call a service. Only its SHA-256 is stored: a key has 256 random bits. `per_s`
-    and `burst` limit its rate; None: only the service's limits hold. `user` has made it.
+    and `burst` limit its rate; None means that only the service's limits apply. `user` created the
+    key.
     """
 
     id: str
@@ -54,7 +55,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     ceiling: Money | None = None
     wanted: bool = True
     replicas: tuple[ServiceReplica, ...] = ()
-    ordered: int = 0  # how many replicas were ever ordered
+    ordered: int = 0  # number of replicas that were ever requested
     target: int = 0
     why: str = ""
     scaling: str = ""
@@ -77,20 +78,22 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The host names that it has, or will have if its candidate takes over, in lower case."""
+        """The host names of the service, including those that it will have if its candidate takes
+        over, in lower case.
+        """
         tried = None if self.candidate is None else self.candidate.task.service
         names = (*self.spec.hosts, *(() if tried is None else tried.hosts))
         return frozenset(each.lower() for each in names)
 
     @property
     def newest(self) -> int:
-        """The highest number that a revision had."""
+        """The highest number of any revision."""
         tried = (self.candidate, self.outcome)
         return max(self.revision, *(0 if each is None else each.revision for each in tried))
 
     @property
     def tried(self) -> int:
-        """The revision that is tried out; 0 if there is none."""
+        """The number of the revision under test; 0 if there is none."""
         return 0 if self.candidate is None else self.candidate.revision
 
     @property
@@ -100,5 +103,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """Where the gateway serves it: the part of the URL after the address."""
+        """The path under which the gateway serves the service: the part of the URL after the
+        address.
+        """
         return f"/{self.project}/{self.name}"

@@ -170,7 +170,8 @@ class Transfer(Struct, frozen=True, kw_only=True):
 
     source: str
     target: str
-    # for an input from a URL: whether the work reads it from a pipe, which is possible only once
+    # for an input from a URL: whether the work reads the data from a pipe, which is possible only
+    # once
     stream: bool = False
     every: timedelta | None = (
         # how often an output is sent to a URL while the work runs; it is sent again when the work

@@ -1,7 +1,8 @@
-"""Which tokens of other systems this server accepts, and what their bearers get.
+"""Trusts: which tokens of other systems this server accepts, and which accounts and roles their
+bearers get.
 
-Such a token is an ID token of OpenID Connect: a CI system's for one of its jobs, or a provider's
-for a person. The server exchanges it for a token of an account.
+Such a token is an ID token of OpenID Connect: issued by a CI system for one of its jobs, or by an
+identity provider for a person. The server exchanges it for a token of an account.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,10 +47,11 @@ class IssuerTrust(Struct, frozen=True, kw_only=True):
 
     An ID token must have the `audience`, and each of the `claims` with the given value, in which
     `*` stands for any characters. Its bearer becomes the service account `account`, or for people
-    the account that the claim `account_claim` names; `accounts` says who gets one. `groups` are the
-    roles of people, as long as the claim `groups_claim` contains the group. `scopes` and `project`
-    limit the tokens, as for other tokens; `lifetime` is how long they and the roles are valid.
-    `client_id` is the public client with which terminals sign in; without it, they cannot.
+    the account that the claim `account_claim` names; `accounts` states who gets an account.
+    `groups` are the roles of people, as long as the claim `groups_claim` contains the group.
+    `scopes` and `project` limit the tokens, as for other tokens; `lifetime` is the validity of the
+    tokens and of the roles. `client_id` is the public client that terminals use to sign in; without
+    it, terminals cannot sign in.
     """
 
     name: str
@@ -69,7 +71,7 @@ class IssuerTrust(Struct, frozen=True, kw_only=True):
 
 class SignIn(Struct, frozen=True, kw_only=True):
     """A verified sign-in. `subject` identifies a person at the issuer; it is "" for the account of
-    a CI system. `roles` are those that the person's groups give.
+    a CI system. `roles` are the roles from the person's groups.
     """
 
     account: str
@@ -85,8 +87,8 @@ class ClaimsRefused(Exception):
 
 
 def find_trust(trusts: Sequence[IssuerTrust], claims: Mapping[str, object]) -> IssuerTrust:
-    """Return the first trust that accepts the claims. They must be verified, and all trusts must be
-    those of their issuer and audience. Raises ClaimsRefused.
+    """Return the first trust that accepts the claims. The claims must be verified, and all trusts
+    must have their issuer and audience. Raises ClaimsRefused.
     """
     least: list[str] | None = None
     for trust in trusts:
@@ -95,23 +97,24 @@ def find_trust(trusts: Sequence[IssuerTrust], claims: Mapping[str, object]) -> I
             return trust
         if least is None or len(wrong) < len(least):
             least = wrong
-    # Issuers such as GitHub sign tokens for strangers: they must not learn the names of trusts.
+    # Issuers such as GitHub sign tokens for strangers: strangers must not learn the names of
+    # trusts.
     raise ClaimsRefused(f"no trust accepts its {' and '.join(sorted(least or ['audience']))}")
 
 
 def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
-    """Return whose sign-in it is, and the roles of the person. Raises ClaimsRefused if a claim is
-    missing or has the wrong form.
+    """Return the account of the sign-in, and the roles of the person. Raises ClaimsRefused if a
+    claim is missing or has the wrong form.
     """
     if trust.account:
         return SignIn(account=trust.account, trust=trust)
     # OpenID Connect Core 1.0, section 3.1.3.7: the party that the token was issued to
     party = claims.get("azp", trust.audience)
     if party not in (trust.audience, trust.client_id):
-        raise ClaimsRefused("it was issued to another client")
+        raise ClaimsRefused("the token was issued to another client")
     subject, name = claims.get("sub"), claims.get(trust.account_claim)
     if not isinstance(subject, str) or not subject:
-        raise ClaimsRefused("it has no claim sub")
+        raise ClaimsRefused("the token has no claim sub")
     if not isinstance(name, str) or not name:
         raise ClaimsRefused(f"it has no claim {trust.account_claim}")
     # Some providers leave email_verified out; admins can require it as a claim of the trust.
@@ -129,8 +132,8 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
 
 def limits_users(trust: IssuerTrust) -> bool:
     """Return whether the claims limit a trust to certain users of its issuer. For the
-    SHARED_ISSUERS, one of the claims that tell their users apart must have a fixed value, or one
-    that is fixed up to a slash. For others, any fixed part of a claim will do.
+    SHARED_ISSUERS, one of the claims that tell their users apart must have a fixed value, or a
+    value that is fixed up to a slash. For other issuers, any fixed part of a claim is sufficient.
     """
     identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
     if identifying is None:
@@ -142,16 +145,16 @@ def limits_users(trust: IssuerTrust) -> bool:
 
 
 def needs_limits(trust: IssuerTrust) -> bool:
-    """Return whether a trust must be limited to certain users of its issuer: those of CI systems,
-    and those that create accounts for the users of a SHARED_ISSUER.
+    """Return whether a trust must be limited to certain users of its issuer: trusts for CI systems,
+    and trusts that create accounts for the users of a SHARED_ISSUER.
     """
     shared = trust.issuer.rstrip("/") in SHARED_ISSUERS
     return bool(trust.account) or (shared and trust.accounts is AccountRule.CREATE)
 
 
 def _meets(value: object, want: str) -> bool:
-    """Return whether a claim has the wanted value. Lists and objects never have. It takes linear
-    time, because strangers can choose the value, for example as the name of a branch.
+    """Return whether a claim has the wanted value. Lists and objects never do. The check takes
+    linear time, because strangers can choose the value, for example as the name of a branch.
     """
     if isinstance(value, bool):
         value = "true" if value else "false"

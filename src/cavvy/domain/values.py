@@ -1,4 +1,4 @@
-"""Values: records of named fields that all of the control plane is written in.
+"""Values: immutable records of named fields, which the whole control plane uses.
 
 A value is a `Struct` of msgspec, which is made, copied, compared and hashed by compiled code (ADR
 0075): `class Offer(Struct, frozen=True, kw_only=True)`. Programs that run on nodes have only the
@@ -11,7 +11,7 @@ from msgspec import Struct, field, structs
 from msgspec.structs import fields
 
 if TYPE_CHECKING:
-    from dataclasses import replace  # of which mypy checks the names and types of the changes
+    from dataclasses import replace  # mypy checks the names and types of the changes
 else:
     import dataclasses
 
@@ -23,8 +23,8 @@ else:
 
 
 def asdict(value: Struct) -> dict[str, Any]:
-    """Return the value's fields by their names; values in them, also in lists, tuples and
-    dictionaries, are given in the same way.
+    """Return the value's fields by their names; values inside them, also in lists, tuples and
+    dictionaries, are converted in the same way.
     """
     return {name: _plain(item) for name, item in structs.asdict(value).items()}
 

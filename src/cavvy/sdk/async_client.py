@@ -72,7 +72,7 @@ class AsyncJob:
 
     @property
     def last_status(self) -> JobStatus:
-        """The newest state that a method has read from the server."""
+        """The newest state that any method has read from the server."""
         return self._job.last_status
 
     async def status(self) -> JobStatus:

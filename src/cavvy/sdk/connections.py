@@ -18,9 +18,9 @@ _LOG = logging.getLogger("cavvy")
 
 
 class Connections:
-    """The open connections to the server at `address` or, if that is None, to the one that commands
-    use: that of the chosen context, or the embedded server of the state folder `home`.
-    The first connection is opened at the first use.
+    """The open connections to the server at `address` or, if that is None, to the server that
+    commands use: the server of the chosen context, or the embedded server of the state folder
+    `home`. The first connection is opened when it is first used.
     """
 
     def __init__(self, address: str | None, token: str | None, home: str | None) -> None:
@@ -33,7 +33,7 @@ class Connections:
             with public_errors():
                 check_address(address)
         elif token is not None:
-            hint = "give the address of the server, or leave out the token of the embedded server"
+            hint = "give the address of the server, or omit the token for the embedded server"
             raise CavvyError("`token` was given without `address`", hint)
         self.address = address
         self._token = token or ""

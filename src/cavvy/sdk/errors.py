@@ -1,4 +1,5 @@
-"""The exceptions of the Python interface. The text of each says what is wrong and what to do.
+"""The exceptions of the Python interface. The text of each exception says what is wrong and what to
+do.
 
 CavvyError              any error of this interface
   InvalidTask           the task or one of its files must be changed

@@ -46,7 +46,7 @@ def _find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, 
 
 
 def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | None]]:
-    """For each part that `find_parts` returns, yield its submitted path, the local folder that
+    """Yield, for each part that `find_parts` returns, its submitted path, the local folder that
     contains it, and its name if it is a single file.
     """
     for inside, path in parts.items():

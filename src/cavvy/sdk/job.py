@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Until = Literal["end", "running"]
 TimeLimit = float | str | timedelta
 _POLL_S = 1.5  # seconds that the server waits for the next event
-# how much of the log's end is read, and how many of its lines the message of JobFailed shows
+# bytes at the end of the log that are read, and number of lines in the message of JobFailed
 _TAIL_BYTES, _TAIL_LINES = 4000, 10
 
 
@@ -82,7 +82,7 @@ class Job:
             )
 
     def events(self, *, follow: bool = False) -> Generator[JobEvent, None, None]:
-        """Yield the events of the job in order. Its placement and the loss of a node are examples.
+        """Yield the events of the job in order, for example its placement and the loss of a node.
         With `follow`, waits for further events until the job has ended.
         """
         with self._interruptible(), self._connections.use() as connection:
@@ -101,14 +101,14 @@ class Job:
         return last_figures(self._detail())
 
     def cost(self) -> JobCost:
-        """Return what the job has cost so far, and how its time was spent."""
+        """Return the cost of the job so far, and its time by phase."""
         with self._connections.use() as connection:
             job = connection.job(self.project, self.id)
             return read_cost(job, connection.cost(self.project, self.id))
 
     def outputs(self) -> dict[str, str]:
-        """Return where the outputs of the job are copied to, as a dict from the source of each
-        output to its target.
+        """Return the targets of the job's outputs, as a dict from the source of each output to its
+        target.
         """
         from msgspec.json import decode
 
@@ -217,7 +217,7 @@ def _make_failure(job: Job, status: JobStatus) -> JobFailed:
     done = "was stopped" if status.phase == "stopped" else "failed"
     failure = JobFailed(
         f"the job {status.name} {done}: {status.reason}{end}",
-        "job.logs() has the whole log, and job.events() says what happened",
+        "job.logs() has the whole log, and job.events() the history",
     )
     failure.status = status
     return failure

@@ -164,8 +164,8 @@ class Checkpoint(TypedDict):
     storage: NotRequired[str]
 
 
-# The share of their time below which GPUs count as idle, and for how long. A class could not have
-# the key `for`.
+# The share of time below which GPUs count as idle, and the duration. A class could not have the key
+# `for`.
 IdleGpus = TypedDict("IdleGpus", {"gpu": Number | str, "for": Length}, total=False)
 
 
@@ -232,7 +232,7 @@ class ServiceTarget(TypedDict, total=False):
 
 
 class ServiceReplicas(TypedDict, total=False):
-    """How many copies of a service run."""
+    """The number of replicas of a service."""
 
     min: Whole
     max: Whole
@@ -251,7 +251,7 @@ class ServiceModel(TypedDict):
 
 
 class ServiceProbe(TypedDict, total=False):
-    """How a replica of a service is found to be ready."""
+    """The probe that checks whether a replica of a service is ready."""
 
     path: str
     every: Length
@@ -261,7 +261,7 @@ class ServiceProbe(TypedDict, total=False):
 
 
 class ServiceTimeoutKeys(TypedDict, total=False):
-    """How long requests to a service may take."""
+    """The maximum waiting and response times of requests to a service."""
 
     queue: Length
     response: Length
@@ -269,7 +269,7 @@ class ServiceTimeoutKeys(TypedDict, total=False):
 
 
 class ServiceRate(TypedDict):
-    """How many requests to a service may come."""
+    """A limit on the rate of requests to a service."""
 
     requests: Number
     per: NotRequired[Length]
@@ -280,14 +280,14 @@ class ServiceRate(TypedDict):
 
 
 class ServiceLimits(TypedDict, total=False):
-    """How large requests to a service may be, and how many may wait."""
+    """The maximum size of requests to a service, and the maximum number of waiting requests."""
 
     body: Size
     waiting: Whole
 
 
 class ServiceSlo(TypedDict, total=False):
-    """What a service promises."""
+    """The service level of a service."""
 
     p95: Length
     availability: Number | str

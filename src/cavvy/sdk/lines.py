@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def read_lines(chunks: "Iterable[LogChunk]") -> Iterator[list[str]]:
-    """For each chunk, yield the lines that it completes, without line ends. Bytes that are not
+    """Yield, for each chunk, the lines that it completes, without line ends. Bytes that are not
     UTF-8 become U+FFFD. The last line of an attempt or of the log is yielded even if it is
     incomplete.
     """

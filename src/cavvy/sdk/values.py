@@ -54,7 +54,7 @@ def to_scalar(value: object, key: str) -> Scalar:
             return f"{value.total_seconds():f}".rstrip("0").rstrip(".") + "s"
         case Decimal():
             return str(value)
-        case Integral():  # an int, or a number of NumPy
+        case Integral():  # an int, or a NumPy number
             return int(value)
         case Real():
             return float(value)
@@ -72,7 +72,7 @@ def write_text(table: Mapping[str, object]) -> str:
 
     def write_string(dumper: Dumper, text: str) -> yaml.ScalarNode:
         if "\x85" in text or read_scalar(text) != text:
-            style: str | None = '"'  # U+0085 ends a line in YAML: only an escape keeps it
+            style: str | None = '"'  # U+0085 ends a line in YAML, so it must be escaped
         else:
             style = "|" if "\n" in text else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

@@ -31,7 +31,7 @@ from cavvy.agent.access.frames import (
 from cavvy.client.client import ApiClient
 from cavvy.client.tunnel.streams import TunnelStreams
 
-_CREDIT_AT = WINDOW // 4  # after how many received bytes they are confirmed
+_CREDIT_AT = WINDOW // 4  # number of received bytes after which they are confirmed
 _ANSWER_BYTES = 2 << 20  # maximum bytes of a frame, enough for the answer to a read of 1 MiB
 _LIST_BYTES = 256 << 20  # maximum bytes of a list of files, enough for about two million files
 # seconds to wait for a node; a mailbox on a shared file system needs several in each direction
