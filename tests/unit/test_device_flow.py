@@ -135,5 +135,5 @@ def test_a_job_finds_its_own_id_token(issuer: Issuer) -> None:
     issuer.given[asked] = IssuerAnswer.of({"value": "a.b.c"})
     assert find_ci_token(github, "https://cavvy.example.com") == "a.b.c"
     issuer.given[asked] = IssuerAnswer.of({})
-    with pytest.raises(ApiError, match="no ID token"):
+    with pytest.raises(ApiError, match="did not issue an ID token"):
         find_ci_token(github, "https://cavvy.example.com")

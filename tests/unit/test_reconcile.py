@@ -169,7 +169,7 @@ def test_numbers_times_and_rows_that_cannot_be_read_are_named(tmp_path: Path) ->
         (b"PK\x03\x04rest", "a zip archive"),
         (b"PAR1nothing", "a damaged Parquet file"),
         (b"\x1f\x8bnothing", "cannot be read"),
-        (b'[{"cost": 1}]', "one JSON array"),
+        (b'[{"cost": 1}]', "a single JSON array"),
         (b"one\n1\n", "has no columns"),
         (b"a,a\n1,2\n", "several columns 'a'"),
         (b"a,b\n1\n", "does not have the columns of the header"),

@@ -9,12 +9,13 @@ from cavvy.importers.readers import as_text, child, entries, text_at
 from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.tree import Node, ScalarNode
 
-UNBOUNDED = 1000  # requests of a replica at a time, which SkyServe and dstack do not limit
+# Requests that a replica processes at the same time; SkyServe and dstack do not limit them.
+UNBOUNDED = 1000
 
 
 def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
-    """Return the job's name, in which only the characters that Cavvy allows are kept; None if the
-    file has no name.
+    """Return the job's name, reduced to the characters that Cavvy allows; None if the file has no
+    name.
     """
     name = text_at(table, "name")
     plain = None if name is None else slug(name)

@@ -1,4 +1,4 @@
-"""Read the keys that another tool allows from the file `keys.yaml` in the folder of its importer.
+"""Reads the keys that another tool allows from the file `keys.yaml` in the folder of its importer.
 
 An entry of this file describes a shape, which is the set of allowed values. A shape is one of
 

@@ -52,7 +52,7 @@ def _resolve(
 ) -> str | int | float | bool | None:
     import yaml
 
-    # the stubs have no types for it
+    # the type stubs do not cover this attribute
     tag = loader.resolve(yaml.ScalarNode, node.text, (True, False))  # type: ignore[no-untyped-call]
     if tag == "tag:yaml.org,2002:str":
         return node.text

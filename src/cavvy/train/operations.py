@@ -259,8 +259,8 @@ def _is_narrow(value: Any) -> bool:
 def _cross_entropy(
     input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Cross entropy as on CUDA: the kernel for log-softmax converts to float32 without a copy, and
-    converts its gradient back.
+    """Compute the cross entropy as on CUDA: the kernel for log-softmax converts to float32 without
+    a copy, and converts its gradient back.
     """
     kwargs.pop("label_smoothing", None)
     # torch declares it without types

@@ -260,7 +260,7 @@ class Run:
         return move(values, self.world.device.torch, pin=plan.pin, channels_last=plan.channels_last)
 
     def _next(self, stream: BatchReader, data: Data, share: BatchShare) -> Any:
-        """Return the next batch of a stream, on this rank's device. None at the end of the
+        """Return the next batch of a stream, on this rank's device. Returns None at the end of the
         stream.
         """
         low, high = share.bounds

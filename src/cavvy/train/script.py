@@ -132,7 +132,7 @@ class _FirstBatchWatch:
 
 @contextmanager
 def _patched() -> Iterator[None]:
-    """Keeps a traced script from compiling, resuming, skipping an optimizer step, or computing on
+    """Keep a traced script from compiling, resuming, skipping an optimizer step, or computing on
     another device.
     """
     before = torch.autocast.__init__
@@ -275,7 +275,7 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
 
 def _count_most(args: Any, count: int, experts: int) -> _Made:
     """Return the largest possible result of `bincount`: one bin for each expert, or the requested
-    number of bins. If neither number is known, one bin for each value.
+    number of bins. If neither number is known, the result has one bin for each value.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64
@@ -315,8 +315,8 @@ _OTHERS = (
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """`Module._apply` for fake parameters, whose data cannot be replaced in place. If the number
-    type changes, a new parameter replaces the old one.
+    """Apply `Module._apply` to fake parameters, whose data cannot be replaced in place. If the
+    number type changes, a new parameter replaces the old one.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:

@@ -1,3 +1,3 @@
-"""Finds out why a training script is slow, what each cause costs, and how to fix it. For this, it
-measures windows of steps in the running script.
+"""Determines why a training script is slow, the cost of each cause, and how to fix it. It measures
+windows of steps in the running script.
 """

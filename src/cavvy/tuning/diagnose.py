@@ -127,9 +127,7 @@ class Diagnoser:
         return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """Return the number of steps to trace: at least as many as in other windows, but at most as
-        many as fit into half of LONGEST_S.
-        """
+        """Return the number of steps to trace: those of a window, but at most half of LONGEST_S."""
         if steps <= self._steps:
             return steps
         seconds = median(

@@ -1,5 +1,5 @@
 """The data of a diagnosis: windows of measured steps, and findings. A finding states a cause of
-lost time and what it costs.
+lost time and its cost.
 """
 
 from collections.abc import Iterable

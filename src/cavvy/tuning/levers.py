@@ -97,8 +97,8 @@ def list_fixed(facts: dict[str, Any]) -> list[str]:
         )
     if not loader["batch_size"]:
         found.append(
-            f"batch size: {at} has no batch_size, since its data set or its batch_sampler makes "
-            "the batches; change the size there"
+            f"batch size: {at} has no batch_size, because its data set or its batch_sampler "
+            "makes the batches; change the size there"
         )
     return found
 

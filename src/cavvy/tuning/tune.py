@@ -94,7 +94,7 @@ class PlanTuner:
 
     def _is_known(self, change: dict[str, Any]) -> bool:
         """Return whether the change need not be tried: the plan already has it, or a smaller batch
-        than it asks for brought no gain.
+        than the requested one brought no gain.
         """
         if "batch_size" in change:
             return any("batch_size" in each.change and not each.kept for each in self.trials)

@@ -1,4 +1,4 @@
-"""The formats of bills: which columns a file must have, and what a row of it is."""
+"""The formats of bills: the columns that a file must have, and how its rows are read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -12,12 +12,14 @@ from cavvy.importers.bills.rows import BillFileError, BillRow, read_rows
 from cavvy.importers.bills.values import WrongBillValue
 
 ReadRow = Callable[[BillRow, int], Iterator[BillLine]]
-_LONGEST = timedelta(days=400)  # a line for longer is damaged
-_MOST_NAMES = 12  # names of columns that an error lists
+_LONGEST = timedelta(days=400)  # maximum days that a line covers; a longer line is damaged
+_MOST_NAMES = 12  # maximum number of column names that an error lists
 
 
 class BillFormat(Struct, frozen=True, kw_only=True):
-    """A format. `required` lists the columns that a file must have; of several names, one."""
+    """A format. `required` lists the columns that a file must have; of each group of names, the
+    file must have one.
+    """
 
     name: str
     title: str
@@ -52,8 +54,9 @@ FORMATS = {
 
 
 def find_format(name: str | None, columns: Mapping[str, str]) -> BillFormat | None:
-    """Return the format with this name. `columns` maps the columns of a generic table. None if the
-    format must be found by the columns of the file. Raises BillFileError if the map lacks a column.
+    """Return the format with this name. `columns` maps the columns of a generic table. Returns None
+    if the format must be detected from the columns of the file. Raises BillFileError if the map
+    lacks a column.
     """
     if name == "csv" or (name is None and columns):
         required, read = table.make_reader(columns)
@@ -64,8 +67,8 @@ def find_format(name: str | None, columns: Mapping[str, str]) -> BillFormat | No
 def read_bill(
     file: Path, wanted: BillFormat | None
 ) -> tuple[BillFormat, Iterator[BillLine | BadBillLine]]:
-    """Return the format of the file and its lines, which are read while they are iterated over.
-    Raises BillFileError or ImportError.
+    """Return the format of the file, and an iterator that reads its lines. Raises BillFileError or
+    ImportError.
     """
     rows = read_rows(file)
     first = next(rows, None)

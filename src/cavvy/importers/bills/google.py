@@ -1,10 +1,11 @@
-"""Google Cloud's detailed billing export: rows of its BigQuery table as JSON, or as CSV from a
-query that names fields of records with a dot or an underscore.
+"""Reads Google Cloud's detailed billing export: rows of its BigQuery table as JSON, or as CSV from
+a query that names fields of records with a dot or an underscore.
 
 Fields: "Structure of Detailed data export",
 https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/detailed-usage, read on
-2026-11-24. Amounts of `credits` are negative and are lines of their own here. `usage.amount` of
-machines is in seconds, of all cores or bytes of memory, so it is not for how long a machine ran.
+2026-11-24. Amounts of `credits` are negative and become separate lines here. `usage.amount` of
+machines is in seconds, summed over all cores or bytes of memory, so it is not the running time of a
+machine.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ _TYPES = {
 
 
 def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
-    """Yield the line of the row, and one for its credits. Raises WrongBillValue."""
+    """Yield the line of the row, and a line for its credits. Raises WrongBillValue."""
     labels = tags_of(row.get("labels"))
     found = BillLine(
         number=line,
@@ -50,7 +51,7 @@ def read_row(row: BillRow, line: int) -> Iterator[BillLine]:
 
 
 def _kind(sku: str) -> BilledKind:
-    """Cores, memory and GPUs of a machine are lines of their own."""
+    """Return the kind of charge. Cores, memory and GPUs of a machine have separate lines."""
     if "PD Capacity" in sku or "Hyperdisk" in sku or "Local SSD" in sku:
         return BilledKind.DISK
     if "External IP" in sku:

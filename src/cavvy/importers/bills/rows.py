@@ -13,13 +13,15 @@ from typing import IO, Any
 from cavvy.costs.bills import BadBillLine, BillFault
 
 _GZIP, _ZIP, _PARQUET = b"\x1f\x8b", b"PK\x03\x04", b"PAR1"
-_LONGEST_VALUE = 10_000_000  # characters; longer values are no bill
-_BATCH = 20_000  # rows of a Parquet file in memory
+_LONGEST_VALUE = (
+    10_000_000  # maximum characters of a value; a file with longer values is not a bill
+)
+_BATCH = 20_000  # maximum rows of a Parquet file in memory
 BillRow = Mapping[str, Any]
 
 
 class BillFileError(Exception):
-    """The file is not a bill that can be read. `hint` says what to do."""
+    """The file is not a readable bill. `hint` says what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -59,7 +61,7 @@ def _is_json(file: Path, text: IO[str]) -> bool:
     text.seek(0)
     if begin == "[":
         raise BillFileError(
-            f"{file} is one JSON array", "export JSON with an object on each line instead"
+            f"{file} is a single JSON array", "export JSON with an object on each line instead"
         )
     return begin == "{"
 
@@ -75,7 +77,9 @@ def _read_csv(file: Path, text: IO[str]) -> Iterator[tuple[int, BillRow | BadBil
             )
         twice = sorted({name for name in names if names.count(name) > 1 and name})
         if twice:
-            raise BillFileError(f"{file} has several columns {twice[0]!r}", "rename or remove one")
+            raise BillFileError(
+                f"{file} has several columns {twice[0]!r}", "rename or remove one of them"
+            )
         for values in rows:
             number = rows.line_num
             if not values:

@@ -1,4 +1,4 @@
-"""A table with any columns, which the user names: `--map amount=Total --map since=Day`."""
+"""Reads a table with any columns, which the user names: `--map amount=Total --map since=Day`."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +17,13 @@ def make_reader(
     columns: Mapping[str, str],
 ) -> tuple[tuple[tuple[str, ...], ...], Callable[[BillRow, int], Iterator[BillLine]]]:
     """Return the columns that a file must have, and the reader of a row. `columns` maps fields to
-    columns; `zone` is the offset of times without one, such as +02:00. Raises BillFileError.
+    columns; `zone` is the UTC offset of times without a zone, such as +02:00. Raises BillFileError.
     """
     unknown = sorted(set(columns) - set(FIELDS))
     if unknown:
-        raise BillFileError(f"--map does not know {unknown[0]!r}", f"it knows {', '.join(FIELDS)}")
+        raise BillFileError(
+            f"--map does not know {unknown[0]!r}", f"--map accepts {', '.join(FIELDS)}"
+        )
     lacking = [name for name in _NEEDED if name not in columns]
     if lacking:
         raise BillFileError(

@@ -44,7 +44,7 @@ def number(row: BillRow, *columns: str) -> Decimal | None:
 
 
 def amount(row: BillRow, *columns: str) -> Decimal:
-    """Return the amount, 0 if it is empty."""
+    """Return the amount; 0 if the text is empty."""
     return number(row, *columns) or Decimal(0)
 
 
@@ -64,7 +64,7 @@ def moment(row: BillRow, *columns: str, zone: timedelta = timedelta(0)) -> datet
     return found.astimezone(UTC)
 
 
-@lru_cache(maxsize=4096)  # many lines are for the same hour
+@lru_cache(maxsize=4096)  # cached, because many lines have the same hour
 def _parse_time(written: str, column: str) -> datetime:
     american = _AMERICAN.fullmatch(written)
     try:
@@ -78,7 +78,7 @@ def _parse_time(written: str, column: str) -> datetime:
 
 def tags_of(value: Any) -> Mapping[str, str]:
     """Return the tags in a column: a map, a list of pairs or of keys and values, or JSON of these,
-    also without its braces. {} if it is none of them.
+    even without its braces. Returns {} for any other text.
     """
     if isinstance(value, str):
         written = value.strip()

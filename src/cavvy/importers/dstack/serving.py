@@ -24,9 +24,12 @@ _LONGEST_HEADER = 100  # of the gateway
 _IDLE_S = 600  # dstack's scale_down_delay
 _PROBED_EVERY_S, _PROBE_TIMEOUT_S = 15.0, 10.0
 _START = timedelta(minutes=20)
-_WHEN = "the autoscaler scales up as soon as requests would be late, and down when none comes"
+_WHEN = (
+    "the autoscaler adds replicas as soon as requests would be late, and removes them when "
+    "there are no requests"
+)
 _NOTED = {
-    "https": "whether the gateway has TLS is a setting of the server",
+    "https": "TLS of the gateway is a setting of the server",
     "gateway": "the server has one gateway for all services",
 }
 
@@ -36,7 +39,7 @@ def read_service(root: Node, kept_keys: TranslationNotes) -> ServiceSpec:
         if child(root, key) is not None:
             kept_keys.note_at(root, key, reason)
     if text_at(root, "strip_prefix") == "False":
-        kept_keys.refuse_at(root, "strip_prefix", "the service's path is taken out of requests")
+        kept_keys.refuse_at(root, "strip_prefix", "the service's path is removed from requests")
     if isinstance(child(root, "replicas"), ListNode):
         kept_keys.refuse_at(root, "replicas", "replicas of several kinds are not supported")
     model = _read_model(root, kept_keys)
@@ -68,7 +71,7 @@ def _read_model(root: Node, kept_keys: TranslationNotes) -> str | None:
         kept_keys.note_at(
             root,
             "model",
-            "requests are passed on as they are; TGI 1.4 and newer speak OpenAI's form",
+            "requests are passed on unchanged; TGI 1.4 and newer support OpenAI's format",
         )
     if text_at(node, "prefix") not in (None, "/v1", "/v1/"):
         kept_keys.refuse_at(root, "model", "the model's path must begin with /v1")
@@ -101,8 +104,9 @@ def _read_replicas(root: Node, kept_keys: TranslationNotes) -> ReplicaCount:
 
 
 def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> ReadinessProbe:
-    """Return the first probe. Without one, dstack takes a replica for ready when its program runs,
-    or when its model answers; here it must answer HTTP, or list its models.
+    """Return the first probe. Without a probe, dstack treats a replica as ready when its program
+    runs, or when its model answers. In Cavvy, the replica must answer an HTTP request, or list its
+    models.
     """
     probes = items(child(root, "probes"))
     if not probes:
@@ -111,17 +115,19 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
         kept_keys.refuse_at(root, "probes", "a service has one probe")
     probe = probes[0]
     for key, reason in (
-        ("headers", "probes have no headers"),
-        ("body", "probes have no body"),
+        ("headers", "probes cannot have headers"),
+        ("body", "probes cannot have a body"),
     ):
         if child(probe, key) is not None:
             kept_keys.refuse_at(probe, f"probes.{key}", reason)
     if text_at(probe, "method") not in (None, "get", "GET"):
         kept_keys.refuse_at(probe, "probes.method", "probes are GET requests")
     if text_at(probe, "ready_after") not in (None, "1"):
-        kept_keys.note_at(probe, "probes.ready_after", "a replica is ready with its first answer")
+        kept_keys.note_at(probe, "probes.ready_after", "a replica is ready after its first answer")
     if text_at(probe, "until_ready") == "True":
-        kept_keys.note_at(probe, "probes.until_ready", "replicas are probed as long as they run")
+        kept_keys.note_at(
+            probe, "probes.until_ready", "replicas are probed for as long as they run"
+        )
     every_s = _seconds(probe, "interval", _PROBED_EVERY_S)
     return ReadinessProbe(
         path=text_at(probe, "url") or "/",
@@ -132,16 +138,24 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
 
 
 def _read_rate(limit: Node, kept_keys: TranslationNotes) -> RequestRate:
-    """Return a limit as nginx has it: beyond one request, `burst` may come at once."""
+    """Return a limit with the semantics of nginx: in addition to one request, `burst` requests are
+    permitted at once.
+    """
     key, prefix = child(limit, "key"), (text_at(limit, "prefix") or "/").rstrip("/")
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", prefix):
-        kept_keys.refuse(mark_of(limit, "prefix"), "rate_limits.prefix", "it must be a plain path")
+        kept_keys.refuse(
+            mark_of(limit, "prefix"), "rate_limits.prefix", "the prefix must be a plain path"
+        )
     header = text_at(key, "header")
     if header is not None and len(header) > _LONGEST_HEADER:
         longest = f"names of headers have at most {_LONGEST_HEADER} characters"
         kept_keys.refuse_at(key, "rate_limits.key.header", longest)
     elif header is not None and "_" in header:
-        kept_keys.refuse_at(key, "rate_limits.key.header", "the gateway passes no _ in headers on")
+        kept_keys.refuse_at(
+            key,
+            "rate_limits.key.header",
+            "the gateway does not forward headers whose names contain _",
+        )
     return RequestRate(
         requests=float(text_at(limit, "rps") or 1),
         burst=(int_at(limit, "burst") or 0) + 1,

@@ -53,7 +53,7 @@ _LATER = {
     "for it with `resources: {options: {kubernetes: {docker: all}}}`",
     "privileged": "containers are not privileged; on Kubernetes, a Cavvy file can ask for it with "
     "`resources: {options: {kubernetes: {pod: …}}}`",
-    "dstack": "Cavvy has no dstack server to reach",
+    "dstack": "there is no dstack server that Cavvy could connect to",
     "availability_zones": "Cavvy chooses zones by price and capacity; use `regions` instead",
     "reservation": "reservations cannot be used yet",
     "fleets": "Cavvy has no fleets",
@@ -237,7 +237,9 @@ def _read_env(
 
 
 def _read_secret(value: str | None) -> str | None:
-    """If a variable's value consists of a single secret, the name of the secret; otherwise None."""
+    """Return the name of the secret if a variable's value consists of a single secret; otherwise
+    None.
+    """
     match = re.fullmatch(r"\s*\$\{\{\s*secrets\.([A-Za-z_]\w*)\s*\}\}\s*", value or "", re.ASCII)
     return match[1] if match else None
 

@@ -257,7 +257,8 @@ def _read_location(
     cloud = {"k8s": "kubernetes", "*": ""}.get(cloud.lower(), cloud.lower())
     region, zone = region.strip("*"), zone.strip("*")
     if zone and cloud in ("slurm", "gcp"):
-        # A partition of Slurm, and a zone of Google, whose offers are of one; `regions` takes both.
+        # Offers of Slurm are for one partition, and offers of Google for one zone; `regions`
+        # accepts both.
         region, zone = f"{region}/{zone}" if cloud == "slurm" else zone, ""
     elif zone and not cloud:
         key = "resources.zone" if infra is None else "resources.infra"
@@ -273,8 +274,8 @@ def _read_location(
 
 
 def _find_tpu_cloud(table: MapNode) -> str:
-    """Like SkyPilot, the cloud that the name of a TPU implies: names with two endings are those of
-    GKE. "" if there is no TPU.
+    """Return the cloud that the name of a TPU implies, as in SkyPilot: names with one of two
+    endings belong to GKE. "" if there is no TPU.
     """
     name = (text_at(table, "accelerators") or "").lower()
     if "tpu" not in name:
@@ -520,7 +521,7 @@ def _join(found: list[ResourceSpec]) -> ResourceSpec:
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
     """Return whether every provider is combined with every region. Only then can two separate lists
     express the combinations. An alternative that states no provider is allowed only if none states
-    one, and the same holds for regions.
+    one, and the same applies to regions.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

@@ -22,9 +22,9 @@ _PROBED_EVERY_S, _PROBE_TIMEOUT_S, _START_S = 10.0, 15.0, 1200.0
 _UNHEALTHY_S = 180.0
 _IDLE_S = 1200.0
 _STREAM_S = 120.0
-_MARKETS = "the autoscaler chooses between spot and on-demand markets by itself"
+_MARKETS = "the autoscaler itself chooses between spot and on-demand markets"
 _NOTED = {
-    "upscale_delay_seconds": "the autoscaler waits only as long as a start would take",
+    "upscale_delay_seconds": "the autoscaler waits only as long as the start of a replica takes",
     "num_overprovision": "the autoscaler adds the replicas that it expects to lose",
     "dynamic_ondemand_fallback": _MARKETS,
     "base_ondemand_fallback_replicas": _MARKETS,
@@ -39,7 +39,7 @@ def read_service(table: Node, kept_keys: TranslationNotes) -> ServiceSpec | None
         return None
     for key in ("pool", "workers"):
         if child(section, key) is not None:
-            reason = "a pool of workers is not a service; `cavvy run` starts jobs one by one"
+            reason = "a pool of workers is not a service; `cavvy run` starts single jobs"
             kept_keys.refuse_at(section, f"service.{key}", reason)
             return None
     port = int_at(section, "ports") or _read_port(table, kept_keys)
@@ -86,7 +86,7 @@ def _read_replicas(section: MapNode, kept_keys: TranslationNotes) -> ReplicaCoun
             kept_keys.refuse(
                 goal.mark,
                 "service.replica_policy.target_qps_per_replica",
-                "with 0, no number of replicas is enough",
+                "with a rate of 0, no number of replicas would be enough",
             )
     elif goal is not None:
         kept_keys.refuse(
@@ -108,7 +108,7 @@ def _read_probe(section: MapNode, kept_keys: TranslationNotes) -> ReadinessProbe
     path = as_text(node) if isinstance(node, ScalarNode) else text_at(node, "path")
     for key, reason in (
         ("post_data", "probes are GET requests; name a path that answers GET, such as /health"),
-        ("headers", "probes have no headers; name a path that needs none"),
+        ("headers", "probes cannot have headers; name a path that needs none"),
     ):
         if child(node, key) is not None:
             kept_keys.refuse_at(node, f"service.readiness_probe.{key}", reason)
@@ -138,11 +138,11 @@ def _note_rest(section: MapNode, kept_keys: TranslationNotes) -> None:
         kept_keys.note_at(
             section,
             "service.load_balancing_policy",
-            "a request goes to the replica that has the fewest",
+            "each request is sent to the replica with the fewest requests",
         )
     if child(section, "tls") is not None:
         kept_keys.note_at(
             section,
             "service.tls",
-            "the server has the certificate: `cavvy server` reads it from its settings",
+            "the gateway's certificate is a setting of the server",
         )

@@ -1,5 +1,5 @@
-"""Fine-tunes a language model with LoRA. The model's matrices stay frozen. To each of them, the
-product of two thin matrices is added, and only the thin matrices are trained.
+"""Fine-tunes a language model with LoRA. The model's matrices stay frozen. The product of two thin
+matrices is added to each of them, and only the thin matrices are trained.
 
     python train.py base && python train.py tune
 

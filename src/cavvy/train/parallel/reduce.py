@@ -54,7 +54,7 @@ class GradientBucket:
             torch._foreach_copy_([grad for _, grad in pairs], [view for view, _ in pairs])
 
     def _pairs(self) -> list[tuple[Any, Any]]:
-        """For each parameter that has a gradient, the parameter's part of the buffer and the
+        """Yield, for each parameter that has a gradient, the parameter's part of the buffer and the
         gradient.
         """
         return [

@@ -106,8 +106,8 @@ def _compile(parts: Sequence[nn.Module]) -> None:
 
 
 def _list_called(model: nn.Module) -> list[nn.Module]:
-    """Return the model itself. If it is only a container, such as an `nn.ModuleDict`, the members
-    instead.
+    """Return the model itself or, if it is only a container such as an `nn.ModuleDict`, its
+    members.
     """
     return [model] if type(model).forward is not nn.Module.forward else list(model.children())
 
@@ -133,7 +133,7 @@ def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> P
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the repeated parts of a model: the members of its largest list of modules. If there is
-    no such list, its direct children.
+    no such list, return its direct children.
     """
     lists = [
         m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1

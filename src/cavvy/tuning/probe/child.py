@@ -170,8 +170,8 @@ class ScriptProbe:
         raise ProbeDone
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
-        """Yield batches without end until the command `epoch` arrives. Then let the script's own
-        loop continue to its next pass.
+        """Yield batches without end until the command `epoch` arrives. After that, let the script's
+        own loop continue to its next pass.
         """
         before, self._pass = self._pass, this
         if self._command.get("epoch"):
@@ -246,7 +246,7 @@ class ScriptProbe:
             self._sampler = StackSampler(self._run.clock, code_at_work())
 
     def _close(self) -> None:
-        """At the end of a window, report the window and wait for the next command."""
+        """Report the window at its end, and wait for the next command."""
         self._run.world.device.synchronize()
         seconds = perf_counter() - self._began
         told: dict[str, Any] = (

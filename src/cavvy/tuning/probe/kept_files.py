@@ -65,9 +65,9 @@ class KeptFiles:
         self._made.clear()
 
     def _is_old(self, path: str) -> bool:
-        """Return whether the script did not create this file or link. For a folder, whether it
-        contains such a file or link. The time of the last change shows this; it is also new if the
-        script has copied the file.
+        """Return whether this file or link existed before the script or, for a folder, whether it
+        contains such a file or link. This is derived from the time of the last change, which is
+        also new if the script has copied the file.
         """
         try:
             found = os.lstat(path)
