@@ -21,7 +21,7 @@ def make_token() -> str:
 
 
 def make_service_key() -> str:
-    """Return a new key for calls to a service. It signs in to no server."""
+    """Return a new key for calls to a service. It cannot sign in to a server."""
     return SERVICE_KEY + secrets.token_urlsafe(_BYTES)
 
 

@@ -45,7 +45,7 @@ class ReplicaRelays:
         self.peers: PeerServers | None = None  # which may be the ones that the agents talk to
 
     def keep(self, service: str, replicas: Mapping[str, ServiceReplica]) -> None:
-        """Keep relays for these replicas of the service, and for no others of it."""
+        """Keep relays for these replicas, and remove all other relays of the service."""
         for each in [one for one in self._relays.values() if one.service == service]:
             if each.id not in replicas:
                 self._relays.pop(each.id).close()
