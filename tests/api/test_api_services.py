@@ -93,7 +93,10 @@ async def test_a_candidate_is_shown_until_the_old_file_comes_again(api: Api) -> 
             "{run: s, service: {port: 80, hosts: [a.example.com]}}",
             "service.hosts: a.example.com is not below one of the domains in services.domains",
         ),
-        ("{run: s, service: {port: 80, budget: $1/h}}", "service.budget: this key is not supported yet"),
+        (
+            "{run: s, service: {port: 80, budget: $1/h}}",
+            "service.budget: this key is not supported yet",
+        ),
         (
             "{run: s, service: {port: 80, regions: [us-east-1], residency: eu}}",
             "service.residency: Cavvy does not know whether us-east-1 is in this area",

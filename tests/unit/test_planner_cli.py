@@ -373,8 +373,7 @@ def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_th
     plain = run(farm, "resources: {cpu: 1}\n", "--here")
     assert "can use farm" in plain.stdout
     assert (
-        "note: the volumes of farm could not be read: its policy does not allow it"
-        in plain.stderr
+        "note: the volumes of farm could not be read: its policy does not allow it" in plain.stderr
     )
     named = run(farm, "resources: {cpu: 1}\nvolumes: [data:/d]\n", "--here")
     assert named.exit_code == 1
