@@ -12,17 +12,17 @@ from cavvy.store.base import Store
 
 
 class BillAudit:
-    """Compares bills with providers' records. Each provider is asked once for its gangs; providers
-    list ended gangs for at least an hour."""
+    """Compares bills with providers' records. Each provider is queried once for its gangs;
+    providers list ended gangs for at least an hour."""
 
     def __init__(self, store: Store, pool: ProviderPool) -> None:
         self._store = store
         self._pool = pool
 
     async def audit(self, jobs: Sequence[str]) -> tuple[list[AuditedBill], list[SilentPlace]]:
-        """The bills of these jobs' ended attempts, and the providers that did not answer, in whole
-        or in part. A gang that is missing from a part of the answers is not audited. `jobs` are
-        job IDs.
+        """Return the bills of these jobs' ended attempts, and the providers whose answers are
+        missing or incomplete. A gang that is absent from an incomplete answer is not audited.
+        `jobs` are job IDs.
         """
         attempts = [
             attempt
@@ -44,8 +44,8 @@ class BillAudit:
     async def _ask(
         self, providers: Collection[str]
     ) -> tuple[Mapping[str, Mapping[str, GangSeen]], list[SilentPlace]]:
-        """The known gangs of each provider, as provider -> gang name -> gang, and the providers
-        that did not report all of theirs.
+        """Return the known gangs of each provider, as provider -> gang name -> gang, and the
+        providers with incomplete answers.
         """
         found: dict[str, Mapping[str, GangSeen]] = {}
         silent = []

@@ -1,4 +1,4 @@
-"""Keeps watch over budgets: sums up what was spent, sends alerts, and limits running jobs."""
+"""Monitors budgets: sums up spending, sends alerts, and limits running jobs."""
 
 import asyncio
 import json
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 
 
 class BudgetKeeper:
-    """Answers for the queue and the jobs' reconciler, from sums that are at most 15 s old and from
-    what running jobs have spent since: those of this server by its own passes, and those of other
-    servers by their newest charges.
+    """Tells the queue and the jobs' reconciler what budgets permit. The sums of the ledger are at
+    most 15 s old. The spending of running jobs since then comes from this server's own passes or,
+    for jobs of other servers, from their newest charges.
     """
 
     def __init__(self, store: Store, clock: ControlClock, post: Post | None = None) -> None:
@@ -63,24 +63,24 @@ class BudgetKeeper:
         self._read_at = None
 
     async def find_block(self, job: JobRecord) -> str:
-        """Why the job may start no paid work; "" if it may."""
+        """Return why the job may start no paid work, or "" if the job may start it."""
         await self._refresh()
         return find_block(self._covering(job), self._clock.now())
 
     async def find_stop(self, job: JobRecord) -> str:
-        """Why the job's nodes may be kept no longer; "" if they may."""
+        """Return why the job's nodes must be released, or "" if they may be kept."""
         await self._refresh()
         return find_stop(self._covering(job), self._clock.now())
 
     async def watches(self, job: JobRecord) -> bool:
-        """Whether a budget may stop the job while it runs."""
+        """Return whether a budget may stop the job while it runs."""
         await self._refresh()
         return any(each.budget.hard_percent is not None for each in self._covering(job))
 
     async def find_allowance(
         self, job: JobRecord, spent: Money, rate: HourlyRate
     ) -> BudgetAllowance | None:
-        """How much a running job may spend in all, given what it has spent until now."""
+        """Return how much a running job may spend in total, given what it has spent until now."""
         now, known = self._clock.now(), self._seen.get(job.id)
         posted = spent if known is None else known.posted
         self._seen[job.id] = SeenSpending(at=now, spent=spent, rate=rate, posted=posted)
@@ -186,7 +186,7 @@ class BudgetKeeper:
         return await sum_budget(self._store, budget, self._parents, month)
 
     async def _alert(self, state: BudgetState, percent: int, spent: Money, now: datetime) -> None:
-        """Tell running jobs and the webhook, once in a month for each share."""
+        """Notify running jobs and the webhook, once in a month for each share."""
         budget = state.budget
         if not await self._store.budgets.claim_alert(budget.name, month_of(now), percent):
             return
@@ -211,7 +211,7 @@ class BudgetKeeper:
 
 
 def _by_charges(job: JobSummary, charged: ChargedRate | None, now: datetime) -> SeenSpending:
-    """What a job has spent, as far as the store tells it."""
+    """Return what a job has spent according to the charges in the store."""
     return SeenSpending(
         at=now if charged is None else charged.until,
         spent=job.spent,
@@ -221,14 +221,14 @@ def _by_charges(job: JobSummary, charged: ChargedRate | None, now: datetime) -> 
 
 
 async def read_parents(store: Store) -> Mapping[str, str | None]:
-    """Each project and its parent."""
+    """Return the parent of each project."""
     return {each.name: each.parent for each in await store.projects()}
 
 
 def filter_budget(
     budget: SpendingBudget, parents: Mapping[str, str | None], since: datetime, until: datetime
 ) -> LedgerFilter:
-    """The entries of the ledger in a period that count for a budget."""
+    """Return the filter for the ledger's entries in a period that count for a budget."""
     return LedgerFilter(
         projects=list_below(budget.project, parents) if budget.project else None,
         user=budget.user or None,
@@ -242,6 +242,6 @@ def filter_budget(
 async def sum_budget(
     store: Store, budget: SpendingBudget, parents: Mapping[str, str | None], month: datetime
 ) -> Money:
-    """What the ledger contains for a budget in a month."""
+    """Return the sum of the ledger's entries for a budget in a month."""
     sums = await store.sum_ledger(filter_budget(budget, parents, *month_period(month)), ())
     return sums[0].amount if sums else Money()

@@ -16,10 +16,10 @@ class ControlClock(Protocol):
     """Returns the current time, and waits until a given time."""
 
     def now(self) -> datetime:
-        """The current time as an aware datetime in UTC."""
+        """Return the current time as an aware datetime in UTC."""
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at `when` or soon after it; return at once if `when` has passed."""
+        """Return at or soon after `when`; return at once if `when` has passed."""
 
     async def rest(self) -> None:
         """Let all other ready tasks run once, for example to answer requests between two steps."""
@@ -57,15 +57,15 @@ class VirtualClock:
 
 
 class VirtualDeadlock(RuntimeError):
-    """Every task is waiting, but no timer is set that could wake a task."""
+    """Raised if every task is waiting and no timer is set that could wake a task."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` on an event loop whose time jumps to the next timer as soon as no task is ready.
 
-    Code that waits through asyncio (sleeps, timeouts, the driver itself) runs unchanged and in the
-    same order each time. Threads, sockets and processes are not supported. Raises VirtualDeadlock
-    instead of hanging.
+    Code that waits through asyncio (sleeps, timeouts) runs unchanged and in the same order each
+    time. Threads, sockets and processes are not supported. Raises VirtualDeadlock instead of
+    hanging.
     """
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         return runner.run(main)

@@ -79,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
-    """Services that the control plane needs from the server around it."""
+    """Services of the surrounding server that the control plane needs."""
 
     agent_endpoint: Callable[
         [str], AgentEndpoint
@@ -311,7 +311,7 @@ class ControlPlane:
             self._share.send(SignalKind.HINT, key)
 
     def receive(self, signal: ServerSignal) -> None:
-        """Act on a signal of another server."""
+        """Handle a signal of another server."""
         match signal.kind:
             case SignalKind.HINT if self._share is not None and self._concerns_me(signal.key):
                 after = self._queue.delay_of_arrival() if signal.key == QUEUE else _NOW
@@ -340,8 +340,8 @@ class ControlPlane:
         self._task = asyncio.create_task(self._run(), name="control")
 
     async def put_account(self, account: str, provider: Provider) -> None:
-        """Use a provider under the name of an account from now on, instead of the one that had this
-        name. Calls find one of them at any time.
+        """From now on, use this provider under the name of an account, instead of the provider that
+        had this name before. Calls find one of the two providers at any time.
         """
         former = self._providers.get(account)
         self._providers[account] = provider
@@ -354,15 +354,16 @@ class ControlPlane:
         await _close(former)
 
     async def drop_account(self, account: str) -> None:
-        """Stop using the provider with this name, if there is one. Its gangs are left alone."""
+        """Stop using the provider with this name, if one exists. The provider's gangs are not
+        removed."""
         former = self._providers.pop(account, None)
         self._tasks.drop(account)
         self.pool.expire()
         await _close(former)
 
     def _share_with(self, share: WorkShare) -> Callable[[ServerSignal], None]:
-        """Tell the other servers what they cannot see in the database, and act on what they tell.
-        Returns what handles a signal.
+        """Send the other servers what they cannot see in the database, and handle their signals.
+        Return the handler of signals.
         """
         self.agents.memory.shares = True
         self.agents.notify_others = lambda gang: share.send(SignalKind.GANG, gang)
@@ -377,7 +378,8 @@ class ControlPlane:
         return receive
 
     async def _take_up(self, turn: LeaseTurn) -> None:
-        """Resume the work of new leases. What this server knew of gangs may be outdated."""
+        """Resume the work of newly acquired leases. This server's knowledge of gangs may be
+        outdated."""
         if turn.lost or turn.gained:
             self._operator.start_over()
         if turn.gained:
@@ -399,7 +401,8 @@ class ControlPlane:
                 self._worklist.hint(key, after.get(key, _NOW))
 
     async def stop(self) -> None:
-        """Stop the reconcilers. The next start resumes everything from the store."""
+        """Stop the reconcilers. Stop the reconcilers; the next start resumes everything from the
+        store."""
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(None)
@@ -451,11 +454,11 @@ class ControlPlane:
         )
 
     async def idle(self) -> bool:
-        """Whether no work is left, which means that the embedded server may exit."""
+        """Return whether no work is left, which means that the embedded server may exit."""
         return not (await self._store.unfinished() or await self.services.any())
 
     async def down(self) -> OrphanReport:
-        """End all services, stop all jobs, and at once remove all gangs without a job."""
+        """Stop all services and jobs, and immediately remove all gangs without a job."""
         await self.services.end_all()
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
@@ -463,7 +466,7 @@ class ControlPlane:
         return await self.garbage_collector.sweep(remove=True, at_once=True)
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Pass the key to its reconciler, unless another server has to do it."""
+        """Pass the key to its reconciler, unless another server is responsible for the key."""
         share = self._share
         if share is None:
             return await self._reconcile(key)
@@ -520,8 +523,8 @@ class ControlPlane:
             self._tasks.start(group, self._providers, relay=self._relays_agents())
 
     async def _recheck(self) -> None:
-        """From time to time, reconcile the jobs that other servers have changed, because their
-        hints may have been lost.
+        """Periodically reconcile the jobs that other servers have changed, because hints about
+        these jobs may have been lost.
         """
         seen: dict[str, int] = {}
         for count in itertools.count(1):
@@ -555,7 +558,7 @@ class ControlPlane:
         self.hint(attempt.job_id)
 
     async def _settle(self) -> None:
-        """As soon as there is space, write changes that were delayed because the disk was full."""
+        """Write changes that were delayed because the disk was full, as soon as there is space."""
         while True:
             await self._deferred.pending.wait()
             await self._clock.sleep_until(self._clock.now() + _ROOM_PAUSE)

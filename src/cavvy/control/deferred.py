@@ -1,7 +1,7 @@
 """A store that can be used while the disk is full. Changes that release nodes are kept in memory
 until there is space.
 
-The removal of nodes may be recorded after it has happened. A purchase must be recorded before it
+Nodes may be removed before their removal is recorded. A purchase must be recorded before it
 happens, so it is never deferred. Therefore `put` keeps changes to existing rows in memory, while
 `commit` raises StoreFull. Reads include the changes in memory. All writes of rows pass through this
 class, and deferred changes are written before later ones.
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 class Notes(Protocol):
-    """Records which jobs must be stopped, so that a later server can stop them. Recording needs no
-    new disk space.
+    """Records which jobs must be stopped, so that a later server can stop them. Recording a stop
+    needs no new disk space.
     """
 
     def read(self) -> dict[str, str]:
@@ -43,7 +43,7 @@ class Notes(Protocol):
 
 class Deferred:
     """A store that can keep changes in memory. Methods that are not defined here are those of the
-    store. The event `pending` is set while changes are in memory."""
+    wrapped store. The event `pending` is set while changes are in memory."""
 
     def __init__(self, store: Store, notes: Notes | None = None) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class Deferred:
     # Writing
 
     async def commit(self, changes: AtomicWrite) -> None:
-        """Like `Store.commit`. Also raises StoreFull while changes in memory cannot be written
+        """Like `Store.commit`. Also raise StoreFull while changes in memory cannot be written
         because the disk is full."""
         if self._kept:
             await self.write_pending()
@@ -87,7 +87,7 @@ class Deferred:
                 self._keep(changes)
 
     async def write_pending(self) -> None:
-        """Write the changes in memory, as far as there is space on the disk."""
+        """Write the changes in memory, as far as the disk has space."""
         async with self._order:
             while self._kept:
                 try:
@@ -225,6 +225,6 @@ def _check(version: int, kept: JobRecord | Attempt | Node | None) -> None:
 
 
 def _takes_on(changes: AtomicWrite) -> bool:
-    """Whether the changes create jobs, attempts or allocations, which cannot be deferred."""
+    """Return whether the changes create jobs, attempts or allocations, which cannot be deferred."""
     rows: list[JobRecord | Attempt] = [*changes.jobs, *changes.attempts]
     return bool(changes.allocations) or any(each.version == 0 for each in rows)

@@ -1,4 +1,4 @@
-"""Posts the discounts of the settings to the ledger: those of the current month and of the last."""
+"""Posts the discounts of the settings to the ledger for the current and the previous month."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -12,8 +12,8 @@ _SUMS = ("subject", "account")
 
 
 async def post_discounts(store: Store, discounts: Sequence[Discount], now: datetime) -> int:
-    """Post what the discounts take off now, less what was posted before. Those that are no longer
-    in the settings are taken back. Returns the number of new entries.
+    """Post the current amounts of the discounts, less the amounts that were posted before.
+    Discounts that are no longer in the settings are reversed. Return the number of new entries.
     """
     count = 0
     this = month_of(now)

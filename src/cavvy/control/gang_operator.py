@@ -57,7 +57,7 @@ class GangOperator:
 
     @property
     def looks(self) -> Mapping[str, GangLook]:
-        """What is known about each gang, by the gang's name."""
+        """Return what is known about each gang, by the gang's name."""
         return self._looks
 
     def start_over(self) -> None:
@@ -68,8 +68,8 @@ class GangOperator:
         self._looks.clear()
 
     def afford(self, attempt: Attempt, pays: timedelta | None) -> None:
-        """Record how long the rest of the job's budget lasts at the current price; None if nothing
-        limits the job.
+        """Record how long the rest of the job's budget lasts at the current price, or None if
+        nothing limits the job.
         """
         if self._look(attempt).pays != pays:
             self._change(attempt, pays=pays)
@@ -81,8 +81,8 @@ class GangOperator:
             self._looks[gang] = replace(self._looks[gang], looked_at=None, fresh=False)
 
     def note(self, attempt: Attempt) -> None:
-        """Must be called after the attempt was written. If the attempt has ended, its gang is
-        forgotten."""
+        """Update the state of the gang after the attempt was written. If the attempt has ended, its
+        gang is forgotten."""
         if attempt.phase is AttemptPhase.ENDED:
             self._looks.pop(attempt.gang, None)
             self._out.agents.forget(attempt)
@@ -101,8 +101,8 @@ class GangOperator:
             self._looks[attempt.gang] = after_look(self._look(attempt), seen, at)
 
     async def accrue(self, attempt: Attempt) -> RowChanges:
-        """The charges that must be written now. The charges of a kept gang are returned together
-        with its row: if a job has taken the gang over meanwhile, the write fails as a whole.
+        """Return the charges that must be written now. The charges of a warm gang are returned
+        together with its row: if a job has taken the gang over meanwhile, the whole write fails.
         """
         if not is_accrual_due(attempt, self._look(attempt)):
             return RowChanges()
@@ -116,7 +116,7 @@ class GangOperator:
         return note_wait(rows, attempt, self._look(attempt).seen, self._clock.now())
 
     def view(self, rows: JobRows, attempt: Attempt) -> AttemptSnapshot:
-        """Everything that is known about the attempt now."""
+        """Return everything that is known about the attempt now."""
         look = self._look(attempt)
         return AttemptSnapshot(
             job=rows.job,
@@ -135,7 +135,8 @@ class GangOperator:
         )
 
     async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:
-        """Request the gang from the provider. Returns None if no clear answer arrived."""
+        """Request the gang from the provider. Launch the gang; return None if no clear answer
+        arrived."""
         asked = replace(
             self._look(attempt),
             requested=True,
@@ -161,9 +162,9 @@ class GangOperator:
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
 
     async def remove(self, rows: JobRows, attempt: Attempt) -> RowChanges:
-        """Request the gang's removal from the provider. A request that fails is repeated sooner
-        than one that was accepted but had no effect. Returns the event that tells of a removal that
-        keeps failing.
+        """Request the gang's removal from the provider. Request the gang's removal. A failed
+        request is repeated sooner than one that was accepted but had no effect. Return an event if
+        the removal keeps failing.
         """
         now, failed = self._clock.now(), self._look(attempt).failed_removals
         try:
@@ -177,8 +178,8 @@ class GangOperator:
         return RowChanges()
 
     async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
-        """Move the attempt to its next phase. A gang that will be kept is polled first, because its
-        charges depend on the poll.
+        """Move the attempt to its next phase. Advance the attempt. A gang that will be kept warm is
+        polled first, because its charges depend on the poll.
         """
         attempt, now = rows.attempts[number], self._clock.now()
         self._looks[attempt.gang] = look = after_move(self._look(attempt), action.phase)
@@ -243,8 +244,8 @@ class GangOperator:
         return self._out.pool.visibility_delay(attempt.offer.account)
 
     def _heard(self, attempt: Attempt, node: Node) -> Node:
-        """The node, with `heard_at` set to the time when this process last received a message of
-        its agent.
+        """Return the node with `heard_at` set to the time when this process last received a message
+        of its agent.
         """
         heard = self._out.agents.heard(attempt.id, node.rank)
         return replace(node, heard_at=max(heard, node.heard_at or heard)) if heard else node

@@ -30,7 +30,7 @@ EVERY = timedelta(minutes=10)
 
 class OrphanReport(Struct, frozen=True, kw_only=True):
     """The result of a garbage collection: unwanted gangs, unfinished uploads, and the providers
-    that did not answer."""
+    that did not respond."""
 
     orphans: Sequence[OrphanGang] = ()
     problems: Sequence[SilentPlace] = ()
@@ -38,8 +38,8 @@ class OrphanReport(Struct, frozen=True, kw_only=True):
 
 
 class GarbageCollector:
-    """Reconciles the key SWEEP, which removes unwanted gangs but not uploads, so that a storage
-    that does not answer does not delay the removal of gangs. Also does the work of `cavvy gc` and
+    """Reconciles the key SWEEP, which removes unwanted gangs but not uploads, so that an
+    unresponsive storage does not delay the removal of gangs. Also does the work of `cavvy gc` and
     the last part of `cavvy down`.
     """
 
@@ -75,8 +75,8 @@ class GarbageCollector:
     async def _sweep_gangs(
         self, *, remove: bool, at_once: bool, restored: datetime | None = None
     ) -> OrphanReport:
-        """The part of `sweep` for gangs. If the database was restored from a backup, gangs that it
-        does not know are left for a person to decide on.
+        """Run the part of `sweep` for gangs. If the database was restored from a backup, gangs that
+        it does not know are kept until a person decides about them.
 
         The first observation is that the gang is not in the database, or that its attempt has
         ended. The second is that the provider already listed the gang some time ago, or that its
@@ -105,7 +105,8 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def living(self) -> OrphanReport:
-        """All gangs of this installation that have not ended, whether they are wanted or not."""
+        """Return all gangs of this installation that have not ended, whether they are wanted or
+        not."""
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
         for provider, seen in found:
@@ -115,8 +116,9 @@ class GarbageCollector:
         return OrphanReport(orphans=orphans, problems=problems)
 
     async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
-        """Return every known gang that has not ended, with its provider, and the providers that did
-        not answer, in whole or in part. Accounts whose credential cannot be used are among them.
+        """Return every known gang that has not ended, with its provider, and the providers whose
+        answers are missing or incomplete. Accounts with an unusable credential are among these
+        providers.
         """
         found: list[tuple[str, GangSeen]] = []
         problems: list[SilentPlace] = []
@@ -144,8 +146,8 @@ class GarbageCollector:
             return None
 
     def _forget_all_but(self, orphans: Sequence[OrphanGang], silent: Collection[str]) -> None:
-        """Forget the first observations of other gangs, but not those of providers that did not
-        report all gangs: a part that answers only now and then must not save its orphans.
+        """Forget the first observations of other gangs, except at providers that did not report all
+        gangs: otherwise a partly unresponsive provider would keep its orphans for ever.
         """
         kept = {(orphan.provider, orphan.gang) for orphan in orphans}
         self._sighted = {

@@ -67,7 +67,7 @@ class UnsupportedTask(JobServiceError):
 
 
 class JobIds:
-    """Makes IDs of 16 characters that sort in the order in which they were made, even within one
+    """Makes IDs of 16 characters that sort by the time when they were made, even within one
     millisecond."""
 
     def __init__(
@@ -87,7 +87,7 @@ class JobIds:
 
 
 def gang_name(installation: str, attempt: str) -> str:
-    """The name of an attempt's gang at the provider. The name is unique and shows to which
+    """Return the name of an attempt's gang at the provider. The name is unique and shows to which
     installation the gang belongs.
     """
     return f"rm-{hashlib.sha256(installation.encode()).hexdigest()[:8]}-{attempt}"
@@ -95,8 +95,8 @@ def gang_name(installation: str, attempt: str) -> str:
 
 class JobService:
     """Handles users' requests about jobs. `hint` puts a job on the worklist, `arrived` announces a
-    newly queued job, and `notify` starts the delivery of a webhook. `defers` says whether stops are
-    accepted while the disk is full.
+    newly queued job, and `notify` starts the delivery of a webhook. `defers` states whether stops
+    are accepted while the disk is full.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class JobService:
         self._removing: set[str] = set()  # IDs of jobs whose removal is in progress
 
     def make_id(self) -> str:
-        """An ID for `submit`."""
+        """Return an ID for `submit`."""
         return self._ids.make()
 
     async def submit(
@@ -138,9 +138,9 @@ class JobService:
         job_id: str | None = None,
         note: str = "",
     ) -> JobRecord:
-        """Queue a job for the task. The job gets the task's name or, if that is in use, the first
-        free name of NAME-2, NAME-3 and so on. `note` is appended to the text of the first event.
-        Raises UnsupportedTask.
+        """Queue a job for the task. The job gets the task's name or, if that name is in use, the
+        first free name of NAME-2, NAME-3 and so on. `note` is appended to the text of the first
+        event. Raises UnsupportedTask.
 
         The caller can choose the `job_id` to detect a repeated submission: StaleVersion is raised
         if a job with this ID exists already.
@@ -171,8 +171,8 @@ class JobService:
         return stored
 
     async def find_session(self, project: str, name: str) -> JobRecord:
-        """Return the job with this name or ID. If there is none, or it is a session that has ended,
-        return the newest unfinished session of the machine with this name, if there is one. That
+        """Return the job with this name or ID. If no such job exists, or the job is a session that
+        has ended, return the newest unfinished session of the machine with this name, if any. That
         session may have another name, so callers must then use its ID. Raises RowNotFound.
         """
         try:
@@ -195,9 +195,9 @@ class JobService:
     ) -> JobRecord:
         """Stop a job: at once if it is queued, otherwise with its grace period. Raises RowNotFound.
 
-        If the job has ended, the nodes that are kept after it are released. A machine's nodes, and
-        nodes that the provider itself keeps, are released only if `release` is set, but then even
-        if the job is waiting for a retry.
+        If the job has ended, release the nodes that are kept warm after it. A machine's nodes, and
+        nodes that the provider itself keeps, are released only if `release` is set; in that case
+        they are released even if the job is waiting for a retry.
         """
 
         async def stop(job: JobRecord) -> JobRecord:
@@ -288,8 +288,8 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: JobRecord, changes: RowChanges
     ) -> JobRecord:
-        """Write the changes. `write` is `put` for stops: they free nodes, so they must work even if
-        the disk is full."""
+        """Write the changes. Write changes. Use `put` as `write` for stops: stops free nodes, so
+        they must work even if the disk is full."""
         await write(make_write(changes))
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():

@@ -1,4 +1,4 @@
-"""Drives a reconciler: takes a due key from the worklist, reconciles it, and puts it back. The
+"""Drives a reconciler: takes a due key from the worklist, reconciles it, and puts the key back. The
 driver is the same in production and in simulated time.
 """
 
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler(Protocol):
-    """Brings what a key stands for, such as a job, one step closer to its wanted state."""
+    """Moves the subject of a key, such as a job, one step closer to its wanted state."""
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Reconcile the key. Returns the time until the next pass, or None if the key waits for a
-        hint."""
+        """Reconcile the key. Run one pass; return the time until the next pass, or None if the key
+        waits for a hint."""
 
 
 class ReconcilerDriver:

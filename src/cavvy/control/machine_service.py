@@ -73,11 +73,11 @@ class MachineService:
         self._hint = hint
 
     async def list(self, project: ProjectFilter) -> Sequence[MachineStatus]:
-        """The machines of these projects."""
+        """Return the machines of these projects."""
         return [await self._status(each) for each in await self._store.machines(project)]
 
     async def get(self, project: str, name: str) -> MachineStatus:
-        """One machine. Raises RowNotFound."""
+        """Return one machine. Raises RowNotFound."""
         return await self._status(await self._store.machine(project, name))
 
     async def prepare(self, task: TaskSpec) -> MachineSubmission:
@@ -106,8 +106,8 @@ class MachineService:
                 await self._store.commit(AtomicWrite(machines=[changed]))
 
     async def start_task(self, project: str, name: str) -> tuple[TaskSpec, RunOrigin]:
-        """The task that starts the machine, and the origin of the files that its setup uses. Raises
-        RowNotFound.
+        """Return the task that starts the machine, and the origin of the files that its setup uses.
+        Raises RowNotFound.
         """
         machine = await self._store.machine(project, name)
         holder, _ = await self._pool.gang_of(machine)
@@ -128,8 +128,8 @@ class MachineService:
         return await self._status(machine)
 
     async def keep(self, project: str, name: str, length: timedelta) -> MachineStatus:
-        """Keep the machine's gang for the time `length` after its work, or from now if it is idle.
-        Raises RowNotFound, MachineStopped.
+        """Keep the machine's gang for the time `length` after its work or, if the gang is idle,
+        from now. Raises RowNotFound, MachineStopped.
         """
         for _ in range(_TRIES):
             machine = await self._store.machine(project, name)

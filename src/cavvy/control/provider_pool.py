@@ -1,5 +1,5 @@
 """Offers all providers behind one interface. Calls have time limits, and offers are cached for a
-few seconds. A provider that is used with the credential of a project is one more provider, under
+few seconds. A provider that is used with the credential of a project is a separate provider, under
 the name of its account (`domain.credentials`).
 """
 
@@ -67,7 +67,7 @@ class HasPolicies(Protocol):
 
 
 class ProviderPool:
-    """The configured providers by the names of their accounts."""
+    """The configured providers, by the names of their accounts."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ProviderPool:
         self.tell_expired: Callable[[], None] = lambda: None
 
     async def market(self, age: timedelta = OFFERS_AGE) -> MarketSnapshot:
-        """The available offers, at most `age` old."""
+        """Return the available offers, at most `age` old."""
         async with self._asking:
             now = self._clock.now()
             age = min(age, FREED_AGE) if self._freed else age
@@ -131,21 +131,22 @@ class ProviderPool:
         return limited
 
     def next_news(self, otherwise: timedelta) -> timedelta:
-        """The time until free capacity should be checked again; `otherwise` if none was freed
-        recently."""
+        """Return the time until free capacity should be checked again, or `otherwise` if none was
+        freed recently."""
         if not self._freed or self._snapshot is None:
             return otherwise
         return max(timedelta(0), self._snapshot.as_of + FREED_AGE - self._clock.now())
 
     def notice(self, name: str) -> timedelta | None:
-        """The minimum notice that the provider gives before it reclaims a node. None if it gives no
-        notice, or if the provider is unknown.
+        """Return the minimum notice that the provider gives before it reclaims a node. The result
+        is None if the provider gives no notice, or if the provider is unknown.
         """
         provider = self.providers.get(name)
         return provider.manifest.notice if provider is not None else None
 
     def reports_cancelled(self, name: str) -> bool:
-        """Whether this provider reports at a gang's end if a person cancelled it."""
+        """Return whether this provider reports, at a gang's end, that a person cancelled the
+        gang."""
         provider = self.providers.get(name)
         return provider is not None and provider.manifest.reports_cancelled
 
@@ -155,7 +156,7 @@ class ProviderPool:
         self.tell_expired()
 
     def learn_freed(self) -> None:
-        """Another server has seen that capacity or prices have changed."""
+        """Apply another server's observation that capacity or prices have changed."""
         self._freed = True
 
     async def launch(self, spec: GangSpec) -> None:
@@ -172,8 +173,8 @@ class ProviderPool:
             self._placed.pop(spec.name, None)
 
     async def look(self, provider: str, gang: str) -> Seen:
-        """Poll the provider for the gang's state. Returns UNKNOWN if the provider does not
-        answer."""
+        """Poll the provider for the gang's state. Return UNKNOWN if the provider does not
+        respond."""
         try:
             found = await self._call(provider, self._provider(provider).gangs(gang))
         except (TryAgain, Refused):
@@ -181,14 +182,14 @@ class ProviderPool:
         return next((seen for seen in found if seen.name == gang), GangAbsence.ABSENT)
 
     async def gangs(self, provider: str) -> Sequence[GangSeen]:
-        """All gangs of this installation at one provider. Raises TryAgain, Refused, or
+        """Return all gangs of this installation at one provider. Raise TryAgain, Refused, or
         PartlyUnknown with the gangs that are known.
         """
         return await self._call(provider, self._provider(provider).gangs(None))
 
     async def remove(self, provider: str, gang: str, *, release: bool = False) -> None:
-        """See `Provider.remove`. If `release` is set, nodes that the provider keeps after the
-        gang's work end too.
+        """See `Provider.remove`. Remove the gang. If `release` is set, also release nodes that the
+        provider keeps after the gang's work.
         """
         await self._call(provider, self._provider(provider).remove(gang))
         keeping = ability(self._provider(provider), KEEPS_NODES) if release else None
@@ -196,30 +197,31 @@ class ProviderPool:
             await self._call(provider, keeping.release(gang))
 
     def visibility_delay(self, provider: str) -> timedelta:
-        """How long a new gang may be missing from the provider's lists."""
+        """Return how long a new gang may be missing from the provider's lists."""
         known = self.providers.get(provider)
         return known.manifest.visibility_delay if known else timedelta(minutes=2)
 
     async def quotas(self, provider: str) -> Sequence[Quota] | None:
-        """The account's quotas at the provider; None if the provider does not report quotas.
-        Raises TryAgain, Refused.
+        """Return the account's quotas at the provider, or None if the provider does not report
+        quotas. Raises TryAgain, Refused.
         """
         telling = ability(self._provider(provider), TELLS_QUOTAS)
         return None if telling is None else await self._call(provider, telling.quotas())
 
     def untold_quotas(self, provider: str) -> Sequence[str]:
-        """The regions whose quotas the last call of `quotas` could not read, with the reasons."""
+        """Return the regions whose quotas the last call of `quotas` could not read, with the
+        reasons."""
         telling = ability(self._provider(provider), TELLS_QUOTAS)
         return () if telling is None else telling.untold_quotas()
 
     def objections(self, task: TaskSpec, provider: str) -> Sequence[Objection]:
-        """The reasons why this provider could not run the task even if all its capacity were
+        """Return the reasons why this provider could not run the task even if all its capacity were
         free."""
         return list_objections(task, self._provider(provider))
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
-        """The gangs whose launch the provider has not answered yet. A gang that is neither launched
-        nor freed is dropped after CALL_TIMEOUT.
+        """Return the gangs whose launch requests the provider has not answered yet. A gang that is
+        neither launched nor freed is dropped after CALL_TIMEOUT.
         """
         self._placed = {
             gang: each for gang, each in self._placed.items() if now - each.at < CALL_TIMEOUT
@@ -296,9 +298,9 @@ class ProviderPool:
         )
 
     async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:
-        """Await a call of a provider, with a time limit. Raises TryAgain when the limit is reached.
-        A provider's NotFound is also turned into TryAgain: these calls must not raise it, so it
-        proves nothing about the gang.
+        """Await a call of a provider, with a time limit. Raise TryAgain when the limit is reached.
+        NotFound is also converted to TryAgain: these calls must not raise NotFound, so it is no
+        evidence about the gang.
         """
         try:
             async with asyncio.timeout(limit.total_seconds()):
@@ -310,6 +312,6 @@ class ProviderPool:
 
 
 def _assign(offers: Sequence[Offer], account: str) -> Sequence[Offer]:
-    """The offers as those of the account."""
+    """Return the offers as offers of the account."""
     credential = split_account(account)[1]
     return [replace(each, credential=credential) for each in offers] if credential else offers

@@ -1,4 +1,5 @@
-"""The tasks that serve the provider of each account: one follows its signals, one relays agents."""
+"""The tasks that serve the provider of each account: one task follows its signals, another relays
+agents."""
 
 import asyncio
 import logging
@@ -20,10 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class ProviderTasks:
-    """The tasks of all accounts. They run in the group that `start` gets; before, there are none.
+    """The tasks of all accounts. The tasks run in the group that is passed to `start`; before that,
+    no tasks exist.
 
-    `changed` is called with the name of a gang whose provider signals a change. Of several servers
-    only one relays agents.
+    `changed` is called with the name of a gang whose provider signals a change. If there are
+    several servers, only one of them relays agents.
     """
 
     def __init__(self, clock: ControlClock, changed: Callable[[str], Awaitable[None]]) -> None:
@@ -52,13 +54,13 @@ class ProviderTasks:
             self._start_relay(self._group, account, provider)
 
     def drop(self, account: str) -> None:
-        """Serve the provider of this account no longer."""
+        """Stop serving the provider of this account."""
         for tasks in (self._following, self._relays):
             if account in tasks:
                 tasks.pop(account).cancel()
 
     def set_relaying(self, providers: Mapping[str, Provider], relay: bool) -> None:
-        """Start to relay the agents of these providers, or stop."""
+        """Start or stop relaying the agents of these providers."""
         while self._relays:
             self._relays.popitem()[1].cancel()
         self._relaying = relay
@@ -71,7 +73,7 @@ class ProviderTasks:
             self._relays[account] = group.create_task(self._relay(account, relay))
 
     async def _follow(self, account: str, provider: SignalsChanges) -> None:
-        """Report each gang that the provider signals. If signals fail, the regular polls find
+        """Report each gang that the provider signals. If signals fail, the regular polls find the
         changes later.
         """
         while True:
@@ -89,7 +91,7 @@ class ProviderTasks:
 
     async def _relay(self, account: str, provider: RelaysAgents) -> None:
         """Run a provider's relay, which connects agents with the server, and restart it whenever it
-        fails. Agents continue their work meanwhile.
+        fails. Agents continue their work during a restart.
         """
         while True:
             try:

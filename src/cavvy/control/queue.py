@@ -1,5 +1,5 @@
-"""The queue reconciler takes waiting jobs in order and places them. It has one key. A pass reads
-only the first jobs of the queue (its head).
+"""The queue reconciler takes waiting jobs in order and places them. The reconciler has one key. A
+pass reads only the first jobs of the queue (its head).
 
 To place a job means to write its attempt, nodes, allocations and new phase in one write. The job's
 own reconciler then launches the gang. While the first jobs are blocked, later jobs are read only
@@ -106,8 +106,8 @@ class QueueReconciler:
         self._arrivals = Arrivals()
 
     def delay_of_arrival(self) -> timedelta:
-        """How long the first placement of a newly arrived job may wait. Must be called once for
-        each new job."""
+        """Return how long the first placement of a newly arrived job may wait. Must be called once
+        for each new job."""
         now = self._clock.now()
         self._arrivals, pause = note_arrival(self._arrivals, now, blocked=self._blocked)
         return pause
@@ -160,7 +160,7 @@ class QueueReconciler:
         snapshot: MarketSnapshot,
         now: datetime,
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
-        """Give each job a turn. Returns why the jobs without a machine wait, and why the jobs of
+        """Give each job a turn. Return why the jobs without a machine wait, and why the jobs of
         each machine wait. If a machine is busy, its later jobs wait for the same reason as its
         first one.
         """
@@ -205,8 +205,8 @@ class QueueReconciler:
     async def _give_machine(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job on its machine. If the machine has no gang, buy one for the job. Returns
-        why the job waits, or None."""
+        """Start the job on its machine. If the machine has no gang, buy one for the job. Return why
+        the job waits, or None."""
         match await self._machines.give_turn(job, now):
             case MachineIsBusy(reason=reason):
                 wait = JobWait(job=job, reason=reason, behind=())
@@ -249,7 +249,7 @@ class QueueReconciler:
         return None
 
     async def _find_block(self, job: JobRecord, place: JobPlacement) -> QueueWait | None:
-        """Why the job must wait because of a budget. Free offers are never blocked."""
+        """Return why the job must wait because of a budget. Free offers are never blocked."""
         if not place.offer.rate.micros_per_hour:
             return None
         return await self._find_wait(job)
@@ -271,11 +271,11 @@ class QueueReconciler:
     async def _take_warm(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> WarmGang | WarmGangNotReady | None:
-        """Give the job a kept gang of its project, if one fits. Jobs with a deadline policy get no
-        kept gang.
+        """Give the job a warm gang of its project, if one fits. Jobs with a deadline policy get no
+        warm gang.
 
         If the task orders its alternatives, an earlier alternative that can start now takes
-        precedence over a kept gang that fits only a later alternative.
+        precedence over a warm gang that fits only a later alternative.
         """
         if is_steered(job) or not await self._warm.any_for(job):
             return None
@@ -315,8 +315,8 @@ class QueueReconciler:
         return find_placement(job, snapshot, self._pool.objections, situation, now)
 
     async def _situation(self, job: JobRecord, now: datetime) -> PlanningContext:
-        """The planner's context for the job: its progress, spending and cooldowns. Its earlier
-        attempts are read only if it has limits.
+        """Return the planner's context for the job: its progress, spending and cooldowns. The job's
+        earlier attempts are read only if it has limits.
         """
         attempts = await self._store.attempts(job.id) if job.attempt and is_limited(job) else ()
         return await self._advisor.situation(job, attempts, now)
@@ -331,7 +331,7 @@ class QueueReconciler:
 
 
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
-    """Whether to skip the remaining jobs: every offer already has a job waiting for it, and enough
-    jobs have a reason to show.
+    """Return whether to skip the remaining jobs: every offer already has a job waiting for it, and
+    enough jobs have a reason to show.
     """
     return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)

@@ -1,9 +1,9 @@
-"""Brings one job and its open attempts a step closer to their wanted state: polls their gangs,
-decides what to do, and does it.
+"""Moves one job and its open attempts a step closer to their wanted state: polls their gangs,
+decides what to do, and executes the decision.
 
 Each pass reads the rows once and changes them in memory. A write fails if another writer has
-changed a row since. The reason for a call of a provider is stored before the call. `decide/` makes
-the decisions; `gang_operator.py` calls the providers.
+changed a row since it was read. The reason for a call of a provider is stored before the call.
+`decide/` makes the decisions; `gang_operator.py` calls the providers.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class JobReconcilerDependencies(Struct, frozen=True, kw_only=True):
 
 
 class JobReconciler:
-    """Reconciles jobs. A key is the ID of a job."""
+    """Reconciles jobs. Reconciles jobs; a key is the ID of a job."""
 
     def __init__(
         self, store: Deferred, clock: ControlClock, dependencies: JobReconcilerDependencies
@@ -194,13 +194,13 @@ class JobReconciler:
             self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, rows.job))
 
     def _free_leases(self, rows: JobRows) -> None:
-        """Nothing limits the job, or nothing does so any more."""
+        """Remove the limits of leases, because nothing limits the job now."""
         for attempt in rows.open:
             self._operator.afford(attempt, None)
             self._out.agents.afford(attempt.id, None)
 
     async def _failed_place(self, own: Attempt | None, again: jobs.RequeueJob) -> str:
-        """The offer or host that the job must avoid, or ""."""
+        """Return the offer or host that the job must avoid, or ""."""
         if own is None or not again.avoid:
             return ""
         return failed_place(own, await self._store.allocations() if fails_a_host(own) else ())
@@ -241,8 +241,9 @@ class JobReconciler:
         return None
 
     async def _view(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> AttemptSnapshot:
-        """Everything that is known about the attempt now. The outcome of a rank that may have left
-        results in a bucket is not decided until these are read. All other decisions continue.
+        """Return everything that is known about the attempt now. Return the attempt's snapshot. The
+        outcome of a rank that may have left results in a bucket is not decided until these results
+        are read. All other decisions continue.
         """
         view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
         unreported = list_unreported(view, now)
@@ -259,7 +260,7 @@ class JobReconciler:
         return replace(self._operator.view(uow.rows, attempt), collecting=collecting)
 
     async def _flush(self, uow: UnitOfWork) -> None:
-        """Write the pending changes, and tell the other parts of the control plane about them."""
+        """Write the pending changes, and notify the other parts of the control plane about them."""
         if not uow.dirty:
             return
         changes = uow.take_changes()

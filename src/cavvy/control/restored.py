@@ -1,4 +1,4 @@
-"""Brings a restored database and the providers together, before a server works with it."""
+"""Compares a restored database with the providers before a server works with it."""
 
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
@@ -23,8 +23,8 @@ _PAGE = 500
 async def compare_with_providers(
     store: Store, pool: ProviderPool, name_gang: Callable[[str], str]
 ) -> tuple[RestoreComparison, list[SilentPlace]]:
-    """Ask all providers for their gangs, and compare them with the database. Also returns the
-    providers that did not answer. Changes nothing.
+    """Query all providers for their gangs, and compare the gangs with the database. Also return the
+    providers that did not respond. Changes nothing.
     """
     seen: list[tuple[str, GangSeen]] = []
     silent: list[SilentPlace] = []
@@ -47,9 +47,9 @@ async def compare_with_providers(
 
 
 async def mark_restored(store: Store, comparison: RestoreComparison, now: datetime) -> None:
-    """Note that the database was restored, so that gangs that it does not know are not removed by
-    themselves, and let no later attempt have the number, and so the gang's name, of one since the
-    backup. Can be repeated. Raises StaleVersion.
+    """Record that the database was restored, so that unknown gangs are not removed automatically.
+    Also reserve attempt numbers, so that no later attempt has the number, and thus the gang's name,
+    of an attempt since the backup. Can be repeated. Raises StaleVersion.
     """
     await store.put_fact(RESTORED, now.isoformat())
     for job_id, number in comparison.used.items():
@@ -59,13 +59,15 @@ async def mark_restored(store: Store, comparison: RestoreComparison, now: dateti
 
 
 async def read_restored_at(store: Store) -> datetime | None:
-    """When the database was restored; None if it was not, or if that no longer matters."""
+    """Return when the database was restored, or None if it was not restored or the restore no
+    longer matters."""
     text = await store.fact(RESTORED)
     return datetime.fromisoformat(text) if text else None
 
 
 async def forget_restored(store: Store) -> None:
-    """Unknown gangs may be removed again as soon as they are found."""
+    """Forget that the database was restored, so that unknown gangs may be removed again as soon as
+    they are found."""
     await store.put_fact(RESTORED, "")
 
 

@@ -1,7 +1,7 @@
 """Handles held jobs, which wait outside the queue: repeating jobs, whose runs start when they are
 due, and jobs that wait for their time window.
 
-A held job has the phase of a queued job and a value of `held_until`; the queue ignores it.
+A held job has the phase of a queued job and a value of `held_until`; the queue ignores held jobs.
 """
 
 from collections.abc import Awaitable, Callable
@@ -96,8 +96,8 @@ class ScheduleReconciler:
         return None if last.phase in JOB_ENDS else last
 
     async def _prices(self, job: JobRecord, interval: TimeInterval, now: datetime) -> Prices:
-        """The recent prices of the offer that is cheapest now. () if the window is not open yet, or
-        if there is no offer."""
+        """Return the recent prices of the cheapest current offer. The result is () if the window is
+        not open yet, or if there is no offer."""
         if now < interval.start:
             return ()
         snapshot, objections = await self._pool.market(_OLD), self._pool.objections

@@ -1,6 +1,6 @@
-"""The share of the work that this server does if several servers work with one database. A key
-belongs to a lease, and only the server that holds the lease reconciles it; hints about other keys
-are sent to the other servers.
+"""This server's share of the work, if several servers use one database. Each key belongs to a
+lease, and only the server that holds the lease reconciles the key; hints about other keys are sent
+to the other servers.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def lease_of(key: str) -> str:
-    """The lease that a key belongs to."""
+    """Return the lease that a key belongs to."""
     if key == QUEUE:
         return QUEUE_LEASE
     if key in (SWEEP, UPLOADS, HOSTS, BUDGETS):
@@ -48,7 +48,8 @@ def lease_of(key: str) -> str:
 
 
 def bound_wait(again: timedelta | None) -> timedelta:
-    """How long the queue waits for its next pass, because a hint of another server may be lost."""
+    """Return how long the queue waits for its next pass; the wait is limited, because a hint of
+    another server may be lost."""
     return QUEUE_RECHECK if again is None else min(again, QUEUE_RECHECK)
 
 
@@ -69,7 +70,7 @@ class WorkShare:
 
     @property
     def valid(self) -> bool:
-        """Whether this server may act on what it holds; see `ReplicaLeases.valid`."""
+        """Return whether this server may act on its leases; see `ReplicaLeases.valid`."""
         return self._leases.valid
 
     @property
@@ -79,7 +80,7 @@ class WorkShare:
 
     @property
     def serves_machine(self) -> bool:
-        """Whether this server is the one that the agents on its machine talk to."""
+        """Return whether the agents on this server's machine are connected to this server."""
         return self._leases.host_lease in self._leases.held
 
     @property
@@ -88,23 +89,23 @@ class WorkShare:
         return self._leases.alive
 
     def find_server(self, server_id: str) -> Replica | None:
-        """The server with this ID, if it is alive."""
+        """Return the server with this ID, if it is alive."""
         return next((each for each in self._leases.alive if each.id == server_id), None)
 
     def holds(self, lease: str) -> bool:
         return lease in self._leases.held and lease not in self._leases.leaving
 
     def owns(self, key: str) -> bool:
-        """Whether this server reconciles the key."""
+        """Return whether this server reconciles the key."""
         return self.holds(lease_of(key))
 
     def send(self, kind: SignalKind, key: str = "") -> None:
-        """Send a signal to the other servers. It may be lost."""
+        """Send a signal to the other servers. The signal may be lost."""
         self._channel.send(ServerSignal(kind, key))
 
     @contextmanager
     def working(self, key: str) -> Iterator[None]:
-        """While a pass over the key runs, keep its lease, and fence its writes."""
+        """Keep the key's lease during a pass, and fence the writes of the pass."""
         lease = lease_of(key)
         self._running[lease] += 1
         token = FENCE.set(self._leases.held[lease])
@@ -115,20 +116,21 @@ class WorkShare:
             self._running[lease] -= 1
 
     async def start(self) -> LeaseTurn:
-        """Listen to the other servers, and take the first leases. Raises StoreError."""
+        """Listen for signals of the other servers, and acquire the first leases. Raises
+        StoreError."""
         self._channel.start(self._receive)
         self.send(SignalKind.TURN)
         return await self._leases.turn()
 
     async def close(self) -> None:
-        """Give back all leases at once, so that the other servers can continue."""
+        """Release all leases at once, so that the other servers can continue."""
         await self._leases.leave()
         self.send(SignalKind.TURN)
         await self._channel.close()
         await asyncio.to_thread(self._contacts.close)
 
     async def keep(self, changed: Callable[[LeaseTurn], Awaitable[None]]) -> None:
-        """Renew, take and give back leases until cancelled. While the database cannot be reached,
+        """Renew, acquire and release leases until cancelled. While the database cannot be reached,
         no pass starts, because `valid` becomes false.
         """
         owed, failing = LeaseTurn(), False
@@ -148,13 +150,11 @@ class WorkShare:
                 owed, failing = LeaseTurn(), False
             except StoreError as error:  # the next turn does what is still owed
                 if not failing:
-                    _log.warning("the leases are not kept: %s", error)
+                    _log.warning("the leases could not be renewed: %s", error)
                 failing = True
 
     async def exchange(self, memory: AgentMemory, clock: ControlClock) -> None:
-        """Tell the other servers what this one knows of agents, and learn what they know, until
-        cancelled.
-        """
+        """Exchange facts about agents with the other servers until cancelled."""
         count = 0
         while True:
             await clock.sleep_until(clock.now() + _EXCHANGE)
@@ -166,7 +166,7 @@ class WorkShare:
                     await self._contacts.forget(clock.now())
             except StoreError as error:
                 memory.give_back(news)
-                _log.warning("what servers know of agents was not exchanged: %s", error)
+                _log.warning("facts about agents could not be exchanged between servers: %s", error)
 
     def _receive(self, signals: Sequence[ServerSignal]) -> None:
         for signal in signals:
@@ -177,5 +177,5 @@ class WorkShare:
 
 
 def changed_ids(before: dict[str, int], now: dict[str, int]) -> Collection[str]:
-    """The jobs that are new or whose version has changed."""
+    """Return the jobs that are new or whose version has changed."""
     return [job_id for job_id, version in now.items() if before.get(job_id) != version]

@@ -48,7 +48,7 @@ class UnitOfWork:
         self.rows = replace(self.rows, spent=spent)
 
     def apply(self, changes: RowChanges) -> None:
-        """Apply these changes to the rows. A job that they do not change is not written."""
+        """Apply these changes to the rows. A job without changes is not written."""
         if changes == _NOTHING:
             return
         job, before_job = None if changes.job == self.job else changes.job, self.job.phase

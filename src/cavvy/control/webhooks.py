@@ -1,9 +1,9 @@
 """Notifies users' own services that a job ended, failed or reached its budget. A failed delivery is
-retried for three quarters of an hour.
+retried for 45 minutes.
 
-A delivery is a key on the worklist. Its success or failure is recorded as an event of the job.
-Deliveries that a restart interrupts are resumed: they are found by looking at recently ended jobs.
-A receiver may get the same message twice. Messages contain no secrets.
+A delivery is a key on the worklist. The success or failure of the delivery is recorded as an event
+of the job. Deliveries that a restart interrupts are resumed: the server finds them among recently
+ended jobs. A receiver may receive the same message twice. Messages contain no secrets.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Post = Callable[[str, bytes], Awaitable[str]]
 
 
 def webhook_key(job_id: str, what: Delivery) -> str:
-    """The worklist's key for delivering `what`."""
+    """Return the worklist's key for delivering `what`."""
     return f"{_PREFIX}{job_id}:{what}"
 
 
@@ -47,7 +47,7 @@ def is_webhook_key(key: str) -> bool:
 
 
 def job_of_webhook(key: str) -> str:
-    """The ID of the job that a webhook key is about."""
+    """Return the ID of the job that a webhook key is about."""
     return key.removeprefix(_PREFIX).partition(":")[0]
 
 
@@ -88,7 +88,7 @@ class Webhooks:
         return None
 
     async def unfinished(self) -> list[str]:
-        """The keys of the deliveries that a restart may have interrupted."""
+        """Return the keys of the deliveries that a restart may have interrupted."""
         page = await self._store.list_jobs(None, phases=JOB_ENDS | {JobPhase.STOPPING}, limit=100)
         keys = []
         for summary in page.jobs:
@@ -110,7 +110,7 @@ class Webhooks:
 
 
 async def post_json(url: str, body: bytes) -> str:
-    """POST JSON; returns "" on success, otherwise the problem."""
+    """POST JSON; return "" on success, otherwise the problem."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         return "not an http or https address"
     return await asyncio.to_thread(_post, url, body)

@@ -28,11 +28,11 @@ class Worklist:
         self._changed = asyncio.Event()
 
     def hint(self, key: str, after: timedelta = timedelta(0)) -> None:
-        """Make `key` due after the time `after`, unless it is due sooner already."""
+        """Make `key` due after the time `after`, unless it is already due sooner."""
         self.add(key, self._now() + after)
 
     def add(self, key: str, due: datetime) -> None:
-        """Make `key` due at the time `due`, unless it is due sooner already."""
+        """Make `key` due at the time `due`, unless it is already due sooner."""
         if key in self._busy:
             asked = self._busy[key]
             self._busy[key] = due if asked is None else min(asked, due)
@@ -43,7 +43,7 @@ class Worklist:
             self._changed.set()
 
     def next_due(self) -> datetime | None:
-        """When the next key that is not in progress is due, or None."""
+        """Return when the next key that is not in progress is due, or None."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)  # skip an entry that was replaced by one with an earlier time
         return self._heap[0][0] if self._heap else None
@@ -60,7 +60,8 @@ class Worklist:
 
     def finish(self, key: str, again: timedelta | None) -> None:
         """Mark `key` as no longer in progress. The key becomes due after the time `again`, or
-        earlier if a hint has arrived meanwhile. If `again` is None, only a hint makes it due.
+        earlier if a hint has arrived meanwhile. If `again` is None, the key becomes due only by a
+        hint.
         """
         asked = self._busy.pop(key)
         if asked is not None:

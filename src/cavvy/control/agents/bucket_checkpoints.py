@@ -1,8 +1,8 @@
 """Stores checkpoints in a bucket. The server signs the requests, and nodes transfer the bytes.
 Database rows record which checkpoints are complete.
 
-In the folder that the task's URL names, the objects PROJECT/JOB/blobs/SHA256 are files and lists of
-files. Each is named by the hash of its content.
+In the folder that the task's URL names, files and lists of files are stored as objects with keys of
+the form PROJECT/JOB/blobs/SHA256. SHA256 is the hash of the object's content.
 """
 
 import hashlib
@@ -46,8 +46,8 @@ class BucketCheckpoints:
                 return found
 
     def file(self, name: str) -> SignedObjects:
-        """The objects of one stored file. The server signs requests for it, and nodes send these
-        requests."""
+        """Return the objects of one stored file. The server signs requests for the file, and nodes
+        send these requests."""
         return SignedObjects(self._bucket, self._key(name), self._url)
 
     def keep(self, files: Sequence[CheckpointFile]) -> str:
@@ -58,7 +58,8 @@ class BucketCheckpoints:
         return name
 
     def read(self, manifest: str) -> list[CheckpointFile]:
-        """The files of the checkpoint whose list has the hash `manifest`. Raises HashMismatch."""
+        """Return the files of the checkpoint whose list has the hash `manifest`. Raises
+        HashMismatch."""
         try:
             content = self._bucket.get(self._key(manifest))
         except ObjectMissing as error:
@@ -70,13 +71,13 @@ class BucketCheckpoints:
         return _decode(content)["files"]
 
     def sweep(self, wanted: Collection[str]) -> RemovedCheckpoints:
-        """Remove the files that are not in `wanted`. Stops at the first failure; `kept` of the
-        result is its reason, or ""."""
+        """Remove the files that are not in `wanted`, and stop at the first failure. The field
+        `kept` of the result is the reason for the failure, or ""."""
         freed, fault = self.remove_others(wanted)
         return RemovedCheckpoints(bytes=freed, kept="" if fault is None else str(fault))
 
     def remove_others(self, wanted: Collection[str]) -> tuple[int, ObjectError | None]:
-        """Remove the files that are not in `wanted`. Stops at the first failed deletion. Returns
+        """Remove the files that are not in `wanted`. Stop at the first failed deletion. Return
         the number of removed bytes, and the failure or None.
         """
         fault: ObjectError | None = None
@@ -101,8 +102,8 @@ class BucketCheckpoints:
 
 
 class BucketCheckpointOpener:
-    """Opens the buckets of jobs with the storage keys of the project or, without those, of the
-    server."""
+    """Opens the buckets of jobs with the project's storage keys or, if the project has none, with
+    the server's."""
 
     def __init__(
         self,

@@ -55,14 +55,14 @@ _LOSSES_KEPT = timedelta(minutes=1)
 
 
 class InvalidManifest(Exception):
-    """The list of files is invalid for a checkpoint. Either the agent has a bug, or the sender is
-    not an agent.
+    """Raised if the list of files is invalid for a checkpoint. Either the agent has a bug, or the
+    sender is not an agent.
     """
 
 
 class FilesMissing(Struct, frozen=True, kw_only=True):
-    """The list of the checkpoint's files that are not stored. The agent must send them and commit
-    again."""
+    """The list of the checkpoint's files that are not yet stored. The agent must send them and
+    commit again."""
 
     blobs: Sequence[str]
 
@@ -123,8 +123,8 @@ class Checkpoints:
         return CheckpointWork(path=wanted.path, sync=True, every_s=every_s)
 
     async def save_interval(self, job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
-        """The current checkpoint interval. None if the task sets the interval itself or saves no
-        checkpoints."""
+        """Return the current checkpoint interval. Returns None if the task sets the interval itself
+        or saves no checkpoints."""
         wanted = job.task.checkpoint
         if wanted is None or not wanted.auto:
             return None
@@ -144,23 +144,25 @@ class Checkpoints:
         )
 
     async def losses_per_hour(self, attempt: Attempt) -> float:
-        """The rate, per hour, at which a gang of this size loses a node in its market, as observed
-        so far."""
+        """Return the rate, per hour, at which a gang of this size loses a node in its market, as
+        observed so far."""
         return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
 
     async def _lost(self, attempt: Attempt) -> NodeLosses:
         return (await self._seen_losses()).get(attempt.offer.key, NodeLosses())
 
     async def _seen_losses(self) -> Mapping[str, NodeLosses]:
-        """The recent losses of nodes in each market; read from the store at most once a minute."""
+        """Return the recent losses of nodes in each market, which are read from the store at most
+        once a minute."""
         now = self._clock.now()
         if self._losses is None or now - self._losses[0] > _LOSSES_KEPT:
             self._losses = now, count_losses(await self._store.tallies(now - _LOSSES_SINCE))
         return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
-        """The checkpoint that this gang starts from. This is the newest checkpoint of earlier
-        attempts, not of this one, so that all ranks get the same checkpoint. Raises RowNotFound.
+        """Return the checkpoint that this gang starts from. This is the newest checkpoint of
+        earlier attempts, never one of this attempt, so that all ranks get the same checkpoint.
+        Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         saved = await self._store.checkpoints(attempt.job_id)
@@ -176,7 +178,7 @@ class Checkpoints:
         )
 
     async def bucket_checkpoints(self, gang: str) -> BucketCheckpoints | None:
-        """The bucket of the job's checkpoints, or None if the job uses no bucket. Raises
+        """Return the bucket of the job's checkpoints, or None if the job uses no bucket. Raises
         RowNotFound, ObjectDenied.
         """
         if self._bucket_opener is None:
@@ -192,7 +194,8 @@ class Checkpoints:
         return self._opened[gang]
 
     async def blobs(self, gang: str) -> BlobStore:
-        """The files that the server stores for the gang's job. Raises RowNotFound."""
+        """Return the store of files that this server keeps for the gang's job. Raises
+        RowNotFound."""
         attempt = await self._store.attempt_of_gang(gang)
         if self._folders is None:
             raise RowNotFound("this server stores no checkpoints")
@@ -200,7 +203,7 @@ class Checkpoints:
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
         """Return the names of the files that the agent must send for its next checkpoint. The
-        server already has the other files and keeps them for it. Raises RowNotFound.
+        server already has the other files and keeps them for the checkpoint. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         bucket_checkpoints = await self.bucket_checkpoints(gang)
@@ -264,9 +267,9 @@ class Checkpoints:
             return files
 
     async def remove(self, job: JobRecord) -> RemovedCheckpoints:
-        """Delete the checkpoints of a job that has ended. Rows are deleted before files, so that
-        after a crash no row refers to missing files; another call then deletes the remaining files.
-        If the disk is full, files are deleted first to make space.
+        """Delete the checkpoints of a job that has ended. Rows are deleted before files, so that no
+        row refers to missing files after a crash; the next call deletes the remaining files. If the
+        disk is full, files are deleted first to make space.
         """
         policy = job.task.checkpoint
         found: dict[str, RemovedCheckpoints] = {}
@@ -340,7 +343,8 @@ class Checkpoints:
 
     async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> str:
         """Remove the files that are needed neither by the kept checkpoints nor by the one being
-        uploaded. Returns why some could not be removed, or "". Raises ObjectError, HashMismatch.
+        uploaded. Return the reason why some files could not be removed, or "". Raises ObjectError,
+        HashMismatch.
         """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
         for each in await self._store.checkpoints(attempt.job_id):
@@ -352,8 +356,8 @@ class Checkpoints:
         return (await in_thread_to_its_end(bucket_checkpoints.sweep, needed)).kept
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Report that files could not be removed, because they cost the user money. Reported once
-        for each gang, and again only after a cleanup has succeeded.
+        """Report that files could not be removed, because stored files cost the user money. The
+        failure is reported once for each gang, and again only after a cleanup has succeeded.
         """
         if attempt.gang in self._untidy:
             return
@@ -384,7 +388,7 @@ class Checkpoints:
 
     @asynccontextmanager
     async def _alone(self, job_id: str) -> AsyncIterator[None]:
-        """Let no other task change the job's files, and no other server."""
+        """Lock the job's files against other tasks and other servers."""
         async with self._lock(job_id):
             locks = None if self._folders is None else self._folders.locks
             if locks is None:
@@ -409,8 +413,8 @@ class Checkpoints:
         *,
         by: int,
     ) -> SavedCheckpoint:
-        """Write the checkpoint's row, then remove unneeded files. A crash between the two only
-        leaves unneeded files.
+        """Write the checkpoint's row, then remove unneeded files. A crash between these two steps
+        only leaves unneeded files.
         """
         project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
         manifest = await asyncio.to_thread(folders.keep, project, job_id, files)
@@ -426,8 +430,8 @@ class Checkpoints:
     async def _from_folder(
         self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
     ) -> None:
-        """Make a checkpoint of the files that work on this machine left in the job's folder. Called
-        when the next attempt runs on other nodes.
+        """Make a checkpoint of the files that work on this machine has left in the job's folder.
+        Called when the next attempt runs on other nodes.
         """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         saved = await self._store.checkpoints(job.id)
@@ -477,7 +481,8 @@ def _is_spot(attempt: Attempt) -> bool:
 
 
 def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
-    """For each market: the number of lost nodes, and the total hours that ended nodes ran."""
+    """Return, for each market, the number of lost nodes and the total hours that ended nodes
+    ran."""
     found: dict[str, NodeLosses] = {}
     for each in tallies:
         if each.kind in LIVES:
@@ -489,7 +494,7 @@ def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
 
 
 def describe(files: int, size: int) -> str:
-    """The size of a checkpoint for people, such as "3 files, 1.5 GiB"."""
+    """Return the size of a checkpoint for people, such as "3 files, 1.5 GiB"."""
     return f"{files} file{'' if files == 1 else 's'}, {say_size(size)}"
 
 

@@ -5,7 +5,8 @@ from cavvy.domain.messages import ClaimLost
 
 
 def find_objection(attempt: Attempt, node: Node, nonce: str) -> ClaimLost | None:
-    """The reason why the agent with this nonce does not hold the claim, or None if it does."""
+    """Return the reason why the agent with this nonce does not hold the claim, or None if the agent
+    holds it."""
     if node.claim != nonce:
         return ClaimLost(reason=f"rank {node.rank} is claimed by another agent")
     if attempt.phase is AttemptPhase.ENDED:

@@ -1,8 +1,8 @@
-"""Defines the format of the results that nodes store in a bucket while the server is unreachable,
-and reads them.
+"""Defines and reads the format of the results that nodes store in a bucket while the server is
+unreachable.
 
-In the attempt's folder, the object RANK/0 is a rank's manifest. It contains the rank's messages,
-and describes the bytes in the objects RANK/1, RANK/2 and so on.
+The object RANK/0 in the attempt's folder is a rank's manifest. The manifest contains the rank's
+messages, and describes the bytes in the objects RANK/1, RANK/2 and so on.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class DepositPiece(Struct, frozen=True, kw_only=True):
 
 
 class DepositedCheckpoint(Struct, frozen=True, kw_only=True):
-    """A checkpoint that the node could not deliver. Has the same fields as a commit request."""
+    """A checkpoint that the node could not deliver. Its fields are those of a commit request."""
 
     made_at: Annotated[datetime, Meta(tz=True)]
     files: list[CheckpointFile]
@@ -52,14 +52,14 @@ class DepositManifest(Struct, frozen=True, kw_only=True):
 
 
 class InvalidDeposit(Exception):
-    """The stored results contradict each other: the node sent wrong data, or the objects were
-    changed."""
+    """Raised if the stored results contradict each other, because the node sent wrong data or the
+    objects were changed."""
 
 
 class DepositReader:
-    """Reads one rank's objects. After each answer of the bucket, `read` is called with the position
-    up to which the bytes were read. `read` can raise ObjectTryAgain to stop the reader. Methods
-    block on the network and raise ObjectError.
+    """Reads one rank's objects. After each response of the bucket, `read` is called with the number
+    of bytes that have been read. `read` can raise ObjectTryAgain to stop the reader. Methods block
+    on the network and raise ObjectError.
     """
 
     def __init__(self, bucket: ObjectBucket, prefix: str, read: Callable[[int], None]) -> None:
@@ -68,8 +68,8 @@ class DepositReader:
         self._part_bytes = 1
 
     def read_manifest(self) -> bytes | None:
-        """The manifest, or None if it is missing or empty. Raises InvalidDeposit if it is too
-        large.
+        """Return the manifest, or None if it is missing or empty. Raises InvalidDeposit if it is
+        too large.
         """
         objects, _ = self._bucket.list(self._prefix)
         self._objects = {each.key[len(self._prefix) :]: each for each in objects}
@@ -96,7 +96,7 @@ class DepositReader:
                 raise InvalidDeposit(f"part {number} is missing or has another size")
 
     def from_offset(self, start: int) -> Read:
-        """Return a function that reads bytes. Its offsets count from `start`."""
+        """Return a function that reads bytes. Offsets count from `start`."""
         return lambda offset, length: self._read(start + offset, length)
 
     def _read(self, offset: int, length: int) -> bytes:

@@ -1,6 +1,6 @@
-"""Records which attempts have agents with signed uploads for their results. From these records, the
-server knows which results to remove from the bucket after an attempt has ended, even if an earlier
-server was killed before it removed them.
+"""Records which attempts have agents that received signed uploads for their results. From these
+records, the server knows which results to remove from the bucket after an attempt has ended, even
+if an earlier server was killed before it removed them.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ _SINCE = "results since"
 
 class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that may have results in the bucket's folder `url`. `kept` means that the attempt
-    has ended, but its results could not be applied and therefore stay until the job is removed.
-    `project` is "" in records of earlier versions.
+    has ended but its results could not be applied; they stay in the bucket until the job is
+    removed. `project` is "" in records of earlier versions.
     """
 
     project: str = ""
@@ -40,7 +40,7 @@ class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class DepositedResults:
     """Records which attempts may have results in a bucket, and removes the results of attempts that
-    have ended. `began` is the time since which this process makes records.
+    have ended. `began` is the time at which this process started to make records.
     """
 
     def __init__(self, store: Store, opener: BucketCheckpointOpener, began: datetime) -> None:
@@ -89,10 +89,10 @@ class DepositedResults:
                 await self._forget(document)
 
     async def remove_job(self, job: JobRecord, url: str = "") -> str:
-        """Remove all results of a job that has ended. Does not access the bucket if no attempt can
+        """Remove all results of a job that has ended. Do not access the bucket if no attempt can
         have results. `url` is the folder of results that have no record because an earlier version
-        stored them. If some results cannot be removed, returns their URL and the reason, otherwise
-        ""; `sweep` tries again.
+        stored them. If some results cannot be removed, return their URL and the reason, otherwise
+        ""; `sweep` tries again later.
         """
         problems: list[str] = []
         by_url: dict[str, list[ProviderDocument]] = {}
@@ -111,10 +111,11 @@ class DepositedResults:
         return "; ".join(problems)
 
     async def sweep(self) -> None:
-        """Remove the results of all removed jobs, and of all attempts that have ended, for example
-        while no server was running. What fails is tried again by the next call. If a storage does
-        not answer, the same project's other results there are skipped until the next call. Results
-        of other projects are not skipped, because their keys may work.
+        """Remove the results of all removed jobs and of all ended attempts, including attempts that
+        ended while no server was running. The next call repeats failed removals. If a storage does
+        not respond, the project's other results in this storage are skipped until the next call.
+        Results of other projects in this storage are still tried, because the keys of these
+        projects may work.
         """
         await self._read_since()
         silent: set[tuple[str, str, str]] = set()
@@ -158,11 +159,12 @@ class DepositedResults:
             raise fault
 
     async def _is_recorded(self, job: JobRecord) -> bool:
-        """Whether all results of the job have records."""
+        """Return whether all results of the job have records."""
         return job.submitted_at >= await self._read_since()
 
     async def _read_since(self) -> datetime:
-        """The time since which servers make records. The first such server has stored this time."""
+        """Return the time since which servers make records. The first server that makes records
+        stores this time."""
         if self._since is not None:
             return self._since
         with suppress(StoreFull):
@@ -174,7 +176,7 @@ class DepositedResults:
         return self._since or self._began
 
     async def _records(self) -> Sequence[tuple[ProviderDocument, DepositRecord]]:
-        """All records that can be read."""
+        """Return all readable records."""
         documents = await self._store.provider_documents(RECORDS_OWNER, _COLLECTION)
         found = [(each, _decode(each)) for each in documents]
         return [(document, record) for document, record in found if record is not None]
@@ -185,7 +187,7 @@ class DepositedResults:
         await self._store.swap_provider_document(RECORDS_OWNER, document)
 
     async def _forget(self, document: ProviderDocument) -> None:
-        """Delete a record, unless it was changed meanwhile."""
+        """Delete a record, unless the record has changed in the meantime."""
         last = ProviderDocument(
             collection=_COLLECTION, name=document.name, body="", version=document.version + 1
         )

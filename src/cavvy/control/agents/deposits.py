@@ -1,6 +1,6 @@
 """Handles results that nodes store in a bucket while the server is unreachable, called deposits.
-The server signs the uploads beforehand. Later it reads the results from the bucket, and applies
-them as if the agents had sent them. The objects of an attempt are below
+The server signs the uploads beforehand. Later the server reads the results from the bucket, and
+applies them as if the agents had sent them. The objects of an attempt are below
 PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
 """
 
@@ -82,7 +82,7 @@ class SignedDeposit(Struct, frozen=True, kw_only=True):
 
 class DepositDependencies(Struct, frozen=True, kw_only=True):
     """`url` is the bucket's folder for tasks without `checkpoint.storage`, or "". `read` decodes a
-    manifest and its messages with the same checks as requests. It raises ValueError or
+    manifest and its messages with the same checks as requests. `read` raises ValueError or
     RecursionError.
     """
 
@@ -92,7 +92,7 @@ class DepositDependencies(Struct, frozen=True, kw_only=True):
 
 
 class Deposits:
-    """Signs the uploads of deposits, and collects deposits. Without `dependencies`, as in the
+    """Signs the uploads of deposits, and collects deposits. If `dependencies` is None, as in the
     simulator, no job has a bucket.
     """
 
@@ -117,8 +117,8 @@ class Deposits:
         self._slots, self._billed_slots = asyncio.Semaphore(_GANGS), asyncio.Semaphore(_GANGS)
 
     def find_url(self, job: JobRecord) -> str:
-        """The URL of the folder for the job's deposits, or "" if the job has no bucket. Nodes
-        encrypt nothing, so what the server would encrypt is not stored in a bucket.
+        """Return the URL of the folder for the job's deposits, or "" if the job has no bucket.
+        Nodes do not encrypt results, so no bucket is used if the server would encrypt them.
         """
         if self._dependencies is None or self._dependencies.logs.encrypts(job.project):
             return ""
@@ -155,11 +155,11 @@ class Deposits:
         """Read the results of these ranks, whose nodes have ended, from the bucket and apply them.
         This runs in the background. Returns the ranks whose results are still being read; None if
         there is nothing to read. If a rank's agent has sent a message since its results were read,
-        they are read again.
+        the results are read again.
 
-        Reading is given up after some time without progress, sooner if other nodes of the gang are
-        `billed`. Reading may first wait for that of other gangs: a billed gang waits only for
-        billed gangs, and any other gang for those that are not billed.
+        Reading stops after some time without progress; this time is shorter if other nodes of the
+        gang are `billed`. Reading may first wait for other gangs: a billed gang waits only for
+        billed gangs, and any other gang waits only for gangs that are not billed.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):
@@ -184,8 +184,9 @@ class Deposits:
         return left
 
     def note(self, job: JobRecord, attempt: Attempt) -> None:
-        """Must be called after each write of the attempt. Once the outcome of its work is decided,
-        stops reading its results. Once the attempt has ended, removes its objects from the bucket.
+        """Must be called after each write of the attempt. Once the outcome of the attempt's work is
+        decided, reading of its results stops. Once the attempt has ended, its objects are removed
+        from the bucket.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return
@@ -196,8 +197,8 @@ class Deposits:
                 self._begin(self._remove(job, attempt))
 
     async def remove(self, job: JobRecord) -> str:
-        """Remove all results of a job that has ended. If some cannot be removed, returns their URL
-        and the reason, otherwise "".
+        """Remove all results of a job that has ended. If some results cannot be removed, return
+        their URL and the reason, otherwise "".
         """
         return await self._results.remove_job(job, self.find_url(job))
 
@@ -226,7 +227,7 @@ class Deposits:
             found.stop()
 
     async def _open(self, job: JobRecord, attempt: Attempt) -> tuple[ObjectBucket, str]:
-        """The bucket, and the prefix of the attempt's objects. Raises ObjectError."""
+        """Return the bucket, and the prefix of the attempt's objects. Raises ObjectError."""
         folder = f"{FOLDER}{attempt.number}/"
         return await self._opener.open_folder(job.project, job.id, self.find_url(job), folder)
 
@@ -353,8 +354,8 @@ class Deposits:
             await self._commit(attempt, node, manifest.nonce, checkpoint)
 
     def _keep_log(self, attempt: Attempt, rank: int, piece: DepositPiece, read: Read) -> None:
-        """Append output to the log. If bytes before this output are missing, they no longer exist:
-        the node dropped them, or the server lost them when its machine crashed.
+        """Append output to the log. If bytes before this output are missing, they are lost: the
+        node dropped them, or the server lost them when its machine crashed.
         """
         where, logs = (attempt.project, attempt.job_id, attempt.number, rank), self._deps.logs
         for at in range(0, max(1, piece.bytes), AT_ONCE):
@@ -450,16 +451,15 @@ class DepositCollection:
         self._failures = 0  # failures since the last progress
 
     def wait(self) -> None:
-        """Must be called when the next try has to wait until the results of other gangs are
-        read."""
+        """Record that the next try has to wait until the results of other gangs are read."""
         if self.complete:
             self._read_at, self._failures = self._now(), 0
         self.complete = False
         self._waits_since = self._now()
 
     def begin(self) -> None:
-        """Must be called when the next try begins. The time that it waited does not count toward
-        time limits."""
+        """Record that the next try begins. The time that the try waited does not count toward time
+        limits."""
         if self._waits_since is not None:
             waited = self._now() - self._waits_since
             self._read_at += waited
@@ -476,8 +476,8 @@ class DepositCollection:
             self._failures = 0
 
     def list_left(self, ranks: Ranks) -> frozenset[int]:
-        """The ranks that are not settled, or whose agents have sent a message since they were
-        settled.
+        """Return the ranks that are not settled, and those whose agents have sent a message since
+        they were settled.
         """
         return frozenset(
             rank
@@ -491,7 +491,7 @@ class DepositCollection:
         self._failures = 0
 
     def ended(self, task: "asyncio.Task[None]") -> None:
-        """Record the end of a try. If it failed for any reason, another try follows."""
+        """Record that a try has ended. If the try failed, another one follows."""
         self.task = None
         self.fault = None if task.cancelled() else task.exception()
         if self.fault is not None:
@@ -500,8 +500,8 @@ class DepositCollection:
                 self._failing_since = self._now()
 
     def is_stuck(self, now: datetime, patience: timedelta) -> bool:
-        """Whether the reading has made no progress for the time `patience`: either the bucket has
-        not answered, or every try has failed at the same position.
+        """Return whether reading has made no progress for the time `patience`: either the bucket
+        has not responded, or every try has failed at the same position.
         """
         if self.complete or self._waits_since is not None:
             return False
@@ -517,8 +517,8 @@ class DepositCollection:
 
 
 def _store_blob(blobs: BlobStore, piece: DepositPiece, read: Read) -> None:
-    """Store a file of the checkpoint. If its hash is wrong, store the file once more: an earlier
-    upload may have left a damaged beginning, which the first try has deleted.
+    """Store a file of the checkpoint. If the hash of the stored file is wrong, store the file once
+    more: an earlier upload may have left a damaged beginning, which the first try deletes.
     """
     try:
         _append(blobs, piece, read)

@@ -1,5 +1,6 @@
-"""What this server remembers of agents: when each was last heard and last asked for work, and until
-when the budget pays for its lease. If there are several servers, each learns what the others know.
+"""What this server knows about agents: when each agent last sent a request, when it last requested
+work, and until when the budget pays for its lease. If there are several servers, they exchange
+these facts.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,13 +24,13 @@ class AgentMemory:
         self.shares = False  # whether `take_news` is called
 
     def hear(self, attempt_id: str, rank: int, at: datetime, *, asks: bool = False) -> None:
-        """Note a request of an agent. `asks` says that it asked for its next work."""
+        """Record a request of an agent. `asks` is set if the agent requested its next work."""
         known = self._get(attempt_id, rank)
         changed = replace(known, heard_at=at, asked_at=at if asks else known.asked_at, server="")
         self._put(changed)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
-        """Note until when the budget pays; None removes the limit."""
+        """Record until when the budget pays; None removes the limit."""
         known = self._get(attempt_id, GANG)
         if until is None and known.paid_until is not None:
             until = _NO_LIMIT
@@ -47,7 +48,8 @@ class AgentMemory:
         return None if until == _NO_LIMIT else until
 
     def server_of(self, attempt_id: str, rank: int) -> str:
-        """The other server that the agent talks to, or "" if it talks to this one."""
+        """Return the other server that the agent is connected to, or "" if the agent is connected
+        to this server."""
         return self._get(attempt_id, rank).server
 
     def forget(self, attempt_id: str, ranks: Collection[int]) -> None:
@@ -56,16 +58,16 @@ class AgentMemory:
             self._news.discard((attempt_id, rank))
 
     def take_news(self) -> Sequence[AgentContact]:
-        """The facts that have changed here since the last call."""
+        """Return the facts that have changed on this server since the last call."""
         news, self._news = self._news, set()
         return [self._known[key] for key in news if key in self._known]
 
     def give_back(self, news: Sequence[AgentContact]) -> None:
-        """These news were not sent."""
+        """Restore these facts as unsent, because sending them failed."""
         self._news |= {(each.attempt_id, each.rank) for each in news}
 
     def learn(self, contacts: Sequence[AgentContact]) -> None:
-        """Add what other servers know, and drop what is old."""
+        """Add what other servers know, and drop facts that are too old."""
         for each in contacts:
             mine = self._get(each.attempt_id, each.rank)
             newer = _latest(each.heard_at, mine.heard_at) != mine.heard_at
@@ -79,7 +81,8 @@ class AgentMemory:
         self._drop_old()
 
     def _drop_old(self) -> None:
-        """Forget agents that other servers have forgotten: their attempts have ended there."""
+        """Forget agents that other servers have forgotten, because these agents' attempts have
+        ended."""
         newest = max(
             (each.heard_at for each in self._known.values() if each.heard_at), default=None
         )

@@ -54,7 +54,8 @@ ADVICE = "advice"  # kind of events which report that a node is at risk
 
 
 class ReportOutcome(Struct):
-    """The rows after messages were applied. If `moved`, the reconciler should run at once."""
+    """The rows after messages were applied. If `moved` is set, the reconciler should run at
+    once."""
 
     job: JobRecord
     attempt: Attempt
@@ -73,11 +74,12 @@ def apply_messages(
     *,
     skips: bool = False,
 ) -> ReportOutcome:
-    """Apply the messages that follow the last applied one, in order, each once. If messages are
-    missing, those after the gap are applied only with `skips`, which means that the missing ones no
-    longer exist.
+    """Apply the messages that follow the last applied message, in order and once each. If messages
+    are missing, the messages after the gap are applied only if `skips` is set, which means that the
+    missing messages are lost.
 
-    If a message cannot be applied, an event reports its refusal; later messages are applied.
+    If a message cannot be applied, an event reports the refusal, and the later messages are still
+    applied.
     """
     report = ReportOutcome(job=job, attempt=attempt, node=node)
     for message in sorted(messages, key=lambda item: item.seq):
@@ -99,8 +101,8 @@ def apply_messages(
 
 
 def _bound_events(report: ReportOutcome, told: int, message: AgentMessage, now: datetime) -> None:
-    """Drop the events of this message, which begin at index `told`, if the rank has caused too many
-    events. The event of the rank's exit is always recorded.
+    """If the rank has caused too many events, drop the events of this message, which begin at index
+    `told`. The event for the rank's exit is always recorded.
     """
     before, new = report.node.told_bytes, report.events[told:]
     after = before + sum(_EVENT_BYTES + len(event.text.encode()) for event in new)
@@ -181,8 +183,8 @@ def _uploaded(report: ReportOutcome, message: AgentMessage, at: datetime, now: d
 def _add_sent(
     report: ReportOutcome, now: datetime, kind: SentKind, sent: int, output: int = 0
 ) -> None:
-    """Count bytes that the node has sent. All kinds together count at most what its network can
-    have carried since the node was claimed.
+    """Count bytes that the node has sent. The total of all kinds is limited to what the node's
+    network can have carried since the node was claimed.
     """
     node = report.node
     most = bound_upload(now - (node.claimed_at or report.attempt.created_at))
@@ -221,8 +223,8 @@ def _merged(old: Figures, new: Figures) -> Figures:
 
 
 def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
-    """The attempt with the checkpoint sizes and times that this message reports. Values that the
-    message does not report stay unchanged."""
+    """Return the attempt with the checkpoint sizes and times that this message reports. Values that
+    the message does not report stay unchanged."""
     cost, rate = message.cost_s, _rate(message)
     return replace(
         attempt,
@@ -259,7 +261,8 @@ def _checkpoint(message: AgentMessage) -> str:
 
 
 def find_target(task: TaskSpec, sent: SentData) -> str | None:
-    """Where these data were sent: the URL of a storage, or None for the server."""
+    """Return the URL of the storage to which these data were sent, or None if they were sent to the
+    server."""
     match sent.kind:
         case SentKind.CHECKPOINTS:
             return task.checkpoint.storage if task.checkpoint is not None else None
@@ -271,8 +274,8 @@ def find_target(task: TaskSpec, sent: SentData) -> str | None:
 
 
 def step_of(job: JobRecord, node: Node) -> timedelta:
-    """The time of one step of the work: the time that the work reports, otherwise the time that the
-    task declares, otherwise zero.
+    """Return the duration of one step of the work: the reported duration or, failing that, the
+    duration that the task declares; zero if neither is known.
     """
     said = node.progress.get("step_ms")
     if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:
@@ -313,8 +316,8 @@ _HANDLERS: Mapping[str, Callable[[ReportOutcome, AgentMessage, datetime, datetim
 
 
 def _plausible(at: datetime, node: Node, now: datetime) -> datetime:
-    """The time `at` of the node's clock, limited to the range from the node's claim to now, because
-    that clock may be wrong."""
+    """Return the time `at` of the node's clock, limited to the range from the node's claim to now,
+    because the node's clock may be wrong."""
     return min(now, max(at, node.claimed_at or _EARLIEST)).astimezone(UTC)
 
 

@@ -1,8 +1,8 @@
 """The service that lets agents claim their work, report, and receive orders.
 
-If a gang is launched twice by mistake, no work runs twice: each rank of an attempt is granted only
-to the agent with one nonce. Messages are numbered, and each is applied once. A lost wake-up only
-delays an answer by one polling interval.
+Even if a gang is launched twice by mistake, no work runs twice: each rank of an attempt is granted
+only to the agent with one nonce. Messages are numbered, and each message is applied once. A lost
+wake-up delays a response by at most one polling interval.
 """
 
 import asyncio
@@ -68,16 +68,16 @@ OpenSecrets = Callable[
 
 
 async def no_save_interval(job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
-    """The default for `save_interval`: Cavvy chooses no save interval."""
+    """Return the default for `save_interval`, with which Cavvy chooses no save interval."""
     return None
 
 
 async def no_losses(attempt: Attempt) -> None:
-    """The default for `losses`: the rate is not known."""
+    """Return the default for `losses`, which means that the rate is not known."""
 
 
 async def no_egress(url: str | None, offer: Offer) -> tuple[None, None]:
-    """The default for `egress`: the price is not known."""
+    """Return the default for `egress`, which means that the price is not known."""
     return None, None
 
 
@@ -107,7 +107,7 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
 
 
 class _NotYet(Exception):
-    """The work's checkpoint is still being copied to its nodes."""
+    """Raised while the work's checkpoint is still being copied to its nodes."""
 
 
 class AgentSessions:
@@ -145,9 +145,9 @@ class AgentSessions:
         protocol: int = PROTOCOL,
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         """Grant the rank to the first nonce that requests it. A repeated request with that nonce
-        gets the same answer.
+        gets the same response.
 
-        An agent with an older `protocol` is refused if it would ignore some fields of the work.
+        An agent with an older `protocol` is refused if it would ignore fields of the work.
         """
         for _ in range(_TRIES):
             try:
@@ -170,11 +170,11 @@ class AgentSessions:
         heard_at: datetime | None = None,
     ) -> MessagesStored | ClaimLost:
         """Apply each message once and in order; messages after a gap must be sent again. Messages
-        that cannot be applied or stored are refused, but also acknowledged, so that agents do not
+        that cannot be applied or stored are refused and also acknowledged, so that agents do not
         send them again.
 
-        `heard_at` is set if the messages were read from a bucket. They are the last messages of
-        their rank, so missing earlier messages are skipped.
+        `heard_at` is set if the messages were read from a bucket. Such messages are the last ones
+        of their rank, so missing earlier messages are skipped.
         """
         for _ in range(_TRIES):
             try:
@@ -204,15 +204,16 @@ class AgentSessions:
         return answer
 
     async def order(self, gang: str, rank: int, after: int) -> Order | None:
-        """The current order for this rank, if it is newer than `after`. Raises RowNotFound."""
+        """Return the current order for this rank if the order is newer than `after`. Raises
+        RowNotFound."""
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)
         self.memory.hear(attempt.id, rank, self._clock.now())
         return node.order if node.order is not None and node.order.seq > after else None
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """Like `order`, but waits up to `wait` for an order. Returns earlier, possibly with None,
-        when `notify` is called.
+        """Like `order`, but waits up to `wait` for an order. The wait ends earlier, possibly with
+        None, when `notify` is called.
         """
         changed = asyncio.Event()
         self._waiters[gang].add(changed)
@@ -237,23 +238,24 @@ class AgentSessions:
         self.notify_others(gang)
 
     def wake(self, gang: str) -> None:
-        """Wake the waiting order requests of this gang that this server has."""
+        """Wake the waiting order requests of this gang that are connected to this server."""
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 
     async def lease(self, gang: str) -> timedelta:
-        """How long this gang's agents may continue to work without an answer from the server.
-        Raises RowNotFound.
+        """Return how long this gang's agents may continue to work without a response from the
+        server. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         return self._lease(await self._store.job(attempt.job_id), attempt)
 
     def heard(self, attempt_id: str, rank: int) -> datetime | None:
-        """When a message was last received from this rank, or None if it is not known."""
+        """Return when a message was last received from this rank, or None if the time is not
+        known."""
         return self.memory.heard_at(attempt_id, rank)
 
     def waits(self, attempt: Attempt) -> bool:
-        """Whether every agent of this kept gang has recently asked for its next work."""
+        """Return whether every agent of this warm gang has recently requested its next work."""
         since = self._clock.now() - _WAITS
         asked = [self.memory.asked_at(attempt.id, rank) for rank in range(attempt.nodes)]
         return all(at is not None and at >= since for at in asked)
@@ -265,14 +267,15 @@ class AgentSessions:
         self.memory.afford(attempt_id, until)
 
     def forget(self, attempt: Attempt) -> None:
-        """Drop the state of an attempt that has ended, and answer its waiting order requests."""
+        """Drop the state of an attempt that has ended, and respond to its waiting order
+        requests."""
         self.memory.forget(attempt.id, range(attempt.nodes))
         if (coming := self._readying.pop(attempt.id, None)) is not None:
             coming.cancel()
         self.notify(attempt.gang)
 
     async def close(self) -> None:
-        """Cancel running copies of checkpoints. The next server starts them again."""
+        """Cancel the running copies of checkpoints. The next server starts the copies again."""
         coming, self._readying = list(self._readying.values()), {}
         for each in coming:
             each.cancel()
@@ -329,7 +332,7 @@ class AgentSessions:
     def _claim_next(
         self, job: JobRecord, attempt: Attempt, node: Node, protocol: int
     ) -> ClaimWait | ClaimRefused:
-        """Answer a claim of a rank that already has an agent: only an agent on a kept node may
+        """Respond to a claim of a rank that already has an agent: only an agent on a warm node may
         claim again.
         """
         if not waits_on(job, attempt, node):
@@ -380,14 +383,14 @@ class AgentSessions:
     async def _unknown(
         self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node], protocol: int
     ) -> str:
-        """The fields of the work that an agent with this protocol would ignore, or ""."""
+        """Return the fields of the work that an agent with this protocol would ignore, or ""."""
         if protocol >= PROTOCOL:
             return ""
         return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
 
     async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
-        """Refuse the claim and report the reason. A new gang with current agents is launched
-        afterwards."""
+        """Refuse the claim and report the reason. Afterwards a new gang with current agents is
+        launched."""
         event = Event(
             project=attempt.project,
             job_id=attempt.job_id,
@@ -420,8 +423,8 @@ class AgentSessions:
         )
 
     async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
-        """How the nodes reach the newest checkpoint. Raises _NotYet while files are still being
-        copied: copying continues in the background, and the node claims again.
+        """Describe how the nodes access the newest checkpoint. Raises _NotYet while files are still
+        being copied: copying continues in the background, and the node claims again.
         """
         coming = self._readying.get(attempt.id)
         if coming is None:
@@ -435,9 +438,8 @@ class AgentSessions:
         return coming.result()
 
     async def _manifest(self, job: JobRecord) -> bytes | None:
-        """The manifest of the working folder. It is read only if the setup's key depends on some of
-        the folder's files; otherwise None.
-        """
+        """Return the manifest of the working folder if the setup's key depends on some of the
+        folder's files, otherwise None."""
         snapshot, read = job.origin.snapshot, self._dependencies.read_blob
         if job.task.setup_uses is None or snapshot is None or read is None:
             return None
@@ -481,8 +483,8 @@ class AgentSessions:
         )
 
     def _warn_of_size(self, report: ReportOutcome, before: Attempt) -> None:
-        """Report that the provider's notice is too short to save a checkpoint of this size.
-        Reported once, after the first measurement.
+        """Report that the provider's notice is too short to save a checkpoint of this size. The
+        report is made once, after the first measurement.
         """
         attempt, notice = report.attempt, self._dependencies.notice(report.attempt)
         if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
@@ -500,7 +502,8 @@ class AgentSessions:
             tell(report, self._clock.now(), "unsafe", text)
 
     async def _price_sent(self, report: ReportOutcome) -> None:
-        """Record the prices of what the node has sent, when it has sent the first bytes."""
+        """Record the prices of the node's outgoing traffic when the node has sent the first
+        bytes."""
         priced = []
         for each in report.node.sent:
             price, as_of = each.egress, each.egress_as_of
@@ -536,7 +539,7 @@ class AgentSessions:
         )
 
     def _lease(self, job: JobRecord, attempt: Attempt) -> timedelta:
-        """The lease that the task declares, or a shorter one if the budget ends earlier."""
+        """Return the lease that the task declares, or a shorter one if the budget ends earlier."""
         now = self._clock.now()
         until = self.memory.paid_until(attempt.id) or _paid_until(job, attempt)
         lease = job.task.limits.unattended
@@ -544,9 +547,9 @@ class AgentSessions:
 
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
-    """Return the messages to store one by one after storing them together has failed. A single
-    message is reduced to the fields that can always be stored. Raises HashMismatch if it was
-    already reduced.
+    """Return the messages to store one by one after storing them together has failed. A message
+    that is stored alone is reduced to the fields that can always be stored. Raise HashMismatch if
+    the message was already reduced.
     """
     if len(messages) != 1:
         return messages
@@ -557,8 +560,8 @@ def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequen
 
 
 def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta:
-    """The lease at a gang's launch, before its agents have reported; `spent` is the cost of earlier
-    attempts.
+    """Return the lease at a gang's launch, before its agents have reported; `spent` is the cost of
+    earlier attempts.
     """
     until = _paid_until(job, attempt, spent)
     lease = job.task.limits.unattended
@@ -566,8 +569,8 @@ def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timede
 
 
 def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """The time until which the rest of the budget pays for this attempt alone; used while the
-    attempt's own spending is unknown. None means no limit.
+    """Return the time until which the rest of the budget pays for this attempt alone; used while
+    the attempt's own spending is unknown. None means no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -577,8 +580,8 @@ def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) ->
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: JobRecord) -> timedelta:
-    """How long work may continue so that `left` also pays for ending it. This is the paid time less
-    the time to end the work, but at least half of the paid time.
+    """Return how long work may continue so that `left` also pays for ending the work. The result is
+    the paid time less the time to end the work, but at least half of the paid time.
     """
     paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)

@@ -1,8 +1,8 @@
 """Signs requests for inputs, outputs and checkpoint files, so that agents need no credentials.
 
 An agent can request only transfers that its gang's task names, and only until its attempt has
-ended. Each signed request covers one object for a quarter of an hour; after that, the agent asks
-for another one.
+ended. Each signed request covers one object for 15 minutes; after that, the agent requests another
+one.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -50,7 +50,8 @@ class InputFile(Struct, frozen=True, kw_only=True):
 
 
 class InputPage(Struct, frozen=True, kw_only=True):
-    """Some of an input's files. Pass `next` to get the next page; it is "" on the last page."""
+    """A part of an input's list of files. Pass `next` to get the next page; `next` is "" on the
+    last page."""
 
     files: Sequence[InputFile]
     next: str = ""
@@ -58,7 +59,7 @@ class InputPage(Struct, frozen=True, kw_only=True):
 
 class TransferUpload(Struct, frozen=True, kw_only=True):
     """How to upload one file in parts of `part_bytes` bytes. Each part has its own signed request,
-    or goes through the control plane if `relay` is set.
+    or is sent through the control plane if `relay` is set.
     """
 
     upload: str  # "" if the whole file is sent in one request
@@ -152,8 +153,8 @@ class SignedObjects:
     def store(
         self, path: str, size: int, read: Callable[[int, int], bytes], how: TransferUpload
     ) -> None:
-        """Upload a whole file. `read(offset, length)` returns its bytes; `how` is the upload that
-        `begin` returned. If this fails, the upload is aborted.
+        """Upload a whole file. `read(offset, length)` returns the file's bytes; `how` is the upload
+        that `begin` returned. If the upload fails, it is aborted.
         """
         tags = []
         try:
@@ -173,7 +174,7 @@ class SignedObjects:
             raise
 
     def key(self, path: str) -> str:
-        """The key of a file. Raises ObjectDenied for a path outside the URL."""
+        """Return the key of a file. Raises ObjectDenied for a path outside the URL."""
         if path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise ObjectDenied(f"{path!r} is outside the URL that the task names")
         if not path:
@@ -193,7 +194,7 @@ REGIONS_S, SIZES_S = 5.0, 5.0
 
 class Transfers:
     """Opens the inputs and outputs of jobs. `environment` contains the server's environment
-    variables, with storage keys. The secrets of a project override them."""
+    variables, with storage keys. The secrets of a project take precedence over these variables."""
 
     def __init__(
         self,
@@ -219,21 +220,21 @@ class Transfers:
             raise
 
     async def input(self, gang: str, index: int) -> SignedObjects:
-        """The objects of an input. Raises RowNotFound, ObjectError."""
+        """Return the objects of an input. Raises RowNotFound, ObjectError."""
         return await self._open(gang, index, lambda task: [each.source for each in task.inputs])
 
     async def output(self, gang: str, index: int) -> SignedObjects:
-        """The objects of an output. Raises RowNotFound, ObjectError."""
+        """Return the objects of an output. Raises RowNotFound, ObjectError."""
         return await self._open(gang, index, lambda task: [each.target for each in task.outputs])
 
     async def find_regions(self, project: str, urls: Sequence[str]) -> FoundRegions:
-        """The regions of buckets, asked with the project's keys, within REGIONS_S seconds."""
+        """Find the regions of buckets with the project's keys, within REGIONS_S seconds."""
         keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
         return await in_thread(find_regions, urls, keys, self._clock.now, REGIONS_S)
 
     async def find_sizes(self, project: str, urls: Sequence[str]) -> Mapping[str, int]:
-        """The sizes in MiB of data in buckets, as far as listings with the project's keys show them
-        within SIZES_S seconds.
+        """Find the sizes in MiB of data in buckets, as far as listings with the project's keys show
+        them within SIZES_S seconds.
         """
         keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
         found = await in_thread(find_sizes, urls, keys, self._clock.now, SIZES_S)

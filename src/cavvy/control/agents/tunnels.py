@@ -16,13 +16,14 @@ _ADDRESS = re.compile(r"[A-Za-z0-9.:-]+")
 
 
 def read_key(host: HostFacts) -> str:
-    """The public key that a node has sent, or "" if it has sent none that can be one."""
+    """Return the public key that a node has sent, or "" if the node has sent no valid key."""
     return host.tunnel_key if _KEY.fullmatch(host.tunnel_key) else ""
 
 
 def make_tunnel(attempt: Attempt, nodes: Sequence[Node], master_port: int) -> TunnelWork | None:
-    """The tunnel of a gang. None if all its ranks are on one machine, whose traffic is not on a
-    network. The addresses depend on the attempt, so that gangs on one machine rarely share some.
+    """Return the tunnel of a gang. The result is None if all ranks are on one machine, because
+    their traffic does not use a network. The addresses depend on the attempt, so that gangs on one
+    machine rarely share addresses.
     """
     if len(nodes) < 2 or all(_is_loopback(node.address or "") for node in nodes):
         return None
@@ -51,6 +52,6 @@ def _is_loopback(address: str) -> bool:
 
 
 def _endpoint(address: str, port: int) -> str:
-    """An address that cannot add lines to a configuration."""
+    """Return the address if it cannot add lines to a configuration."""
     host = address if _ADDRESS.fullmatch(address) else "invalid"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,9 +1,9 @@
 """Tracks uploads in parts that agents or the server have started. The server records each upload.
-If it is not complete when its attempt's work has ended, the server aborts it, because the storage
-would keep and bill its parts.
+If an upload is not complete when its attempt's work has ended, the server aborts it, because the
+storage would keep and bill the uploaded parts.
 
 The records are documents in the store's provider state, with an owner name that no provider has. An
-upload can lack its record only if the server was killed just after it started the upload.
+upload lacks a record only if the server was killed just after it started the upload.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _OVER = (AttemptPhase.KEPT, AttemptPhase.ENDED)
 
 
 class UnfinishedUpload(msgspec.Struct, frozen=True, kw_only=True):
-    """One upload in parts that is neither complete nor aborted. `url` is the URL in the task, from
+    """One multipart upload that is neither complete nor aborted. `url` is the URL in the task, from
     which the server opens the storage again; `key` is the object's key in that storage.
     """
 
@@ -57,8 +57,8 @@ class LeftUpload(Struct, frozen=True, kw_only=True):
 
 class UnfinishedUploads:
     """Starts, completes and aborts uploads, and records those that are not complete. `environment`
-    contains the server's environment variables, with storage keys. The secrets of a project
-    override them.
+    contains the server's environment variables, with storage keys. The secrets of a project take
+    precedence over these variables.
     """
 
     def __init__(
@@ -139,13 +139,14 @@ class UnfinishedUploads:
         await self._forget_upload(objects, path, upload)
 
     def is_recorded(self, attempt_id: str) -> bool:
-        """Whether this process has recorded an upload of the attempt that may be unfinished."""
+        """Return whether this process has recorded an upload of the attempt that may be
+        unfinished."""
         return attempt_id in self._recorded
 
     async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:
         """Return the unfinished uploads whose attempt has ended or is unknown, and those whose
         record cannot be read. If `remove` is set, the former are aborted. If a storage does not
-        answer, its other uploads are left for the next call.
+        respond, the other uploads to this storage are left for the next call.
         """
         left: list[LeftUpload] = []
         silent: dict[tuple[str, str, str], str] = {}  # storages that did not answer, and why
@@ -177,8 +178,9 @@ class UnfinishedUploads:
     async def _try_abort(
         self, record: UnfinishedUpload, silent: dict[tuple[str, str, str], str]
     ) -> str:
-        """Abort an upload. Returns why this is not possible now, or "". If the storage does not
-        answer, it is added to `silent`. If `silent` already contains the storage, nothing is tried.
+        """Abort an upload. Return why the upload cannot be aborted now, or "". If the storage does
+        not respond, it is added to `silent`. If `silent` already contains the storage, the upload
+        is not tried.
         """
         where = urlsplit(record.url)
         storage = (record.project, where.scheme, where.netloc)
@@ -217,7 +219,8 @@ class UnfinishedUploads:
 
 
 def _make_document(record: UnfinishedUpload, version: int) -> ProviderDocument:
-    """The record as a document; its name identifies the URL, the key and the upload."""
+    """Return the record as a document; the document's name identifies the URL, the key and the
+    upload."""
     whole = "\n".join((record.url, record.key, record.upload))
     return ProviderDocument(
         collection=_COLLECTION,

@@ -75,8 +75,8 @@ def make_assignment(
 def _make_bare(
     job: JobRecord, attempt: Attempt, nodes: Sequence[Node], accelerators: int
 ) -> Assignment:
-    """The work without setup, secrets and checkpoints: its job, its nodes, and the files that it
-    reads and writes."""
+    """Build the work without setup, secrets and checkpoints, which consists of the job, its nodes,
+    and the files to read and write."""
     task, origin = job.task, job.origin
     port = _FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS
     tunnel = make_tunnel(attempt, nodes, port) if task.encrypt else None
@@ -103,8 +103,8 @@ def _make_bare(
 
 
 def _check(need: ResourceSpec, offer: Offer) -> CheckWork | None:
-    """What the node check requires on this offer: minimum shares of the memory bandwidth in the
-    accelerator's data sheet, and of the requested network speed.
+    """Return what the node check requires on this offer: minimum shares of the data sheet's memory
+    bandwidth and of the requested network speed.
     """
     if need.check is None:
         return None
@@ -126,8 +126,8 @@ def _check(need: ResourceSpec, offer: Offer) -> CheckWork | None:
 
 
 def _price(attempt: Attempt) -> dict[str, str]:
-    """The variable with the price of the whole gang in dollars per hour, for cost-tracking
-    programs. {} for a part of a shared host, because its price is unknown.
+    """Return the variable with the price of the whole gang in dollars per hour, for cost-tracking
+    programs. Return {} for a part of a shared host, because the part's price is unknown.
     """
     if attempt.offer.shared:
         return {}
@@ -135,24 +135,24 @@ def _price(attempt: Attempt) -> dict[str, str]:
 
 
 def _losses(per_hour: float | None) -> dict[str, str]:
-    """The variable with the gang's expected losses of nodes per hour, for programs that choose
-    their own checkpoint interval."""
+    """Return the variable with the gang's expected losses of nodes per hour, for programs that
+    choose their own checkpoint interval."""
     return {} if per_hour is None else {"CAVVY_LOSSES_PER_HOUR": f"{per_hour:.6g}"}
 
 
 def _gang_key(nodes: Sequence[Node]) -> str:
-    """A secret that only the gang's ranks know, derived from the nonces of their claims."""
+    """Return a secret that only the gang's ranks know, derived from the nonces of their claims."""
     claims = json.dumps(["gang", *(node.claim for node in nodes)])
     return hashlib.sha256(claims.encode()).hexdigest()
 
 
 def setup_key(job: JobRecord, manifest: bytes | None = None) -> str | None:
-    """A hash of everything that a setup can read. If two keys are equal, a finished setup can be
-    reused.
+    """Return a hash of everything that a setup can read. If two keys are equal, a finished setup
+    can be reused.
 
     If the task lists `uses` and the manifest is known, the hash covers only the files in `uses`;
-    otherwise it covers the whole folder. It covers the parameters if the setup mentions their
-    variables; `${{ params.x }}` is already replaced in the setup's text.
+    otherwise the hash covers the whole folder. The hash covers the parameters if the setup mentions
+    their variables; `${{ params.x }}` is already replaced in the setup's text.
     """
     task = job.task
     if task.setup is None:
@@ -177,8 +177,8 @@ def setup_key(job: JobRecord, manifest: bytes | None = None) -> str | None:
 
 
 def name_build(job: JobRecord, build: ImageBuild) -> str:
-    """The image's name on every node. Equal folders and Dockerfiles get the same name, so that each
-    node builds them only once."""
+    """Return the image's name, which is the same on every node. Equal folders and Dockerfiles get
+    the same name, so that each node builds them only once."""
     parts = [job.origin.snapshot, _plain(_git(job.task.workdir)), _plain(build)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"localhost/cavvy-build:{digest[:32]}"
@@ -190,12 +190,12 @@ def _plain(part: ImageBuild | GitWork | None) -> dict[str, Any] | None:
 
 
 def names_params(setup: str) -> bool:
-    """Whether a setup gets the parameters as variables; the agent uses the same rule."""
+    """Return whether a setup gets the parameters as variables; the agent uses the same rule."""
     return "CAVVY_PARAM_" in setup
 
 
 def _used(manifest: bytes, uses: Sequence[str]) -> list[object]:
-    """The manifest's entries of `uses`: path, hash, mode and link target of each file."""
+    """Return the manifest's entries of `uses`: path, hash, mode and link target of each file."""
     files = json.loads(manifest)["files"]
     found = [
         (each["path"], each.get("sha256"), each.get("mode"), each.get("link"))

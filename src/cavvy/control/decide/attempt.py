@@ -194,7 +194,8 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
 
 
 def _kept(view: AttemptSnapshot, now: datetime) -> Action:
-    """The next step of a kept gang. Another function decides whether a job takes it over."""
+    """Return the next step of a warm gang. Another function decides whether a job takes the gang
+    over."""
     attempt = view.attempt
     until = attempt.kept_until or now
     action = _gone(view, now)
@@ -236,8 +237,8 @@ DECIDE: dict[AttemptPhase, Callable[[AttemptSnapshot, datetime], Action]] = {
 
 
 def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The step that follows from the agents' reports, lost nodes and silent agents; None if the
-    work continues. If one rank fails, the whole gang fails, with that rank's exit code.
+    """Return the step that follows from the agents' reports, lost nodes and silent agents, or None
+    if the work continues. If one rank fails, the whole gang fails with that rank's exit code.
     """
     lost = _losses(view, now)
     exited = [node for node in view.nodes if node.phase is NodePhase.EXITED] + lost
@@ -267,7 +268,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> AttemptOutcome:
-    """The outcome of a gang whose first failure was that of the rank `first`."""
+    """Return the outcome of a gang whose first failure was that of the rank `first`."""
     outcome = first.exit_outcome or AttemptOutcome.NODE
     if not _wanted(view) and (outcome is AttemptOutcome.STOPPED or first in lost):
         return _stop_outcome(view.job)
@@ -275,8 +276,9 @@ def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> Att
 
 
 def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
-    """The ranks whose node is gone, or whose agent has been silent for longer than its lease. The
-    returned rows say that these ranks have exited. If the whole gang has ended, the list is empty.
+    """Return the ranks whose node is gone, or whose agent has been silent for longer than its
+    lease. The returned rows mark these ranks as exited. If the whole gang has ended, the list is
+    empty.
     """
     seen, lost = view.seen, []
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
@@ -306,8 +308,8 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
 
 
 def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime) -> Node:
-    """The failure that caused the gang to end. A rank that stopped because of an order is not the
-    cause. If the user or a limit stopped the job, only an earlier failure can be the cause.
+    """Return the failure that caused the gang to end. A rank that stopped because of an order is
+    not the cause. If the user or a limit stopped the job, only an earlier failure can be the cause.
     """
     stopped = [node for node in failures if node.exit_outcome is AttemptOutcome.STOPPED]
     causes = [node for node in failures if node.exit_outcome is not AttemptOutcome.STOPPED]
@@ -317,8 +319,8 @@ def _first_cause(view: AttemptSnapshot, failures: Sequence[Node], now: datetime)
 
 
 def is_complete(nodes: Sequence[Node]) -> bool:
-    """Whether the work is complete: at least one rank reports its progress, and every rank that
-    does reports complete work.
+    """Return whether the work is complete: at least one rank reports progress, and every rank that
+    reports progress reports complete work.
 
     A rank reports complete work by the value `complete` or, if that is missing, by a `fraction` of
     1. `done` and `total` are ignored, because they may refer to one epoch instead of the whole job.
@@ -333,7 +335,7 @@ def _completion(progress: Mapping[str, float | str]) -> bool | None:
 
 
 def _succeeded(node: Node, complete: bool) -> bool:
-    """Whether the rank succeeded. A rank that was ordered to end and exited with code 0 has
+    """Return whether the rank succeeded. A rank that was ordered to end and exited with code 0 has
     succeeded only if the work is complete.
     """
     told = node.exit_code == 0 and node.exit_outcome in _TOLD
@@ -343,9 +345,9 @@ def _succeeded(node: Node, complete: bool) -> bool:
 def _let_others_save(
     view: AttemptSnapshot, first: Node, over: Sequence[int], now: datetime
 ) -> Action | None:
-    """After the first failure, order the remaining ranks to end, and give them their grace period.
+    """After the first failure, order the remaining ranks to end within their grace period.
 
-    They can then save their state, and all of them end before the next attempt starts.
+    The ranks can then save their state, and all of them end before the next attempt starts.
     """
     if not all(node.claim for node in view.nodes):
         return None  # no rank has received its work
@@ -374,8 +376,8 @@ def _let_others_save(
 
 
 def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[Node]) -> list[Node]:
-    """Return these nodes without those whose results are being read from a bucket, which have
-    ended: they accept no orders and are not billed.
+    """Return these nodes without those whose results are being read from a bucket: these nodes have
+    ended, accept no orders and are not billed.
     """
     return [node for node in nodes if node.rank not in view.collecting]
 
@@ -385,13 +387,13 @@ def _is_told(node: Node, kinds: Sequence[str]) -> bool:
 
 
 def _told_at(nodes: Sequence[Node]) -> list[datetime]:
-    """The times at which these ranks were sent their orders."""
+    """Return the times at which these ranks were sent their orders."""
     return [node.order.at for node in nodes if node.order is not None and node.order.at is not None]
 
 
 def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The next step while the user or a limit stops the job: first order the agents to end, then
-    remove the gang after the grace period.
+    """Return the next step while the user or a limit stops the job: first order the agents to end,
+    then remove the gang after the grace period.
     """
     job = view.job
     if _wanted(view):
@@ -416,8 +418,8 @@ def _unwanted(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The next step after a preemption was announced: first notify every rank, then remove the gang
-    at the announced time.
+    """Return the next step after a preemption was announced: first notify every rank, then remove
+    the gang at the announced time.
     """
     until = taken_at(view.attempt, view.nodes)
     if until is None:
@@ -446,7 +448,7 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _ours(view: AttemptSnapshot) -> str:
-    """The reason shown when the control plane itself removes a gang."""
+    """Return the reason shown when the control plane itself removes a gang."""
     if not view.attempt.moved:
         return "a fire drill reclaims the node"
     return (
@@ -457,8 +459,8 @@ def _ours(view: AttemptSnapshot) -> str:
 
 
 def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """The step that follows from the provider's report about the gang, or None. If the provider
-    does not report the gang, it counts as lost only after a delay."""
+    """Return the step that follows from the provider's report about the gang, or None. If the
+    provider does not report the gang, the gang counts as lost only after a delay."""
     seen, attempt = view.seen, view.attempt
     if isinstance(seen, GangSeen):
         if seen.state is GangState.ENDED:
@@ -530,15 +532,16 @@ def _claimed(view: AttemptSnapshot) -> bool:
 
 
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
-    """Whether to count a poll that did not find the gang. It is counted if it is the first such
-    poll, or if a visibility delay has passed since the first one.
+    """Return whether to count a poll that did not find the gang. The poll counts if it is the first
+    such poll, or if a visibility delay has passed since the first one.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
 
 
 def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
-    """When the gang began to boot. This is `now` if the gang is still in the provider's queue."""
+    """Return when the gang began to boot. The result is `now` if the gang is still in the
+    provider's queue."""
     began = view.attempt.launched_at or view.attempt.created_at
     if isinstance(view.seen, GangSeen):
         if view.seen.state is GangState.QUEUED:
@@ -548,7 +551,7 @@ def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
 
 
 def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
-    """The time until the next poll, or until the next known event if that comes earlier."""
+    """Return the time until the next poll, or until the next known event if that comes earlier."""
     times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
     deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and deadline > now:
@@ -561,16 +564,16 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
 
 
 def watch_price(pays: timedelta) -> timedelta:
-    """How often to poll the price. `pays` is how long the remaining budget lasts at the current
-    price. The interval is so short that one interval costs at most half of the remaining budget,
-    even if the price rises by PRICE_RISE.
+    """Return how often to poll the price. `pays` is how long the remaining budget lasts at the
+    current price. At that interval, one interval costs at most half of the remaining budget, even
+    if the price rises by PRICE_RISE.
     """
     return max(timedelta(seconds=1), pays / (2 * PRICE_RISE))
 
 
 def _soon(since: datetime, now: datetime) -> timedelta:
-    """A polling interval that grows with the waiting time: a quarter of the time since `since`, but
-    at least 0.1 s and at most POLL.
+    """Return a polling interval that grows with the waiting time: a quarter of the time since
+    `since`, but at least 0.1 s and at most POLL.
     """
     return min(POLL, max(timedelta(milliseconds=100), (now - since) / 4))
 

@@ -1,4 +1,5 @@
-"""The inputs of a decision about an attempt, and what follows from them about its nodes."""
+"""The inputs of a decision about an attempt, and functions that derive facts about its nodes from
+these inputs."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -54,8 +55,8 @@ class AttemptSnapshot(Struct, frozen=True, kw_only=True):
 
 
 def is_surely_absent(view: AttemptSnapshot) -> bool:
-    """Whether the gang certainly does not exist: two polls did not find it, with so much time
-    between them that an existing gang would have appeared.
+    """Return whether the gang certainly does not exist: two polls did not find it, with so much
+    time between them that an existing gang would have appeared.
 
     One poll is enough if no launch was requested, or if the provider itself refused the only launch
     request.
@@ -76,6 +77,6 @@ def heard(view: AttemptSnapshot, node: Node) -> datetime:
 
 
 def lease_end(view: AttemptSnapshot, node: Node) -> datetime:
-    """When the work of this node must have ended if its agent sends nothing more."""
+    """Return when the work of this node must have ended if its agent sends no more messages."""
     task = view.job.task
     return heard(view, node) + task.limits.unattended + task.grace + MARGIN

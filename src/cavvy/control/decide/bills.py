@@ -30,8 +30,8 @@ ACCRUE = timedelta(seconds=45)  # time between two writes of the charges of runn
 def spending(
     rows: JobRows, stored: Sequence[Charge], looks: Mapping[str, GangLook], now: datetime
 ) -> tuple[Money, HourlyRate]:
-    """The money that the job has spent until now, including minimum charges, and the hourly rate of
-    all its running nodes.
+    """Return the money that the job has spent until now, including minimum charges, and the hourly
+    rate of all its running nodes.
 
     Running nodes are charged until `now`, although the last poll may be one polling interval old.
     """
@@ -55,7 +55,7 @@ def spending(
 
 
 def _rate_running(offer: Offer, told: GangSeen, now: datetime) -> HourlyRate:
-    """The hourly rate of the gang's running nodes, including their disks and addresses."""
+    """Return the hourly rate of the gang's running nodes, including their disks and addresses."""
     machines = (*told.nodes, *told.rolled_back)
     alive = [node for node in machines if node.started_at and not node.ended_at]
     price = max(told.rates, key=lambda entry: entry[0])[1] if told.rates else offer.rate
@@ -64,18 +64,18 @@ def _rate_running(offer: Offer, told: GangSeen, now: datetime) -> HourlyRate:
 
 
 def budget_left(job: JobRecord, spent: Money) -> Money | None:
-    """The rest of the job's budget, or None if the job has no budget."""
+    """Return the rest of the job's budget, or None if the job has no budget."""
     cap = cap_of(job)
     return None if cap is None else Money(max(0, cap.micros - spent.micros))
 
 
 def paid_time(left: Money, rate: HourlyRate) -> timedelta:
-    """How long the money lasts at this rate, which must not be 0; at most eleven years."""
+    """Return how long the money lasts at this rate, which must not be 0; at most eleven years."""
     return timedelta(hours=min(_LONGEST_H, left.micros / rate.micros_per_hour))
 
 
 def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
-    """Whether `accrue` may return charges now. It returns no charges twice for the same poll."""
+    """Return whether `accrue` may return charges now. A poll is charged at most once."""
     if look.told is None or look.told_at is None or look.charged_at == look.told_at:
         return False
     if not any(node.started_at for node in (*look.told.nodes, *look.told.rolled_back)):
@@ -90,10 +90,10 @@ def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
 def accrue(
     attempt: Attempt, look: GangLook, stored: Iterable[Charge], nodes: Sequence[Node] = ()
 ) -> tuple[tuple[Charge, ...], GangLook]:
-    """The charges of the gang's nodes until the last observation, if they are due. They replace the
-    `stored` charges of the same nodes, which tell what a provider that has lost its record of the
-    gang does not report: disks, addresses, earlier starts, and machines that were rolled back. The
-    rows `nodes` tell the traffic.
+    """Return the charges of the gang's nodes until the last observation, if charges are due. The
+    new charges replace the `stored` charges of the same nodes. The stored charges supply what a
+    provider that has lost its record of the gang does not report: disks, addresses, earlier starts,
+    and machines that were rolled back. The rows `nodes` contain the traffic.
     """
     if look.told is None or look.told_at is None or not is_accrual_due(attempt, look):
         return (), look
@@ -111,9 +111,7 @@ def accrue(
 
 
 def _list_forgotten(told: GangSeen | None, earlier: Sequence[Charge]) -> list[Charge]:
-    """Those of the `earlier` charges that are for machines that were rolled back and that the
-    provider no longer reports.
-    """
+    """Return the `earlier` charges for rolled-back machines that the provider no longer reports."""
     reported = {node.rank for node in told.rolled_back} if told else set()
     return [
         each
@@ -123,8 +121,8 @@ def _list_forgotten(told: GangSeen | None, earlier: Sequence[Charge]) -> list[Ch
 
 
 def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
-    """The gang, whose nodes start no later than their `earlier` charges of this attempt. A node
-    that ended when it started was not billed.
+    """Return the gang with nodes that start no later than their `earlier` charges of this attempt.
+    A node that ended at its start time was not billed.
     """
     first: dict[int, datetime] = {}
     for charge in earlier:
@@ -142,8 +140,8 @@ def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
 
 
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
-    """The gang with the times when its nodes were billed for certain: a node without a recorded end
-    counts as ended when it was last seen."""
+    """Return the gang with the times when its nodes were billed for certain: a node without a
+    recorded end counts as ended when it was last seen."""
     over = told.state is GangState.ENDED
     nodes = [
         replace(node, ended_at=look.alive_at.get(node.rank, node.started_at))
@@ -156,13 +154,14 @@ def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
 
 
 def _start_late(node: NodeSeen) -> NodeSeen:
-    """The node with its latest possible start."""
+    """Return the node with its latest possible start."""
     return replace(node, started_at=node.started_by or node.started_at, started_by=None)
 
 
 def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
-    """The machines that were billed for certain, with their shortest possible lifetimes. Those that
-    have not ended were seen last at the last poll that found the gang, or at their `seen_at`.
+    """Return the machines that were billed for certain, with their shortest possible lifetimes.
+    Machines that have not ended were last seen by the last poll that found the gang, or at their
+    `seen_at`.
     """
     found = []
     for node in nodes:
@@ -180,12 +179,13 @@ def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
 
 
 def _outlives_start(node: NodeSeen) -> bool:
-    """Whether the node ended, if it has, after the latest possible start of its bill."""
+    """Return whether the node is still running or ended after the latest possible start of its
+    bill."""
     return node.ended_at is None or node.started_by is None or node.started_by < node.ended_at
 
 
 class ClosedBill(Struct, frozen=True, kw_only=True):
-    """The final charges of a gang, when it ended, and how much higher the true charges may be."""
+    """The final charges of an ended gang, and how much higher the true charges may be."""
 
     charges: tuple[Charge, ...]
     ended_at: datetime
@@ -227,13 +227,15 @@ def close_bill(
 
 
 def _make_unsure(more: int, latest: datetime | None, traffic: Money) -> UnsureBill | None:
-    """What is unsure: `more` micro-dollars for the time of machines, and the `traffic`."""
+    """Describe the uncertain amounts: `more` micro-dollars for the time of machines, and the
+    `traffic`."""
     whole = traffic + Money(more)
     return UnsureBill(latest=latest, more=whole, traffic=traffic) if whole.micros else None
 
 
 def _latest_end(attempt: Attempt, look: GangLook, most: GangSeen, now: datetime) -> datetime | None:
-    """When the last machine was gone for certain; None if the provider reported all ends."""
+    """Return when the last machine had certainly ended, or None if the provider reported all
+    ends."""
     told = look.told
     if told is not None and all(_is_end_known(told, rank) for rank in range(attempt.nodes)):
         open_ends = [each for each in told.rolled_back if each.unseen or each.ended_at is None]
@@ -244,7 +246,7 @@ def _latest_end(attempt: Attempt, look: GangLook, most: GangSeen, now: datetime)
 
 
 def _is_end_known(told: GangSeen, rank: int) -> bool:
-    """Whether the provider reported the end of the rank's node, or that it never started."""
+    """Return whether the provider reported the end of the rank's node, or that it never started."""
     nodes = [node for node in told.nodes if node.rank == rank]
     if told.state is GangState.ENDED:
         nodes = [node for node in nodes if node.started_at is not None]
@@ -260,8 +262,8 @@ def _bound_gang(
     billed: Sequence[Charge],
     now: datetime,
 ) -> tuple[GangSeen, GangSeen]:
-    """Two versions of the gang: one with the shortest possible lifetimes of its nodes, and one with
-    the longest.
+    """Return two versions of the gang: one with the shortest possible lifetimes of its nodes, and
+    one with the longest.
     """
     told = look.told or GangSeen(name=attempt.gang, state=GangState.ENDED)
     rates = told.rates or [
@@ -289,8 +291,8 @@ class _Life(Struct, frozen=True, kw_only=True):
 def _sightings(
     rank: int, look: GangLook, nodes: Sequence[Node], charges: Sequence[Charge]
 ) -> list[datetime]:
-    """The times at which the node certainly existed, according to its provider, its agent and its
-    charges.
+    """Return the times at which the node certainly existed, according to its provider, its agent
+    and its charges.
     """
     agents = [at for node in nodes if node.rank == rank for at in (node.claimed_at, node.heard_at)]
     mine = [charge for charge in charges if charge.rank == rank and charge.kind in _OF_NODES]
@@ -322,9 +324,9 @@ def _bound_life(
 def _bound_unreported(
     attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
 ) -> _Life:
-    """The possible lifetimes of a node whose start its provider did not report. If a machine was
-    rolled back for the rank, sightings may be of that machine's agent, and the rank has another
-    machine only if the provider reports one.
+    """Return the possible lifetimes of a node whose start its provider did not report. If a machine
+    was rolled back for the rank, sightings may come from that machine's agent, and the rank has
+    another machine only if the provider reports one.
     """
     began, told = attempt.adopted_at or attempt.created_at, look.told
     others = told is not None and any(each.rank == rank for each in told.rolled_back)
@@ -350,13 +352,13 @@ def bill_gang(
     final: bool,
     earlier: Sequence[Charge] = (),
 ) -> list[Charge]:
-    """The charges of this attempt for the gang's nodes. Each node is charged until its end or, if
-    it is still running, until `until`.
+    """Return the charges of this attempt for the gang's nodes. Each node is charged until its end
+    or, if it is still running, until `until`.
 
     If the attempt took the gang over from another job, its charges begin at the takeover. The time
-    for which the gang was kept is a separate charge. The minimum charge applies to the node's whole
-    lifetime, not to each attempt. If the provider no longer reports the disks and addresses of a
-    node, the rates of its `earlier` charges are used.
+    for which the gang was kept warm is a separate charge. The minimum charge applies to the node's
+    whole lifetime, not to each attempt. If the provider no longer reports the disks and addresses
+    of a node, the rates of its `earlier` charges are used.
     """
     charges: list[Charge] = []
     for node in told.nodes:
@@ -396,9 +398,9 @@ def bill_gang(
 def _bill_rolled_back(
     attempt: Attempt, told: GangSeen, until: datetime, *, final: bool
 ) -> list[Charge]:
-    """The charges of machines that were started for the gang and were never its nodes. The charges
-    for their disks and addresses have the same kind, since those of the node may have the same
-    start. Charges with the same rank and start are added up.
+    """Return the charges of machines that were started for the gang but never became its nodes. The
+    charges for their disks and addresses have the same kind, because a node's charges may have the
+    same start. Charges with the same rank and start are added up.
     """
     found: dict[tuple[int, datetime], Charge] = {}
     for node in told.rolled_back:
@@ -422,7 +424,8 @@ def _bill_rolled_back(
 
 
 def _add(one: Charge, other: Charge) -> Charge:
-    """Both charges as one. If they end at different times, its rate is that of the beginning."""
+    """Return the sum of both charges as one charge. If the charges end at different times, the rate
+    is that of the beginning."""
     rate = HourlyRate(one.rate.micros_per_hour + other.rate.micros_per_hour)
     amount = Money(one.amount.micros + other.amount.micros)
     return replace(one, until=max(one.until, other.until), rate=rate, amount=amount)
@@ -431,8 +434,9 @@ def _add(one: Charge, other: Charge) -> Charge:
 def closing_charges(
     kept: Attempt, charges: Iterable[Charge], now: datetime, nodes: Sequence[Node] = ()
 ) -> list[Charge] | None:
-    """The charges, until now, of a kept gang that another job takes over. The rows `nodes` tell the
-    traffic, of which the stored charges lack what was sent last. None if a rank has no charge yet.
+    """Return the charges, until now, of a warm gang that another job takes over. The rows `nodes`
+    contain the traffic, including the newest traffic, which the stored charges lack. The result is
+    None if a rank has no charge yet.
     """
     mine = [charge for charge in charges if charge.attempt_id == kept.id]
     if nodes:
@@ -493,8 +497,8 @@ class AuditedBill(Struct, frozen=True, kw_only=True):
 
 def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge]) -> AuditedBill:
     """Compare the charges of an ended attempt with the cost according to its provider's record
-    `seen`. `seen` is None if the provider has no record. No record contains traffic, so the
-    amounts do not contain it either.
+    `seen`. `seen` is None if the provider has no record. The amounts exclude traffic, because no
+    record contains it.
     """
     mine = [charge for charge in charges if charge.attempt_id == attempt.id]
     mine = [charge for charge in mine if charge.kind is not ChargeKind.TRAFFIC]

@@ -10,8 +10,8 @@ from cavvy.domain.values import Struct, replace
 
 
 class SeenSpending(Struct, frozen=True, kw_only=True):
-    """What a running job had spent at a time, and its hourly rate then. `posted` is the part of it
-    that the sums of the ledger contain.
+    """The amount that a running job had spent at a given time, and its hourly rate at that time.
+    `posted` is the part of this amount that the sums of the ledger contain.
     """
 
     at: datetime
@@ -20,7 +20,8 @@ class SeenSpending(Struct, frozen=True, kw_only=True):
     posted: Money = Money()
 
     def unposted(self, now: datetime) -> int:
-        """The micro-dollars that the job has spent by now and that the ledger does not contain."""
+        """Return the micro-dollars that the job has spent by now and that the ledger does not
+        contain yet."""
         reached = self.spent.micros + self.rate.over(now - self.at).micros
         return max(0, reached - self.posted.micros)
 
@@ -36,7 +37,7 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     running: Mapping[str, SeenSpending] = {}
 
     def spent(self, now: datetime) -> Money:
-        """What has been spent by now."""
+        """Return what has been spent by now, in micro-dollars."""
         more = sum(each.unposted(now) for each in self.running.values())
         return Money(self.posted.micros + more)
 
@@ -45,14 +46,15 @@ class BudgetState(Struct, frozen=True, kw_only=True):
 
 
 def month_limit(budget: SpendingBudget, last_month: Money, now: datetime) -> Money:
-    """The amount of the current month. `last_month` is what was spent in the month before."""
+    """Return the budget's amount for the current month. `last_month` is the amount spent in the
+    previous month."""
     if not budget.carry_over or budget.since >= month_of(now):
         return budget.limit
     return Money(budget.limit.micros + max(0, budget.limit.micros - last_month.micros))
 
 
 def find_block(states: Iterable[BudgetState], now: datetime) -> str:
-    """Why no new paid work may start; "" if it may."""
+    """Return why no new paid work may start, or "" if it may start."""
     for state in states:
         percents = (state.budget.soft_percent, state.budget.hard_percent)
         reached = min((each for each in percents if each is not None), default=None)
@@ -60,19 +62,19 @@ def find_block(states: Iterable[BudgetState], now: datetime) -> str:
         if reached is not None and spent >= state.part(reached):
             return (
                 f"the budget {state.budget.name} permits no new paid work: {format_usd(spent)} of "
-                f"{format_usd(state.limit)} are spent this month"
+                f"{format_usd(state.limit)} spent this month"
             )
     return ""
 
 
 def find_stop(states: Iterable[BudgetState], now: datetime) -> str:
-    """Why what is paid must end; "" if it need not."""
+    """Return why paid nodes must be released, or "" if they may be kept."""
     for state in states:
         hard, spent = state.budget.hard_percent, state.spent(now)
         if hard is not None and spent >= state.part(hard):
             return (
                 f"the hard stop of the budget {state.budget.name} is reached: {format_usd(spent)} "
-                f"of {format_usd(state.limit)} are spent this month"
+                f"of {format_usd(state.limit)} spent this month"
             )
     return ""
 
@@ -107,7 +109,7 @@ def find_service_stop(
 
 
 class BudgetAllowance(Struct, frozen=True, kw_only=True):
-    """The most that a job may spend in all, and the budget that says so."""
+    """The maximum that a job may spend in total, and the budget that sets this maximum."""
 
     budget: str
     most: Money
@@ -116,9 +118,9 @@ class BudgetAllowance(Struct, frozen=True, kw_only=True):
 def find_allowance(
     states: Iterable[BudgetState], job_id: str, now: datetime
 ) -> BudgetAllowance | None:
-    """The tightest allowance of a running job. The rest of a budget is divided among its running
-    jobs in proportion to their rates, so that all of them reach it at the same time. None if no
-    budget stops the job, or if it has no rate.
+    """Return the lowest allowance of a running job. The rest of a budget is divided among its
+    running jobs in proportion to their rates, so that all of them reach it at the same time. The
+    result is None if no budget stops the job, or if the job has no rate.
     """
     found: list[BudgetAllowance] = []
     for state in states:
@@ -134,5 +136,5 @@ def find_allowance(
 
 
 def list_alerts(state: BudgetState, spent: Money) -> list[int]:
-    """The shares, in percent, at which an alert is due when so much is spent."""
+    """Return the thresholds, in percent, at which an alert is due for this spending."""
     return [each for each in sorted(state.budget.alerts) if spent >= state.part(each)]

@@ -1,23 +1,24 @@
-"""Decides whether a new revision of a service, which gets a part of the requests, is worse than the
-old one: a sequential test of errors and latency that may be read after any request.
+"""Decides whether a new revision of a service, which receives some of the requests, is worse than
+the old one. The decision is a sequential test of errors and latency that may be evaluated after any
+request.
 
-The evidence is an e-process: if the new revision is not worse, it stays below 1 / alpha for ever
-with probability 1 - alpha at least, however often one looks (Ville's inequality; Ramdas, Grünwald,
-Vovk and Shafer, "Game-theoretic statistics and safe anytime-valid inference", Statistical Science
-38, 2023). Requests are compared in blocks of the same time, so that a change of the load, which
-meets both revisions, is no evidence.
+The evidence is an e-process: if the new revision is not worse, the evidence stays below 1 / alpha
+for ever with probability at least 1 - alpha, however often it is evaluated (Ville's inequality;
+Ramdas, Grünwald, Vovk and Shafer, "Game-theoretic statistics and safe anytime-valid inference",
+Statistical Science 38, 2023). Requests are compared in blocks of the same time, so that a change of
+the load, which affects both revisions, does not count as evidence.
 
-Errors. Of m errors in a block with n1 requests of the new revision and n0 of the old one, X are of
-the new one. If both are equally good, X is hypergeometric, and a binomial number with share
-q = n1 / (n1 + n0) is at least as great in convex order (Hoeffding, "Probability inequalities for
-sums of bounded random variables", JASA 58, 1963, theorem 4). Therefore the likelihood ratio of
-binomial numbers
+Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors, of
+which X are the new revision's. If both revisions are equally good, X is hypergeometric, and a
+binomial number with share q = n1 / (n1 + n0) is at least as great in convex order (Hoeffding,
+"Probability inequalities for sums of bounded random variables", JASA 58, 1963, theorem 4).
+Therefore the likelihood ratio of binomial numbers
 
     (p / q)^X ((1 - p) / (1 - q))^(m - X),  p = q r / (q r + 1 - q),
 
-has a mean of at most 1, exactly and for each r > 1. r = 1 + effect / base makes it sensitive to so
-many more errors. The base is the share of errors in the old revision's blocks before, and among the
-m errors, which are given; thus r depends on nothing that the ratio tests.
+has a mean of at most 1, exactly and for each r > 1. With r = 1 + effect / base, the ratio is
+sensitive to an increase of the error rate by `effect`. The base is computed from the old revision's
+earlier blocks and from m, which is given; thus r does not depend on what the ratio tests.
 
 Latency. With the mean logarithm of the latency L of each revision in block b, w = n1 n0 / (n1 + n0)
 and the variance v of the logarithm within revisions and blocks,
@@ -25,13 +26,13 @@ and the variance v of the logarithm within revisions and blocks,
     exp(d S / v - d^2 W / (2 v)),  S = sum of w (L1 - L0),  W = sum of w,
 
 is the likelihood ratio of a factor exp(d) in the latency against none (Wald, "Sequential Analysis",
-1947), and at most 1 on average if the factor is 1 or less. v is estimated, so that this holds
+1947), and at most 1 on average if the factor is 1 or less. Because v is estimated, this bound holds
 asymptotically (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory
 and asymptotic confidence sequences", Annals of Statistics 52, 2024).
 
 Each kind of evidence is a mean over several effects (Robbins, "Statistical methods related to the
-law of the iterated logarithm", 1970), and all evidence the mean of both kinds, which is an
-e-process again (Vovk and Wang, "E-values", Annals of Statistics 49, 2021).
+law of the iterated logarithm", 1970). The total evidence is the mean of both kinds, which is again
+an e-process (Vovk and Wang, "E-values", Annals of Statistics 49, 2021).
 """
 
 from collections.abc import Sequence
@@ -51,8 +52,8 @@ _LONGEST_LOG = 100.0  # more evidence than anyone needs
 
 
 class CanaryTerms(Struct, frozen=True, kw_only=True):
-    """With `alpha`, at most so large a share of revisions that are not worse is rolled back. After
-    `requests` of the new revision without enough evidence, it is promoted.
+    """`alpha` is the maximum share of revisions that are rolled back although they are not worse.
+    The new revision is promoted after `requests` requests without enough evidence against it.
     """
 
     alpha: float = 0.01
@@ -60,10 +61,10 @@ class CanaryTerms(Struct, frozen=True, kw_only=True):
 
 
 class CanaryJudgement(Struct, frozen=True, kw_only=True):
-    """`end` is None while neither has been found out: whether the new revision is worse, or that
-    it has had enough requests. `evidence` is against it, of the 1 / alpha that roll it back.
-    `errors` is the share of each revision's requests that failed, old first; `slower` the factor of
-    the latency.
+    """`end` is None until the trial is decided, by evidence that the new revision is worse or
+    because the new revision has had enough requests. `evidence` is the evidence against the new
+    revision; at 1 / alpha the revision is rolled back. `errors` is each revision's share of failed
+    requests, with the old revision first; `slower` is the factor by which the latency has grown.
     """
 
     end: UpdateEnd | None = None
@@ -74,8 +75,8 @@ class CanaryJudgement(Struct, frozen=True, kw_only=True):
 
 
 def observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums) -> CanaryTrial:
-    """The trial after what both revisions have answered, if there is enough for a block. `old` and
-    `new` only grow, unless the gateway was started again and counts from 0.
+    """Return the trial after these responses of both revisions, if they are enough for a block. The
+    counts `old` and `new` only grow, unless the gateway was restarted and counts from 0.
     """
     if old.requests < trial.counted_old.requests or new.requests < trial.counted_new.requests:
         trial = replace(trial, counted_old=RevisionSums(), counted_new=RevisionSums())
@@ -94,7 +95,7 @@ def observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums) -> CanaryT
 
 
 def judge(trial: CanaryTrial, terms: CanaryTerms) -> CanaryJudgement:
-    """What to do with the new revision."""
+    """Decide what to do with the new revision."""
     by_errors = _mean(ERROR_EFFECTS, trial.errors or _NO_ERRORS)
     by_latency = _weigh_latency(trial)
     evidence = (by_errors + by_latency) / 2
@@ -158,6 +159,7 @@ def _weigh_latency(trial: CanaryTrial) -> float:
 
 
 def _mean(effects: Sequence[tuple[float, float]], logs: Sequence[float]) -> float:
-    """The evidence of all effects, from the logarithm of that of each."""
+    """Return the mean evidence of all effects, computed from the logarithm of each effect's
+    evidence."""
     found = zip(effects, logs, strict=True)
     return sum(weight * exp(min(each, _LONGEST_LOG)) for (_, weight), each in found)

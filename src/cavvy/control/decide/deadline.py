@@ -47,7 +47,7 @@ def make_facts(
     stored: StoredFacts,
     now: datetime,
 ) -> PolicyFacts | None:
-    """The inputs of the policy, or None if the policy does not apply."""
+    """Return the inputs of the policy, or None if the policy does not apply."""
     deadline = deadline_of(job)
     if deadline is None:
         return None
@@ -75,19 +75,20 @@ def make_facts(
 def recommend(
     facts: PolicyFacts, job: JobRecord, avoid: Mapping[str, datetime], now: datetime
 ) -> Recommendation:
-    """The policy's recommendation, restricted to the offers that can be used now."""
+    """Return the policy's recommendation, restricted to the offers that can be used now."""
     inputs, knowledge, progress = facts
     return usable_now(advise(inputs, knowledge, progress, now, avoid=avoid), job, knowledge, now)
 
 
 def list_worth(job: JobRecord, usable: Sequence[Offer], now: datetime) -> list[Offer]:
-    """The offers that are free now or worth waiting for, because their cooldown ends soon."""
+    """Return the offers that are free now or worth waiting for, because their cooldown ends
+    soon."""
     return [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
 
 
 def is_reviewed(job: JobRecord, current: Attempt) -> bool:
-    """Whether the policy may move the job. It may not if the job's gang is ending, or if results
-    would be lost."""
+    """Return whether the policy may move the job. The policy may not move the job if the job's gang
+    is ending, or if results would be lost."""
     saves = job.task.checkpoint is not None or current.running_at is None
     return saves and current.phase not in GOING
 
@@ -98,7 +99,7 @@ def leave_offer(job: JobRecord, offer: Offer, now: datetime) -> JobRecord:
 
 
 def find_successor(candidates: Candidates) -> Recommendation:
-    """The recommended offers for a second gang of a job that has no deadline policy."""
+    """Return the recommended offers for a second gang of a job that has no deadline policy."""
     offers = tuple(offer for offer in candidates.offers if not offer.shared)
     spot = bool(offers) and offers[0].purchase is Purchase.SPOT
     mode = RunMode.SPOT if spot else RunMode.ON_DEMAND
@@ -106,14 +107,14 @@ def find_successor(candidates: Candidates) -> Recommendation:
 
 
 def may_go_ahead(job: JobRecord, own: Attempt) -> bool:
-    """Whether the job can leave a gang at risk, before the gang is reclaimed, without losing
+    """Return whether the job can leave a gang at risk, before the gang is reclaimed, without losing
     work."""
     return job.task.checkpoint is not None and own.offer.purchase is Purchase.SPOT
 
 
 def go_ahead(job: JobRecord, own: Attempt, best: Recommendation) -> Recommendation:
     """Restrict the recommendation to spot offers in other markets that cost about as much as the
-    gang. If there are none, the job stays on its gang.
+    gang. If no such offer exists, the job stays on its gang.
     """
     offers = tuple(
         offer
@@ -134,8 +135,8 @@ def _done(
     now: datetime,
     current: Attempt | None,
 ) -> float:
-    """The completed fraction of the work, as the task reports it. Without such reports, it is
-    estimated from the running time."""
+    """Return the completed fraction of the work, as the task reports it. Without such reports, the
+    fraction is estimated from the running time."""
     if job.task.checkpoint is None and current is None:
         return 0.0
     for node in nodes:
@@ -148,7 +149,7 @@ def _done(
 
 
 def _saved_bytes(attempts: Sequence[Attempt]) -> int:
-    """The size of the newest checkpoint in bytes; 0 before the first one."""
+    """Return the size of the newest checkpoint in bytes, or 0 before the first one."""
     saved = [
         attempt
         for attempt in attempts
@@ -176,7 +177,7 @@ def usable_now(
     recommendation: Recommendation, job: JobRecord, knowledge: MarketKnowledge, now: datetime
 ) -> Recommendation:
     """Return the recommendation without the offers whose cooldown has not ended. If no offer is
-    left, it says when the first cooldown ends.
+    left, the recommendation says when the first cooldown ends.
     """
     if not recommendation.offers:
         return recommendation

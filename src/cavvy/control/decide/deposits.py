@@ -14,12 +14,12 @@ from cavvy.domain.jobs import AttemptPhase, NodePhase
 
 
 def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
-    """The ranks that have ended without a report of their exit: their node has ended, or their
+    """Return the ranks that have ended without a report of their exit: the node has ended, or the
     agent was silent for longer than its lease. The server looks for their results in the bucket
     before it counts these ranks as lost.
 
-    An agent may have stored results even if it sent requests shortly before its node's end: the
-    server may have received the requests although its answers were lost.
+    An agent may have stored results even if it sent requests shortly before its node ended: the
+    server's responses may not have reached the agent.
     """
     if view.attempt.phase not in (AttemptPhase.BOOTING, AttemptPhase.RUNNING):
         return []
@@ -36,7 +36,8 @@ def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
 
 
 def is_gone(view: AttemptSnapshot, now: datetime) -> bool:
-    """Whether all nodes of the gang have ended, so that waiting for results costs nothing."""
+    """Return whether all nodes of the gang have ended, so that waiting for results costs
+    nothing."""
     if isinstance(view.seen, GangSeen):
         return view.seen.state is GangState.ENDED
     absent = view.seen is GangAbsence.ABSENT and is_surely_absent(view)

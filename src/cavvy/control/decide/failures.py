@@ -47,13 +47,14 @@ _BY_OUTCOME = {
 
 
 def failure_of(attempt: Attempt) -> FailureKind:
-    """The kind of failure of an unsuccessful attempt; NODE if the attempt records no other kind."""
+    """Return the kind of failure of an unsuccessful attempt; NODE if the attempt records no other
+    kind."""
     known = attempt.failure or (attempt.outcome and _BY_OUTCOME.get(attempt.outcome))
     return known or FailureKind.NODE
 
 
 def cooldown_after(kind: FailureKind, attempt: Attempt, before: int) -> timedelta:
-    """The cooldown of the attempt's offer, after `before` earlier failures of the same kind.
+    """Return the cooldown of the attempt's offer, after `before` earlier failures of the same kind.
 
     Most failures cause no cooldown of a shared host, because the cause may be a single process.
     """

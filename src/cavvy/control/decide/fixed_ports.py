@@ -1,5 +1,5 @@
-"""Keeps replicas whose programs listen on the same port apart: on the server's machine, all share
-its ports, so that a second program cannot listen, and the first one would answer its requests.
+"""Separates replicas whose programs listen on the same port: on the server's machine all replicas
+share its ports, so a second program could not listen, and the first one would receive its requests.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,9 +13,9 @@ from cavvy.domain.values import replace
 def find_holder(
     service: StoredService, services: Iterable[StoredService], *, replaces: bool = True
 ) -> str:
-    """The service with a replica that has, or may get, the service's port on the server's machine;
-    "" if there is none. If the revision `replaces` the others of the service at once, as a canary
-    does not, their replicas do not count.
+    """Return the service with a replica that uses, or may use, the service's port on the server's
+    machine, or "" if no such service exists. If the revision `replaces` the service's other
+    revisions at once, which a canary does not, the replicas of those revisions do not count.
     """
     port = service.spec.port
     for other in (service, *(each for each in services if each.id != service.id)):
@@ -27,20 +27,21 @@ def find_holder(
 
 
 def _may_be_here(replica: ServiceReplica) -> bool:
-    """Its place is unknown until it runs."""
+    """Return whether the replica may run on the server's machine; its location is unknown until it
+    runs."""
     if replica.state is ReplicaState.ENDED or (replica.providers and HERE not in replica.providers):
         return False
     return not replica.gang and (not replica.place or replica.place.startswith(f"{HERE}/"))
 
 
 def list_elsewhere(task: TaskSpec, providers: Collection[str]) -> tuple[str, ...]:
-    """Those of the providers, apart from the server's machine, where the task may run."""
+    """Return those providers, except the server's machine, where the task may run."""
     named = {each for need in task.resources.choices for each in need.providers or providers}
     return tuple(sorted(named & {*providers} - {HERE}))
 
 
 def keep_at(task: TaskSpec, providers: Collection[str]) -> TaskSpec:
-    """The task, restricted to the providers that it permits and that are among these."""
+    """Return the task, restricted to the providers that it permits and that are among these."""
 
     def restrict(need: ResourceSpec) -> ResourceSpec:
         allowed = tuple(each for each in need.providers or providers if each in providers)

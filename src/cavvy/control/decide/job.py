@@ -61,7 +61,7 @@ class TakeOver(Struct, frozen=True, kw_only=True):
 
 
 class StopAtLimit(Struct, frozen=True, kw_only=True):
-    """Stop the job, because a limit is reached."""
+    """Stop the job because a limit is reached."""
 
     reason: str
     cause: StopCause
@@ -182,7 +182,7 @@ def _limited(job: JobRecord, attempt: Attempt) -> AdvanceJob:
 
 
 def ends_job(job: JobRecord, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:
-    """Whether this outcome and exit code end the job, so that its work is not retried."""
+    """Return whether this outcome and exit code end the job without a retry."""
     if outcome is not AttemptOutcome.EXIT:
         return outcome is AttemptOutcome.SUCCEEDED
     allowed = _tries_of(job, exit_code)
@@ -190,14 +190,15 @@ def ends_job(job: JobRecord, outcome: AttemptOutcome | None, exit_code: int | No
 
 
 def _tries_of(job: JobRecord, exit_code: int | None) -> int | None:
-    """How many retries the task allows after this exit code, or None if there is no limit."""
+    """Return how many retries the task allows after this exit code, or None if there is no
+    limit."""
     retry = job.task.retry
     return retry.exit if not retry.exit_codes or exit_code in retry.exit_codes else 0
 
 
 def _may_work_still(attempt: Attempt) -> bool:
-    """Whether the work may still be running in a gang that the control plane is removing: the gang
-    still exists, and its agents have not reported an exit.
+    """Return whether the work may still be running in a gang that the control plane is removing:
+    the gang still exists, and its agents have not reported an exit.
     """
     ours = attempt.drill_until is not None and attempt.exit_code is None
     return ours and attempt.phase is not AttemptPhase.ENDED
@@ -220,8 +221,8 @@ def _again_or_fail(
 
 
 def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
-    """End the job as failed. An exit code 0 is left out: it comes from work that was ordered to
-    end."""
+    """End the job as failed. An exit code 0 is omitted, because it comes from work that was ordered
+    to end."""
     return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 
@@ -266,7 +267,8 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
 
 
 def _list_caps(view: JobSnapshot) -> Iterator[tuple[Money, str]]:
-    """The most that the job may spend, by its own limits and by budgets, and why in words."""
+    """List the maximum amounts that the job may spend, by its own limits and by budgets, each with
+    a reason in words."""
     cap, allowance = cap_of(view.job), view.allowance
     if cap is not None:
         yield cap, f"spending limit of {format_usd(cap)} reached"
@@ -275,7 +277,7 @@ def _list_caps(view: JobSnapshot) -> Iterator[tuple[Money, str]]:
 
 
 def gives_back(job: JobRecord) -> bool:
-    """Whether the deadline policy has decided to release the job's gang and to wait for spot
+    """Return whether the deadline policy has decided to release the job's gang and to wait for spot
     capacity.
     """
     return (
@@ -286,16 +288,16 @@ def gives_back(job: JobRecord) -> bool:
 
 
 def deadline_of(job: JobRecord) -> datetime | None:
-    """The earlier of the two deadlines: the absolute one, and the one counted from the
-    submission."""
+    """Return the earlier of the two deadlines: the absolute deadline, and the deadline relative to
+    the submission."""
     limits = job.task.limits
     after = job.submitted_at + limits.deadline_after if limits.deadline_after is not None else None
     return min((time for time in (limits.deadline, after) if time is not None), default=None)
 
 
 def cap_of(job: JobRecord) -> Money | None:
-    """The maximum that the job may spend: its budget or, if lower, the ceiling to which its user
-    consented.
+    """Return the maximum that the job may spend: its budget or, if lower, the ceiling to which its
+    user consented.
     """
     return min(
         (cap for cap in (job.task.limits.budget, job.ceiling) if cap is not None), default=None

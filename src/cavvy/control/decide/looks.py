@@ -43,14 +43,14 @@ class GangLook(Struct, frozen=True, kw_only=True):
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:
-    """The GangLook before the first poll. If an earlier server may have requested the launch,
-    `doubt` is set."""
+    """Return the GangLook before the first poll. `doubt` is set if an earlier server may have
+    requested the launch."""
     doubt = attempt.created_at < started_at
     return GangLook(requested=doubt, doubt=doubt, unsure=doubt)
 
 
 def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
-    """The GangLook after a poll that was started at the time `at`."""
+    """Return the GangLook after a poll that was started at the time `at`."""
     look = replace(look, seen=seen, looked_at=at, fresh=True)
     if not isinstance(seen, GangSeen):
         return look
@@ -63,8 +63,8 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
-    """The GangLook after the attempt entered `phase`. When the attempt begins to end, earlier
-    requests for its removal are forgotten, so that the removal is requested again.
+    """Return the GangLook after the attempt entered `phase`. When the attempt begins to end,
+    earlier requests for its removal are forgotten, so that the removal is requested again.
     """
     if phase is AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None, charged_at=None)
@@ -74,7 +74,7 @@ def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
 def is_look_due(
     attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> bool:
-    """Whether to poll the gang before the next decision."""
+    """Return whether to poll the gang before the next decision."""
     if attempt.phase is AttemptPhase.LAUNCHING and not look.doubt:
         return False
     if attempt.phase is AttemptPhase.ENDING:
@@ -89,7 +89,7 @@ def is_look_due(
 def look_interval(
     attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> timedelta:
-    """How old the last poll may become before the gang is polled again."""
+    """Return how old the last poll may become before the gang is polled again."""
     unbilled = attempt.phase is AttemptPhase.KEPT and look.accrued_at is None
     if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
         return min(POLL, max(_SHORTEST, (now - attempt.since) / 4))
@@ -100,7 +100,7 @@ def look_interval(
 
 
 def find_wait(attempt: Attempt, seen: Seen) -> AttemptWait | None:
-    """The provider's reason why the gang has not started yet, or None."""
+    """Return the provider's reason why the gang has not started yet, or None."""
     if attempt.phase is not AttemptPhase.BOOTING or not isinstance(seen, GangSeen):
         return None
     kind = _WAITS.get(seen.state)
@@ -130,15 +130,15 @@ def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> Row
 def note_failed_removal(
     rows: JobRows, attempt: Attempt, look: GangLook, problem: str, now: datetime
 ) -> RowChanges:
-    """Tell the user if the provider cannot remove a gang, which may still be billed. The attempt
-    records this, so that the user is told once, also by a restarted server.
+    """Notify the user if the provider cannot remove a gang, which may still be billed. The attempt
+    records this notification, so that the user is notified only once, even if the server restarts.
     """
     attempt = rows.attempts[attempt.number]
     if attempt.unremoved_at is not None or look.failed_removals < _MOST_FAILED_REMOVALS:
         return RowChanges()
     text = (
-        f"{attempt.offer.provider} has not removed the gang {attempt.gang} in "
-        f"{look.failed_removals} requests, so that it may still be billed; the server keeps "
+        f"{attempt.offer.provider} has not removed the gang {attempt.gang} after "
+        f"{look.failed_removals} requests, so the gang may still be billed; the server keeps "
         f"trying: {problem}"
     )
     return RowChanges(

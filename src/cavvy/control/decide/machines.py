@@ -1,4 +1,4 @@
-"""Decides how jobs get and give up named machines."""
+"""Decides how jobs acquire and release named machines."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -46,8 +46,8 @@ MachineTurn = MachineIsFree | MachineIsReady | MachineIsBusy | MachineIsUnfit
 
 
 def find_gang(attempts: Sequence[Attempt], holder: JobRecord | None) -> Attempt | None:
-    """The machine's gang, which is among the attempts of its newest job. None if the machine has no
-    gang."""
+    """Return the machine's gang, which belongs to one of the attempts of its newest job. The result
+    is None if the machine has no gang."""
     if holder is None:
         return None
     live = [each for each in attempts if each.phase not in GOING]
@@ -86,8 +86,8 @@ def decide_turn_on_machine(
 
 
 def complete_task(task: TaskSpec, machine: NamedMachine | None) -> TaskSpec:
-    """The task as it runs on the machine: fields that the task does not set have the machine's
-    values."""
+    """Return the task as it runs on the machine: fields that the task does not set have the
+    machine's values."""
     if machine is None:
         return replace(task, keep=task.keep or USUAL_KEEP)
     request = machine.task
@@ -106,7 +106,7 @@ def complete_task(task: TaskSpec, machine: NamedMachine | None) -> TaskSpec:
 
 
 def object_to_task(task: TaskSpec, machine: NamedMachine, gang: Attempt) -> str:
-    """The reason why the machine's gang cannot run the task, or "" if it can."""
+    """Return the reason why the machine's gang cannot run the task, or "" if it can."""
     has = f"machine {machine.name} has"
     if task.nodes != gang.nodes:
         return f"{has} {_count(gang.nodes)}, but the task asks for {task.nodes}"
@@ -129,8 +129,8 @@ def _object_to_need(offer: Offer, need: ResourceSpec) -> str:
 
 
 def _held_share(offer: Offer, request: ResourceSpec) -> Offer:
-    """The part of the offer that the gang occupies: the requested size on a shared host, otherwise
-    the whole offer.
+    """Return the part of the offer that the gang occupies: the requested size on a shared host,
+    otherwise the whole offer.
     """
     if not offer.shared:
         return offer
@@ -140,8 +140,8 @@ def _held_share(offer: Offer, request: ResourceSpec) -> Offer:
 
 
 def describe_hardware(machine: NamedMachine, gang: Attempt | None) -> str:
-    """Describe the hardware of one node: that of the gang or, without a gang, that which the task
-    requests."""
+    """Describe the hardware of one node: that of the gang or, without a gang, the hardware that the
+    task requests."""
     need = machine.task.resources
     if gang is None:
         asked = [format_need(each) for each in need.accelerators[:1]]
@@ -159,8 +159,8 @@ def _count(nodes: int) -> str:
 def record_holder(
     machine: NamedMachine | None, job: JobRecord, *, bought_at: datetime | None
 ) -> NamedMachine:
-    """The machine's row, with the job as its newest job. `bought_at` is set if the job gets a new
-    gang. The job's task then becomes the task that defines the machine.
+    """Return the machine's row, with the job as its newest job. `bought_at` is set if the job gets
+    a new gang. The job's task then becomes the task that defines the machine.
     """
     assert job.task.machine is not None
     row = machine or NamedMachine(project=job.project, name=job.task.machine, task=job.task)
@@ -174,8 +174,8 @@ def record_holder(
 def extend_machine(
     job: JobRecord, gang: Attempt, keep: timedelta, spent: Money, now: datetime
 ) -> RowChanges:
-    """Keep the gang for the time `keep` after its work ends, or from now if it is idle. The time
-    may be shorter, because the job's remaining budget limits it.
+    """Keep the gang for the time `keep` after its work ends or, if the gang is idle, from now. The
+    time may be shorter, because the job's remaining budget limits it.
     """
     paid = paid_for(job, gang, spent)
     kept = gang.phase is AttemptPhase.KEPT
@@ -192,7 +192,7 @@ def extend_machine(
 
 
 def make_start(machine: NamedMachine) -> TaskSpec:
-    """The task that starts a stopped machine: it runs the machine's setup, and no work."""
+    """Return the task that starts a stopped machine: it runs the machine's setup, and no work."""
     request = machine.task
     return replace(
         TaskSpec(name=f"{machine.name}-start", run="true"),
@@ -219,13 +219,14 @@ def make_start(machine: NamedMachine) -> TaskSpec:
 
 
 def is_leaving(attempts: Sequence[Attempt]) -> bool:
-    """Whether nodes of one of these gangs are still being released, and are perhaps billed."""
+    """Return whether nodes of one of these gangs are still being released and may still be
+    billed."""
     return any(each.phase is AttemptPhase.ENDING for each in attempts)
 
 
 def state_of(gang: Attempt | None, holder: JobRecord | None, *, leaving: bool) -> str:
-    """The machine's state, as users see it: stopped, stopping, starting, busy or idle. `leaving`
-    states whether a former gang's nodes are still being released.
+    """Return the machine's state, as users see it: stopped, stopping, starting, busy or idle.
+    `leaving` states whether a former gang's nodes are still being released.
     """
     if gang is None or holder is None:
         return "stopping" if leaving else "stopped"

@@ -11,8 +11,8 @@ from cavvy.domain.values import replace
 def observations_of(
     before: Attempt, after: Attempt, nodes: Sequence[Node], now: datetime
 ) -> list[Observation]:
-    """The market observations that follow from a change of an attempt's phase. Shared hosts belong
-    to no market.
+    """Return the market observations that follow from a change of an attempt's phase. Shared hosts
+    belong to no market.
     """
     if after.offer.shared:
         return []
@@ -47,7 +47,8 @@ def observations_of(
 
 
 def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observation:
-    """The observation at the end of a gang. A drill or a move does not count as a preemption."""
+    """Return the observation at the end of a gang. A drill or a move does not count as a
+    preemption."""
     if attempt.outcome is AttemptOutcome.PREEMPTED and attempt.drill_until is None:
         told = any(node.notice_until is not None for node in nodes)
         return replace(

@@ -33,8 +33,8 @@ def is_orphan(
     first: datetime,
     visibility_delay: timedelta,
 ) -> bool:
-    """Whether a gang without an open attempt can be removed, because two observations that are far
-    enough apart show that it is not wanted.
+    """Return whether a gang without an open attempt can be removed, because two observations that
+    are far enough apart show that it is not wanted.
 
     `first` is the time of the earlier observation; if the gang is not in the database, the start of
     one of its nodes also counts as an observation.
@@ -52,8 +52,8 @@ def describe_gang(
     sure: bool = False,
     restored_at: datetime | None = None,
 ) -> OrphanGang:
-    """A description of the gang for people. `restored_at` is set if the gang is spared because the
-    database was restored from a backup then."""
+    """Return a description of the gang for people. `restored_at` is the time of the backup from
+    which the database was restored, if the gang is spared for this reason."""
     unknown = "not in the database"
     if restored_at is not None:
         unknown += f", which was restored at {restored_at:%Y-%m-%d %H:%M} UTC"

@@ -40,14 +40,16 @@ class MarketSnapshot:
     _restricted: dict[str, "MarketSnapshot"] = field(default_factory=dict, init=False)
 
     def match(self, job: JobRecord) -> OfferMatches:
-        """The offers that can run one node of the job. Computed only once for equal resources."""
+        """Return the offers that can run one node of the job. The result is computed only once for
+        equal resources."""
         need = job.task.resources
         if need not in self._matches:
             self._matches[need] = match(job, self.market)
         return self._matches[need]
 
     def restrict(self, project: str) -> "MarketSnapshot":
-        """The part that a project's jobs may use. Computed only once for each project."""
+        """Return the part of the market that a project's jobs may use. The result is computed only
+        once for each project."""
         if not self.market.credentials:
             return self
         if project not in self._restricted:
@@ -81,7 +83,7 @@ def find_placements(
     situation: PlanningContext,
     now: datetime,
 ) -> list[tuple[JobRecord, Candidates]]:
-    """The offers for each alternative of the job."""
+    """Return the offers for each alternative of the job."""
     return [
         (wish, find_placement(wish, snapshot, objections, situation, now)) for wish in jobs_of(job)
     ]
@@ -94,8 +96,8 @@ def find_allowed(
     situation: PlanningContext,
     now: datetime,
 ) -> Callable[[Offer], bool]:
-    """Return a function that tells whether the job may run on an offer, assuming that the offer has
-    free capacity."""
+    """Return a function that reports whether the job may run on an offer, assuming that the offer
+    has free capacity."""
 
     def allows(offer: Offer) -> bool:
         market = replace(snapshot.market, offers=[replace(offer, capacity=None)], hosts=())
@@ -108,7 +110,7 @@ def find_allowed(
 def list_usable(
     job: JobRecord, snapshot: MarketSnapshot, objections: Objections
 ) -> Sequence[Offer]:
-    """The offers that suit the job, regardless of its limits and of cooldowns."""
+    """Return the offers that suit the job, regardless of its limits and of cooldowns."""
     snapshot = snapshot.restrict(job.project)
     return find_usable(job, snapshot.market, snapshot.match(job), objections)
 
@@ -117,15 +119,16 @@ def list_usable(
 
 
 def is_steered(job: JobRecord) -> bool:
-    """Whether the deadline policy applies to this job. It does not apply to jobs on machines."""
+    """Return whether the deadline policy applies to this job. The policy does not apply to jobs on
+    machines."""
     if job.task.machine is not None:
         return False
     return job.task.resources.spot is SpotPolicy.AUTO and deadline_of(job) is not None
 
 
 def is_limited(job: JobRecord) -> bool:
-    """Whether the job has limits. If so, its progress and spending restrict the offers that it may
-    use."""
+    """Return whether the job has limits. If the job has limits, its progress and spending restrict
+    the offers that it may use."""
     limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
     return any(limit is not None for limit in limits)
 
@@ -158,8 +161,8 @@ def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
 def record_plan(
     job: JobRecord, recommendation: Recommendation, offer: Offer | None, now: datetime
 ) -> JobRecord:
-    """Return the job with the policy's decision recorded. The time of the decision is when its mode
-    or offer last changed.
+    """Return the job with the policy's decision recorded. The time of the decision is the time when
+    its mode or offer last changed.
     """
     plan = PlanState(
         at=now,
@@ -171,12 +174,13 @@ def record_plan(
 
 
 def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
-    """Return the new decision. It keeps the time of the old one if mode and offer are unchanged."""
+    """Return the new decision. The new decision keeps the time of the old one if mode and offer are
+    unchanged."""
     return new if is_news(old, new) or old is None else replace(new, at=old.at)
 
 
 def is_news(old: PlanState | None, new: PlanState) -> bool:
-    """Whether a decision differs from the last one in anything except its reason."""
+    """Return whether a decision differs from the last one in anything except its reason."""
     return old is None or (old.mode, old.place) != (new.mode, new.place)
 
 
@@ -186,7 +190,8 @@ def is_news(old: PlanState | None, new: PlanState) -> bool:
 def make_attempt(
     job: JobRecord, offer: Offer, name_gang: Callable[[str], str], now: datetime, reason: str
 ) -> tuple[Attempt, list[Node]]:
-    """Create the rows of the job's next attempt. They must be written before anything is bought."""
+    """Create the rows of the job's next attempt. The rows must be written before anything is
+    bought."""
     number = job.last_number + 1
     mine = attempt_id(job.id, number)
     attempt = Attempt(
@@ -207,7 +212,7 @@ def make_attempt(
 
 
 def start_job(job: JobRecord, attempt: Attempt, reason: str, now: datetime) -> JobRecord:
-    """Return the job in phase STARTING, with this attempt as its own."""
+    """Return the job in phase STARTING, with this attempt as its current attempt."""
     return replace(
         job,
         phase=JobPhase.STARTING,
@@ -244,8 +249,8 @@ def place_job(
         standbys = (*started.standbys, rival.number)
         started = replace(started, numbered=rival.number, standbys=standbys)
         text = (
-            f"attempt {rival.number} starts on {offer.key} at the same time: the first to "
-            "be ready gets the work"
+            f"attempt {rival.number} starts on {offer.key} at the same time: the first gang to be "
+            "ready gets the work"
         )
         events.append(make_event(started, now, "standby", text))
     return RowChanges(
@@ -260,9 +265,8 @@ def place_job(
 def list_rivals(
     job: JobRecord, chosen: Offer, offers: Sequence[Offer], snapshot: MarketSnapshot
 ) -> Sequence[Offer]:
-    """The additional offers on which a job with parallel gangs starts. Shared hosts are left
-    out.
-    """
+    """Return the additional offers on which a job with parallel gangs starts. Shared hosts are
+    omitted."""
     if job.task.retry.parallel < 2 or chosen.shared:
         return ()
     others = [

@@ -73,7 +73,7 @@ def decide_turn(
 def line_up(
     wish: JobRecord, offers: tuple[Offer, ...], name_gang: NameGang, now: datetime
 ) -> WaitingJob:
-    """The job as a queue entry for these offers."""
+    """Return the job as a queue entry for these offers."""
     gang = name_gang(attempt_id(wish.id, wish.last_number + 1))
     avoid = frozenset(place for place, until in wish.avoid.items() if until > now)
     return WaitingJob(job=wish, gang=gang, offers=offers, avoid=avoid)
@@ -83,7 +83,7 @@ def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[JobRecord], Sequence[Event]]:
     """Return the first waiting jobs, of the queue and of each machine, whose reasons for waiting
-    have changed. Also returns events about new decisions of the deadline policy.
+    have changed. Also return events about new decisions of the deadline policy.
     """
     jobs, events = [], []
     for each in [each for queue in (stays, *on_machines) for each in queue[:EXPLAINED]]:
@@ -98,7 +98,7 @@ def explain_waits(
 
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
-    """Whether every existing offer has a job waiting for it."""
+    """Return whether every existing offer has a job waiting for it."""
     return all(place_of(offer) in blocked for offer in snapshot.market.offers)
 
 
@@ -108,8 +108,9 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Whether to read more jobs than those at the head of the queue, which are blocked. Later jobs
-    may fit on an offer for which no job waits. `behind` are the offers for which jobs wait.
+    """Return whether to read more jobs than those at the head of the queue, which are blocked.
+    Later jobs may fit on an offer for which no job waits. `behind` are the offers for which jobs
+    wait.
     """
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False

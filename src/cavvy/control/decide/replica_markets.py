@@ -1,8 +1,9 @@
-"""The markets in which the replicas of a service may run, and the tasks that keep them there.
+"""The markets in which the replicas of a service may run, and tasks that are restricted to one of
+these markets.
 
 Without spot, a service has one market, `ANYWHERE`: the planner chooses the offer of each replica as
-for every job. With spot, each place with spot is a market of its own, and `ON_DEMAND` is one: the
-spot policy spreads the replicas over them.
+for every job. With spot, each location with spot capacity is a separate market, and `ON_DEMAND` is
+one more: the spot policy distributes the replicas among these markets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ _REFUSED = frozenset({AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED, AttemptOu
 
 
 def place_of(offer: Offer) -> str:
-    """Where a replica runs, for people: account, zone and purchase."""
+    """Describe where a replica runs, for people: account, zone and purchase option."""
     return f"{offer.account}/{offer.zone or offer.region}/{offer.purchase}"
 
 
@@ -35,8 +36,8 @@ def uses_spot(task: TaskSpec) -> bool:
 
 
 def list_markets(offers: Iterable[Offer]) -> tuple[ServingMarket, ...]:
-    """The markets of these offers, in an order that does not depend on their prices: on-demand
-    first. Only the cheapest spot markets are listed.
+    """Return the markets of these offers in an order that does not depend on their prices, with the
+    on-demand market first. Only the cheapest spot markets are listed.
     """
     found: dict[str, ServingMarket] = {}
     for offer in offers:
@@ -62,7 +63,7 @@ def _market_of(offer: Offer) -> ServingMarket:
 
 
 def narrow(task: TaskSpec, market: ServingMarket) -> TaskSpec:
-    """The task, restricted to the market."""
+    """Return the task, restricted to the market."""
     needs = task.resources
     choices = tuple(_narrow(each, market) for each in needs.any_of)
     return replace(task, resources=replace(_narrow(needs, market), any_of=choices))
@@ -77,13 +78,13 @@ def _narrow(needs: ResourceSpec, market: ServingMarket) -> ResourceSpec:
 
 
 def is_spot(replica: ServiceReplica) -> bool:
-    """Whether the replica was ordered in a spot market."""
+    """Return whether the replica was ordered in a spot market."""
     return _is_spot_market(replica.market)
 
 
 def market_of(replica: ServiceReplica) -> str:
-    """The market that the replica counts for. One that was ordered anywhere counts for where it
-    runs.
+    """Return the market that the replica counts for. A replica that was ordered for any market
+    counts for the market in which it runs.
     """
     if replica.market:
         return replica.market
@@ -95,8 +96,8 @@ def _is_spot_market(name: str) -> bool:
 
 
 def merge_markets(service: StoredService, found: Sequence[ServingMarket]) -> StoredService:
-    """The service with the markets found now, and those in which it still has replicas of its
-    revision: a new revision may forbid the markets of the older ones.
+    """Return the service with the markets found now, and the markets in which it still has replicas
+    of its revision: a new revision may forbid the markets of older revisions.
     """
     ours = [each for each in service.open if each.revision == service.revision]
     names, used = {each.name for each in found}, {market_of(each) for each in ours}
@@ -108,7 +109,7 @@ def merge_markets(service: StoredService, found: Sequence[ServingMarket]) -> Sto
 
 
 def place_in_regions(task: TaskSpec) -> TaskSpec:
-    """The task, restricted to the regions and the area of its service."""
+    """Return the task, restricted to the regions and the area of its service."""
     spec = task.service
     assert spec is not None
     regions = spec.regions or ((spec.residency,) if spec.residency else ())
@@ -127,7 +128,8 @@ def place_in_regions(task: TaskSpec) -> TaskSpec:
 
 
 def find_loss(attempt: Attempt | None) -> ReplicaLoss | None:
-    """What the market of an ended attempt did; None if the attempt ended for another reason."""
+    """Return how the market caused the end of an attempt, or None if the attempt ended for another
+    reason."""
     if attempt is None or attempt.offer.purchase is not Purchase.SPOT:
         return None
     if attempt.outcome in _LOST:
@@ -141,9 +143,9 @@ def list_missing(
     gone: Sequence[ServiceReplica],
     now: datetime,
 ) -> tuple[str, ...]:
-    """The markets of the replicas to order, so that each market has as many as it should. `living`
-    are those that count, and `gone` those that end or have ended. A spot market that has just lost
-    or refused one pauses.
+    """Return the markets of the replicas to order, so that each market has as many replicas as it
+    should have. `living` are the replicas that count, and `gone` are those that are ending or have
+    ended. A spot market that has just lost or refused a replica is not used for a while.
     """
     pausing = {
         each.market

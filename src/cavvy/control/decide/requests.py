@@ -30,14 +30,15 @@ def hold_job(job: JobRecord, now: datetime) -> tuple[JobRecord, Event]:
 
 
 def is_timed(job: JobRecord) -> bool:
-    """Whether a waiting job must be looked at again at a known time."""
+    """Return whether a waiting job must be checked again at a known time."""
     limits = job.task.limits
     times = (job.held_until, limits.deadline, limits.deadline_after)
     return any(time is not None for time in times)
 
 
 def is_stopping(job: JobRecord) -> bool:
-    """Whether the job has ended or is already stopping, so that a stop would change nothing."""
+    """Return whether the job has ended or is already stopping, so that a stop would change
+    nothing."""
     return job.phase in JOB_ENDS or job.stop_reason is not None
 
 
@@ -56,8 +57,8 @@ def stop_job(job: JobRecord, reason: str, now: datetime) -> RowChanges:
 
 
 def release_kept(job: JobRecord, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
-    """Release the gangs that are kept after the job's work for the next job. Returns None if there
-    are none."""
+    """Release the gangs that are kept warm for the next job after the job's work. Return None if
+    there are no such gangs."""
     kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
     if not kept:
         return None
@@ -68,8 +69,8 @@ def release_kept(job: JobRecord, attempts: Sequence[Attempt], now: datetime) -> 
 
 
 def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
-    """The reason why the job cannot be retried, with a hint for the user. None if the job can be
-    retried."""
+    """Return the reason why the job cannot be retried, with a hint for the user. The result is None
+    if the job can be retried."""
     if job.removing:
         return f"job {job.name} is being removed", f"`cavvy rm {job.name}` completes the removal"
     if job.phase in _RETRIED:
@@ -104,7 +105,7 @@ def retry_job(job: JobRecord, now: datetime) -> RowChanges:
 
 
 def find_live(job: JobRecord, attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt whose nodes a drill can reclaim, or None."""
+    """Return the attempt whose nodes a drill can reclaim, or None."""
     own = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
     live = own is not None and own.phase in _LIVE and job.phase not in JOB_ENDS
     return own if live else None

@@ -1,5 +1,5 @@
 """Compares a restored database with what the providers run. The database is older than the
-providers' state: since the backup was made, gangs were started and ended that it does not know.
+providers' state: it does not know the gangs that were started or ended since the backup was made.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ QUIET = timedelta(days=1)
 
 
 class JobNumber(Struct, frozen=True, kw_only=True):
-    """An attempt of a job by its number."""
+    """The number of an attempt and its job."""
 
     job_id: str
     project: str
@@ -27,8 +27,8 @@ class JobNumber(Struct, frozen=True, kw_only=True):
 
 
 class UnknownGang(Struct, frozen=True, kw_only=True):
-    """A gang that exists at a provider, but has no unfinished attempt in the database. `attempt`
-    is set if it belongs to a job that the database knows. `rate` is what all its nodes cost per
+    """A gang that exists at a provider, but has no unfinished attempt in the database. `attempt` is
+    set if the gang belongs to a job in the database. `rate` is what all nodes of the gang cost per
     hour, if the provider reports that.
     """
 
@@ -41,8 +41,8 @@ class UnknownGang(Struct, frozen=True, kw_only=True):
 
 
 class LostAttempt(Struct, frozen=True, kw_only=True):
-    """An attempt that is unfinished in the database, but whose gang the provider does not have. It
-    is treated like one whose nodes were lost."""
+    """An attempt that is unfinished in the database, but whose gang does not exist at the provider.
+    The attempt is treated like one whose nodes were lost."""
 
     provider: str
     gang: str
@@ -50,8 +50,8 @@ class LostAttempt(Struct, frozen=True, kw_only=True):
 
 
 class RestoreComparison(Struct, frozen=True, kw_only=True):
-    """What the providers have and the database does not, and the reverse. `found` counts the gangs
-    that both have."""
+    """The differences between the providers' gangs and those in the database. `found` counts the
+    gangs that exist in both."""
 
     unknown: Sequence[UnknownGang]
     lost: Sequence[LostAttempt]
@@ -68,10 +68,10 @@ def compare(
 ) -> RestoreComparison:
     """Compare the gangs that providers report with the database.
 
-    `attempts` has the attempts, with the names of their jobs, by the names of their gangs: all that
-    are unfinished, and those that ended whose gangs were reported. `silent` names the providers
-    that did not report all gangs, about which nothing is concluded. `later` is the result of
-    `name_later`.
+    `attempts` maps the names of gangs to their attempts and the names of their jobs. It contains
+    all unfinished attempts, and the ended attempts whose gangs were reported. `silent` contains the
+    providers that did not report all gangs; nothing is concluded about these providers. `later` is
+    the result of `name_later`.
     """
     seen, silent = list(seen), frozenset(silent)
     running = [(provider, gang) for provider, gang in seen if gang.state is not GangState.ENDED]
@@ -102,8 +102,8 @@ def compare(
 def name_later(
     jobs: Iterable[JobNumber], name_gang: Callable[[str], str]
 ) -> Mapping[str, JobNumber]:
-    """The names of the gangs that the jobs may have started since the backup. Each of `jobs` has
-    the number of the last attempt that the database knows.
+    """Return the names of the gangs that the jobs may have started since the backup. `jobs`
+    contains each job with the number of its last attempt in the database.
     """
     return {
         name_gang(attempt_id(job.job_id, number)): JobNumber(
@@ -115,8 +115,8 @@ def name_later(
 
 
 def is_settled(restored_at: datetime, now: datetime, unknown: int, silent: int) -> bool:
-    """Whether a restored database needs no special care any more: for some time, all providers
-    answered, and none had an unknown gang."""
+    """Return whether a restored database no longer needs special care: for some time, all providers
+    have answered and reported no unknown gang."""
     return not unknown and not silent and now - restored_at >= QUIET
 
 

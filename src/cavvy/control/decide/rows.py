@@ -24,8 +24,8 @@ def make_event(
     attempt: int | None = None,
     fact: str | None = None,
 ) -> Event:
-    """An event of one of the job's attempts: the attempt with the number `attempt`, by default the
-    current one."""
+    """Create an event of one of the job's attempts: the attempt with the number `attempt`, by
+    default the current one."""
     number = job.attempt if attempt is None else attempt
     return Event(
         project=job.project,
@@ -59,8 +59,8 @@ class RowChanges(Struct, frozen=True, kw_only=True):
     stale_market: bool = False
 
     def then(self, later: "RowChanges") -> "RowChanges":
-        """Combine these changes and later ones into one write. Later charges of a rank replace its
-        earlier ones."""
+        """Combine these changes and later changes into one write. Later charges of a rank replace
+        its earlier ones."""
         return RowChanges(
             job=later.job or self.job,
             attempts=self.attempts + later.attempts,
@@ -114,7 +114,7 @@ class JobRows(Struct, frozen=True, kw_only=True):
         return self.nodes.get(attempt.id, ())
 
     def ran(self, now: datetime) -> timedelta:
-        """The total running time of all attempts."""
+        """Return the total running time of all attempts."""
         return ran(self.attempts.values(), now)
 
     def after(self, changes: RowChanges) -> "JobRows":
@@ -128,12 +128,12 @@ class JobRows(Struct, frozen=True, kw_only=True):
 
 
 def ran(attempts: Iterable[Attempt], now: datetime) -> timedelta:
-    """The total running time in these attempts."""
+    """Return the total running time in these attempts."""
     spans = [(x.finished_at or now) - x.running_at for x in attempts if x.running_at is not None]
     return sum(spans, timedelta(0))
 
 
 def taken_at(attempt: Attempt, nodes: Sequence[Node]) -> datetime | None:
-    """When the gang will be reclaimed, or None if that is not known."""
+    """Return when the gang will be reclaimed, or None if the time is not known."""
     times = [node.notice_until for node in nodes if node.notice_until]
     return min([*times, attempt.drill_until] if attempt.drill_until else times, default=None)

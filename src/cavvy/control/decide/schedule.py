@@ -64,7 +64,7 @@ def hold_schedule(
 
 
 def say_left_out(job: JobRecord, running: JobRecord, now: datetime) -> str:
-    """The reason why a due run does not start."""
+    """Return the reason why a due run does not start."""
     due = job.held_until or now
     return (
         f"the run of {due:%Y-%m-%d %H:%M} UTC is skipped: {running.name} is still {running.phase}"
@@ -72,7 +72,7 @@ def say_left_out(job: JobRecord, running: JobRecord, now: datetime) -> str:
 
 
 def say_next(upcoming: datetime) -> str:
-    """The reason shown for a repeating job."""
+    """Return the reason shown for a repeating job."""
     return f"next run at {upcoming:%Y-%m-%d %H:%M} UTC"
 
 
@@ -93,7 +93,8 @@ def spell_id(value: int) -> str:
 
 
 def find_window(job: JobRecord, now: datetime) -> TimeInterval | None:
-    """The time window that is open or comes next. None if the job does not wait for a window."""
+    """Return the time window that is open now or opens next. The result is None if the job does not
+    wait for a window."""
     window, deadline = job.task.window, deadline_of(job)
     if window is None or (deadline is not None and now >= deadline):
         return None
@@ -128,7 +129,7 @@ def _run_name(job: JobRecord, schedule: JobSchedule, due: datetime) -> str:
 
 
 def _next(schedule: JobSchedule, after: datetime) -> datetime:
-    """The schedule's next time. Raises ValueError if no day ever matches the cron line."""
+    """Return the schedule's next time. Raise ValueError if no day ever matches the cron line."""
     found = next_time(parse_cron(schedule.cron or ""), ZoneInfo(schedule.time_zone), after)
     if found is None:
         raise ValueError(f"no day ever matches {schedule.cron!r}")

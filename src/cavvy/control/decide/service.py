@@ -1,4 +1,5 @@
-"""Decides what a service needs: which replicas start, get requests, drain and end."""
+"""Decides the next step of a service: which replicas to start, to send requests to, to drain and to
+end."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -43,10 +44,11 @@ _LATER = timedelta(seconds=10)
 
 
 class ReplicaSeen(Struct, frozen=True, kw_only=True):
-    """What is known of a replica: its job's phase (None if it has no job), the offer and the gang
-    that run it, when it was placed and claimed by its agents, and the last answers to its probe.
-    `tried` says that its job has had an attempt, `reclaimed` that its node will be taken back, and
-    `loss` what its spot market did to it. `in_flight` is None while the gateway does not answer.
+    """The observed state of a replica: its job's phase (None if it has no job), the offer and the
+    gang on which it runs, when it was placed and claimed by its agents, and the last responses to
+    its probe. `tried` means that its job has had an attempt, `reclaimed` that its node will be
+    reclaimed, and `loss` is what its spot market did to the replica. `in_flight` is None while the
+    gateway does not respond.
     """
 
     phase: JobPhase | None = None
@@ -67,8 +69,8 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSnapshot(Struct, frozen=True, kw_only=True):
-    """A service, what is known of each replica that has not ended, how many requests wait, and what
-    is known of the revision that is tried out.
+    """A service, the observed state of each replica that has not ended, the number of waiting
+    requests, and the traffic of the candidate revision.
     """
 
     service: StoredService
@@ -79,11 +81,10 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class ServiceStep(Struct, frozen=True, kw_only=True):
-    """What to do: store the service, order a new replica in each of the markets `orders` ("" lets
-    the planner choose) and `candidates` of the revision that is tried out, start and stop the jobs
-    of others.
-    `finished` says that the service was ended and nothing of it is left. The next decision is due
-    after `after`.
+    """The actions of one decision: store the service, order a new replica in each of the markets
+    `orders` ("" lets the planner choose) and in `candidates` for the candidate revision, and start
+    and stop the jobs of other replicas. `finished` means that the service was ended and none of its
+    replicas is left. The next decision is due after `after`.
     """
 
     service: StoredService
@@ -96,7 +97,7 @@ class ServiceStep(Struct, frozen=True, kw_only=True):
 
 
 def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
-    """The next step of a service."""
+    """Return the next step of a service."""
     service = view.service
     replicas = [
         _follow(service, each, view.seen.get(each.id, ReplicaSeen()), now) for each in service.open
@@ -123,7 +124,8 @@ def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
 
 
 def state_of(service: StoredService) -> str:
-    """ending, ready, failing, starting, or idle: no replica, and none is needed."""
+    """Return "ending", "ready", "failing", "starting" or "idle"; an idle service has no replica and
+    needs none."""
     if not service.wanted:
         return "ending"
     if any(each.state in SERVING for each in service.replicas):
@@ -134,7 +136,8 @@ def state_of(service: StoredService) -> str:
 
 
 def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
-    """The replicas that get requests; of a revision that is tried out only if it is a canary."""
+    """Return the replicas that get requests; those of a candidate revision are included only if it
+    is a canary."""
     hidden = 0 if is_canary(service) else service.tried
     return tuple(
         each for each in service.replicas if each.state in SERVING and each.revision != hidden
@@ -153,7 +156,7 @@ def average_readings(service: StoredService, seen: Mapping[str, ReplicaSeen]) ->
 
 
 def is_canary(service: StoredService) -> bool:
-    """Whether a revision is tried out with a part of the requests."""
+    """Return whether a candidate revision gets some of the requests."""
     tried = service.candidate
     spec = None if tried is None else tried.task.service
     return spec is not None and spec.update.strategy is UpdateStrategy.CANARY
@@ -168,9 +171,9 @@ def order_replica(
     revision: int = 0,
     providers: tuple[str, ...] = (),
 ) -> StoredService:
-    """The service with one more replica, of its revision or the given one. Its row is stored before
-    its job is submitted, under the ID of the replica, so that a restart in between neither forgets
-    nor repeats it.
+    """Return the service with one more replica, of its revision or of the given one. The replica's
+    row is stored before its job is submitted under the replica's ID, so that a restart between the
+    two steps neither forgets nor repeats the replica.
     """
     replica = ServiceReplica(
         id=replica_id,
@@ -188,8 +191,8 @@ def order_replica(
 def make_replica_task(
     task: TaskSpec, name: str, port: int, market: ServingMarket | None = None
 ) -> TaskSpec:
-    """The task of a replica's job, in a market or wherever the planner places it. It is not
-    retried: the service orders another replica.
+    """Return the task of a replica's job, in one market or wherever the planner places it. The job
+    is not retried: the service orders another replica instead.
     """
     task = place_in_regions(task)
     return replace(
@@ -245,7 +248,7 @@ def _follow_start(
         return move(replica, ReplicaState.READY, "", now)
     if now - (replica.running_at or now) >= service.spec.probe.start:
         path = service.spec.probe.path
-        return move(replica, ReplicaState.ENDING, f"it did not answer {path} in time", now)
+        return move(replica, ReplicaState.ENDING, f"the replica did not answer {path} in time", now)
     return replica
 
 
@@ -256,14 +259,14 @@ def _follow_ready(
         return move(replica, ReplicaState.ENDING, "its job is stopping", now)
     if seen.reclaimed:
         replica = replace(replica, reclaimed=True, loss=ReplicaLoss.LOST)
-        return move(replica, ReplicaState.DRAINING, "its node will be reclaimed", now)
+        return move(replica, ReplicaState.DRAINING, "the replica's node will be reclaimed", now)
     if seen.failures >= service.spec.probe.failures:
-        return move(replica, ReplicaState.UNHEALTHY, "it does not answer its probe", now)
+        return move(replica, ReplicaState.UNHEALTHY, "the replica does not answer its probe", now)
     return replica
 
 
 def _locate(replica: ServiceReplica, seen: ReplicaSeen) -> ServiceReplica:
-    """The replica with where it runs."""
+    """Return the replica with the location where it runs."""
     if seen.offer is None:
         return replica
     gang = "" if seen.offer.provider == HERE else seen.gang
@@ -286,7 +289,8 @@ def _is_drained(
 def move(
     replica: ServiceReplica, state: ReplicaState, reason: str, now: datetime
 ) -> ServiceReplica:
-    """The replica in another state. Raises ValueError if it may not follow."""
+    """Return the replica in another state. Raise ValueError if the replica may not enter this
+    state."""
     if state not in REPLICA_MOVES[replica.state]:
         raise ValueError(f"a replica that is {replica.state} cannot become {state}")
     moved = replace(replica, state=state, reason=reason)
@@ -309,8 +313,8 @@ def _end(replica: ServiceReplica, reason: str, now: datetime) -> ServiceReplica:
 def _count_failures(
     service: StoredService, replicas: list[ServiceReplica], now: datetime
 ) -> StoredService:
-    """The service with the failures of these replicas of its newest revision, which were open
-    before. A replica that has been ready for a while ends the row of failures.
+    """Return the service with the failures of those replicas of its newest revision that were open
+    before. A replica that has been ready for a while resets the count of consecutive failures.
     """
     before = {each.id: each for each in service.open}
     for replica in replicas:
@@ -334,7 +338,7 @@ def _count_failures(
 
 
 def _find_pause(service: StoredService, now: datetime) -> timedelta | None:
-    """How long no new replica is ordered, because the last ones failed to start."""
+    """Return how long to order no new replica, because the last ones failed to start."""
     if not service.failures or service.failed_at is None:
         return None
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(service.failures - 1, 10))
@@ -351,7 +355,7 @@ def count_wanted(service: StoredService, backlog: int) -> int:
 
 
 def _counts(replica: ServiceReplica, revision: int) -> bool:
-    """Whether the replica serves the newest revision, or will."""
+    """Return whether the replica serves the newest revision, or will serve it."""
     going = (ReplicaState.DRAINING, ReplicaState.ENDING, ReplicaState.ENDED)
     return replica.revision == revision and replica.state not in going
 
@@ -363,7 +367,7 @@ def _find_missing(
     wanted: int,
     now: datetime,
 ) -> tuple[str, ...]:
-    """The markets of the replicas to order."""
+    """Return the markets of the replicas to order."""
     counting = [each for each in replicas if _counts(each, service.revision)]
     if wanted and service.placement:
         ending = [each for each in replicas if each.state is ReplicaState.ENDING]
@@ -374,9 +378,9 @@ def _find_missing(
 def _limit(
     service: StoredService, replicas: list[ServiceReplica], wanted: int, now: datetime
 ) -> list[ServiceReplica]:
-    """The replicas of which those that are too many drain or end. Replicas of older revisions serve
-    until as many of the newest are ready. One that is in the wrong market serves until there are
-    enough without it.
+    """Return the replicas, of which surplus ones drain or end. Replicas of older revisions serve
+    until enough replicas of the newest revision are ready. A replica in the wrong market serves
+    until there are enough replicas without it.
     """
     revision, placement = service.revision, service.placement if wanted else {}
     ready = sum(each.state is ReplicaState.READY and each.revision == revision for each in replicas)
@@ -402,8 +406,8 @@ def _limit(
 def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
-    """The replica, which drains or ends if it is too many. `left` more are needed of its kind, and
-    `spare` ready ones are more than the service needs.
+    """Return the replica, which drains or ends if it is surplus. `left` is how many more replicas
+    of its kind are needed, and `spare` is how many ready replicas exceed the service's need.
     """
     if not _is_open(replica):
         return replica
@@ -417,7 +421,7 @@ def _fit(
 
 
 def _is_open(replica: ServiceReplica) -> bool:
-    """Whether the replica serves, will serve, or could serve again."""
+    """Return whether the replica serves, will serve, or could serve again."""
     going = (ReplicaState.ENDING, ReplicaState.ENDED)
     return replica.state not in going and not replica.reclaimed
 
@@ -438,9 +442,10 @@ def _rank(replica: ServiceReplica) -> int:
 
 
 def dismiss(
-    replica: ServiceReplica, now: datetime, reason: str = "it is no longer needed"
+    replica: ServiceReplica, now: datetime, reason: str = "the replica is no longer needed"
 ) -> ServiceReplica:
-    """A replica that is no longer needed: it finishes its requests, if it has any."""
+    """Return a replica that is no longer needed in the state in which it finishes its requests, or
+    ends if it has none."""
     if replica.state is ReplicaState.READY:
         return move(replica, ReplicaState.DRAINING, reason, now)
     if replica.state is ReplicaState.DRAINING:

@@ -1,4 +1,4 @@
-"""The keys of a service: which it has, and when they were last used."""
+"""The keys of a service and the times when they were last used."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,22 +10,22 @@ MOST_KEYS = 1000
 
 
 class TooManyKeys(Exception):
-    """The service has as many keys as it may have; revoke one."""
+    """Raised if the service has the maximum number of keys; revoke one."""
 
 
 class KeyUnknown(Exception):
-    """The service has no key with this ID."""
+    """Raised if the service has no key with this ID."""
 
 
 def with_key(service: StoredService, key: ServiceKey) -> StoredService:
-    """The service with one more key. Raises TooManyKeys."""
+    """Return the service with one more key. Raises TooManyKeys."""
     if len(service.keys) >= MOST_KEYS:
-        raise TooManyKeys(f"service {service.name} has {MOST_KEYS} keys")
+        raise TooManyKeys(f"service {service.name} has {MOST_KEYS} keys, the maximum")
     return replace(service, keys=(*service.keys, key))
 
 
 def without_key(service: StoredService, key_id: str) -> StoredService:
-    """The service without a key. Raises KeyUnknown."""
+    """Return the service without a key. Raises KeyUnknown."""
     kept = tuple(each for each in service.keys if each.id != key_id)
     if len(kept) == len(service.keys):
         raise KeyUnknown(f"service {service.name} has no key {key_id}")
@@ -33,7 +33,7 @@ def without_key(service: StoredService, key_id: str) -> StoredService:
 
 
 def note_uses(service: StoredService, used: Mapping[str, float]) -> StoredService:
-    """The service with the times at which the gateway last saw its keys."""
+    """Return the service with the times at which the gateway last saw its keys."""
     if not used:
         return service
     return replace(service, keys=tuple(_note_use(each, used.get(each.id)) for each in service.keys))

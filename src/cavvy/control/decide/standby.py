@@ -1,10 +1,10 @@
 """Decides about standby gangs. A standby gang is a second gang for a job whose own gang is still
 working, or does not start.
 
-A standby gang starts while the job's own gang exists. It takes the job over once the own gang can
-do no more work. Agents of a standby gang can claim their ranks, but get no work before the
-takeover. The takeover is one write, which moves the job to the standby gang and invalidates all
-claims of the old gang that are not granted yet.
+A standby gang starts while the job's own gang exists. The standby gang takes the job over once the
+job's own gang can do no more work. Agents of a standby gang can claim their ranks, but receive no
+work before the takeover. The takeover is one write, which moves the job to the standby gang and
+invalidates all claims of the old gang that are not granted yet.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +86,8 @@ class AskAdvisor(Struct, frozen=True, kw_only=True):
 def decide_standby(
     rows: JobRows, reviews: Mapping[str, datetime], now: datetime, *, awaits_end: bool = False
 ) -> Step | AskAdvisor:
-    """The next step that concerns standby gangs. It is taken before `decide_job` is asked for the
-    job's next step.
+    """Return the next step that concerns standby gangs. This step precedes the job's next step,
+    which `decide_job` returns.
 
     `reviews` maps keys to the earliest time when the advisor is asked again. If `awaits_end` is
     set, no standby gang is started while the provider reclaims the job's own gang, because a person
@@ -116,8 +116,8 @@ def decide_standby(
 def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Ask whether to leave a gang at risk. If the job has recently left another gang, it stays for
-    now."""
+    """Decide whether to ask the advisor about leaving a gang at risk. If the job has recently left
+    another gang, it stays for now."""
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:
         return _ask(StandbyQuestion.AHEAD, own.id, reviews, nodes, now)
@@ -151,7 +151,7 @@ def answer_standby(
 
 
 def buys_gang(step: Step, job: JobRecord) -> bool:
-    """Whether the step starts another gang that costs money."""
+    """Return whether the step starts another gang that costs money."""
     made = () if step.changes is None else step.changes.attempts
     return any(each.number > job.last_number and each.offer.rate.micros_per_hour for each in made)
 
@@ -199,8 +199,8 @@ def _without(job: JobRecord, standbys: Sequence[Attempt]) -> JobRecord:
 
 
 def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
-    """Give the job to the standby gang once that is ready. If the job's own gang is still working,
-    first order it to save a last checkpoint.
+    """Let the standby gang take the job over once the gang is ready. If the job's own gang is still
+    working, first order it to save a last checkpoint.
     """
     leaves = taken_at(own, rows.nodes_of(own)) is not None
     if not leaves and (late := _late_standbys(rows, own)):
@@ -221,7 +221,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
 
 
 def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
-    """Reclaim the job's own gang. Its agents get a notice that leaves time for a last
+    """Reclaim the job's own gang. Its agents get a notice that leaves enough time for a last
     checkpoint."""
     notice = max(_HANDOVER, rows.job.task.grace)
     return RowChanges(
@@ -231,8 +231,8 @@ def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime)
 
 
 def _late_standbys(rows: JobRows, own: Attempt) -> list[Attempt]:
-    """The standby gangs that are no longer needed, because they started before the job's own gang
-    began its work."""
+    """Return the standby gangs that are no longer needed, because they started before the job's own
+    gang began its work."""
     began = own.running_at
     return [] if began is None else [each for each in rows.standbys if each.created_at < began]
 
@@ -375,8 +375,8 @@ def _reviewed(
 
 
 def _leaves_to_wait(rows: JobRows, own: Attempt, now: datetime) -> bool:
-    """Whether an on-demand gang has just saved a checkpoint, and may be released so that the job
-    waits for spot capacity."""
+    """Return whether an on-demand gang has just saved a checkpoint, and may be released so that the
+    job waits for spot capacity."""
     saved, job = own.checkpoint_at, rows.job
     if own.phase is not AttemptPhase.RUNNING or own.offer.purchase is Purchase.SPOT:
         return False
@@ -425,7 +425,7 @@ def _has_capacity(offer: Offer, job: JobRecord) -> bool:
 
 
 def _pays_two(rows: JobRows, offer: Offer) -> bool:
-    """Whether the budget can pay for both gangs while the second one starts."""
+    """Return whether the budget can pay for both gangs while the second one starts."""
     if cap_of(rows.job) is None:
         return True
     both = offer.rate.times(rows.job.task.nodes).over(_START + offer.minimum_charge)
@@ -434,27 +434,28 @@ def _pays_two(rows: JobRows, offer: Offer) -> bool:
 
 
 def _may_be_preempted(job: JobRecord) -> bool:
-    """Whether the job continues after one more preemption."""
+    """Return whether the job continues after one more preemption."""
     allowed = job.task.retry.preemption
     return allowed is None or job.retries.get("preemption", 0) < allowed
 
 
 def _may_move(job: JobRecord) -> bool:
-    """Whether the job may leave a gang that is working. A move does not count as a preemption; but
-    a job whose task allows no preemptions is never moved.
+    """Return whether the job may leave a gang that is working. A move does not count as a
+    preemption, but a job whose task allows no preemptions is never moved.
     """
     return job.task.retry.preemption != 0
 
 
 def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
-    """Whether the provider has announced that it may soon reclaim this spot gang."""
+    """Return whether the provider has announced that it may soon reclaim this spot gang."""
     works = own.phase is AttemptPhase.RUNNING and own.offer.purchase is Purchase.SPOT
     return works and any(node.risk_at for node in rows.nodes_of(own))
 
 
 def _calm_until(rows: JobRows, own: Attempt) -> datetime:
-    """The time until which a warning causes no further move. The waiting time doubles with each
-    move. It begins when the gang's work starts, or when a standby gang is launched later.
+    """Return the time until which a warning causes no further move. The waiting time doubles with
+    each move. The waiting time begins when the gang's work starts, or when a standby gang is
+    launched later.
     """
     job = rows.job
     last = rows.attempts.get(job.last_number, own)
@@ -471,12 +472,12 @@ def _is_ready(rows: JobRows, attempt: Attempt) -> bool:
 
 
 def _has_work(rows: JobRows, own: Attempt) -> bool:
-    """Whether the gang's agents may have received the work: every rank is claimed."""
+    """Return whether the gang's agents may have received the work: every rank is claimed."""
     return all(node.claim for node in rows.nodes_of(own))
 
 
 def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
-    """Whether no rank of this gang can do any more work."""
+    """Return whether no rank of this gang can do any more work."""
     if own.phase is AttemptPhase.ENDED:
         return True
     claimed = [node for node in nodes if node.claim]
@@ -484,8 +485,9 @@ def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
 
 
 def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
-    """How long to wait for the next checkpoint of the working gang `own` after the standby gang has
-    become ready. 0 if `own` has saved a checkpoint since then, or saves none.
+    """Return how long to wait for the next checkpoint of the working gang `own` after the standby
+    gang has become ready. The result is 0 if `own` has saved a checkpoint since then, or saves no
+    checkpoints.
     """
     checkpoint = rows.job.task.checkpoint
     if checkpoint is None or own.phase in COMING:

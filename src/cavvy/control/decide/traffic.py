@@ -1,4 +1,5 @@
-"""The autoscaler's view of a service, from what the gateway counts and from its replicas."""
+"""The autoscaler's view of a service, computed from the gateway's counts and the service's
+replicas."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -61,7 +62,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
 
 
 def make_terms(spec: ServiceSpec) -> ScalingTerms:
-    """What the service asks of the autoscaler."""
+    """Return the service's requirements for the autoscaler."""
     target = spec.replicas.target
     waits = target.kind is TargetKind.QUEUE_WAIT
     return ScalingTerms(
@@ -109,7 +110,7 @@ def scale(
 def observe(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> ServiceObservation:
-    """What happened since `before`. A gateway that was started again counts from 0."""
+    """Return what happened since `before`. The counts of a restarted gateway begin at 0."""
     if before is None or before.at_s > traffic.at_s or before.arrivals > traffic.arrivals:
         before = ServiceTraffic(at_s=traffic.at_s)
     arrived = traffic.arrivals - before.arrivals
@@ -130,14 +131,15 @@ def observe(
 
 
 def _spread(count: int, seconds: int) -> tuple[int, ...]:
-    """The arrivals of each second, if they came evenly."""
+    """Return the arrivals of each second, assuming that requests arrived evenly."""
     return tuple(
         count * (second + 1) // seconds - count * second // seconds for second in range(seconds)
     )
 
 
 def _observe_markets(service: StoredService, now: datetime) -> tuple[MarketObservation, ...]:
-    """The replicas of the newest revision. A cold start and a loss are told once."""
+    """Observe the replicas of the newest revision in each market. A cold start and a loss are
+    reported once."""
     ours = [each for each in service.replicas if each.revision == service.revision]
     if not service.markets:
         return (_observe_market(ServingMarket(name=ANYWHERE), ours, now),)
@@ -171,7 +173,8 @@ def _observe_market(
 
 
 def _mark_seen(service: StoredService) -> StoredService:
-    """The service whose cold starts and losses so far were passed to the autoscaler."""
+    """Return the service whose cold starts and losses so far are marked as passed to the
+    autoscaler."""
     replicas = tuple(
         replace(each, measured=each.ready_at is not None, counted=each.loss is not None)
         for each in service.replicas

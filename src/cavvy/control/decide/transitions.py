@@ -38,14 +38,14 @@ from cavvy.domain.values import replace
 def turn_job(
     job: JobRecord, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
 ) -> JobRecord:
-    """Return the job, moved to another phase."""
+    """Return the job in another phase."""
     if phase not in JOB_ENDS:
         return replace(job, phase=phase, reason=reason, since=now, ended_at=None)
     return replace(job, phase=phase, reason=reason, since=now, ended_at=now, exit_code=exit_code)
 
 
 def advance_job(job: JobRecord, action: jobs.AdvanceJob, now: datetime) -> RowChanges:
-    """Move the job to its next phase. When the job ends, this is also announced to its webhooks."""
+    """Move the job to its next phase. When the job ends, its webhooks are notified too."""
     turned = turn_job(job, action.phase, action.reason, now, action.exit_code)
     return RowChanges(
         job=turned,
@@ -55,13 +55,13 @@ def advance_job(job: JobRecord, action: jobs.AdvanceJob, now: datetime) -> RowCh
 
 
 def deliveries_of(job: JobRecord) -> tuple[Delivery, ...]:
-    """The webhook events of an ended job."""
+    """Return the webhook events of an ended job."""
     return (Delivery.FAILURE if job.phase is JobPhase.FAILED else Delivery.FINISH,)
 
 
 def wanted_deliveries(job: JobRecord) -> list[Delivery]:
-    """The webhook events that the job has caused so far, if at least one of its webhooks subscribes
-    to them."""
+    """Return the webhook events that the job has caused so far, if at least one of its webhooks
+    subscribes to them."""
     news: tuple[Delivery, ...] = (Delivery.BUDGET,) if job.stop_cause is StopCause.BUDGET else ()
     news += deliveries_of(job) if job.phase in JOB_ENDS else ()
     return [what for what in news if any(what in hook.on for hook in job.task.webhooks)]
@@ -70,8 +70,8 @@ def wanted_deliveries(job: JobRecord) -> list[Delivery]:
 def find_undelivered(
     job: JobRecord, wanted: Sequence[Delivery], events: Sequence[Event]
 ) -> list[Delivery]:
-    """The deliveries that at least one webhook has not received, and that have not failed for
-    good."""
+    """Return the deliveries that at least one webhook has not received and that have not failed
+    permanently."""
     facts = [event.fact for event in events if event.kind == "webhook"]
     hooks = job.task.webhooks
     return [what for what in wanted if facts.count(what) < sum(what in hook.on for hook in hooks)]
@@ -125,21 +125,21 @@ def drop_past(avoid: dict[str, datetime], now: datetime) -> dict[str, datetime]:
 
 
 def count_retry(job: JobRecord, kind: str) -> dict[str, int]:
-    """The job's retry counts with one more retry of this kind."""
+    """Return the job's retry counts with one more retry of this kind."""
     return {**job.retries, kind: job.retries.get(kind, 0) + 1}
 
 
 def fails_a_host(attempt: Attempt) -> bool:
-    """Whether to avoid only the failed host and not the whole offer, because the gang used several
-    hosts.
+    """Return whether to avoid only the failed host and not the whole offer, because the gang used
+    several hosts.
     """
     shared = attempt.offer.shared and attempt.nodes > 1
     return shared and failure_of(attempt) is FailureKind.GPU
 
 
 def failed_place(attempt: Attempt, allocations: Sequence[Allocation]) -> str:
-    """The key for `JobRecord.avoid` after a failure: the offer, or the host of the rank that failed
-    first.
+    """Return the key for `JobRecord.avoid` after a failure: the offer, or the host of the rank that
+    failed first.
 
     `allocations` are needed only if `fails_a_host` returns True.
     """
@@ -211,7 +211,7 @@ def _settled(
     """Return the attempt with the outcome of its work.
 
     If all ranks have reported their exits, the work ended at the last exit, otherwise now. If the
-    start of the work was not recorded before, it is recorded too, so that the running time is
+    start of the work was not recorded before, it is recorded now, so that the running time is
     counted.
     """
     exits = [node.exited_at for node in nodes]
@@ -249,7 +249,7 @@ def _end_work(
 
 
 def is_told_by_job(job: JobRecord, outcome: AttemptOutcome | None) -> bool:
-    """Whether the job's own events explain why this attempt ended."""
+    """Return whether the job's own events explain why this attempt ended."""
     return outcome in (AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED) or (
         outcome is not None and outcome is job.stop_outcome
     )
@@ -349,13 +349,13 @@ def _describe(action: gangs.OrderRanks) -> str:
 
 
 def is_freed(attempt: Attempt) -> bool:
-    """Whether capacity that was reserved for the gang is now free, or will not be used."""
+    """Return whether capacity that was reserved for the gang is now free, or will not be used."""
     unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
     return unbought or attempt.phase is AttemptPhase.ENDED
 
 
 def wakes_queue(changes: RowChanges) -> bool:
-    """Whether these changes may allow a waiting job to be placed."""
+    """Return whether these changes may allow a waiting job to be placed."""
     kept = any(attempt.phase is AttemptPhase.KEPT for attempt in changes.attempts)
     queued = changes.job is not None and changes.job.phase is JobPhase.QUEUED
     return kept or queued or bool(changes.release)

@@ -1,9 +1,9 @@
-"""Decides what a service needs while a new revision of it is tried out.
+"""Decides the next step of a service while a new revision is on trial.
 
-The revision that serves keeps all the replicas that it needs until the other one takes over.
-Both are decided on as services of their own. A canary gets a part of the requests and of the
-replicas until `control.decide.canary` has judged it; a blue-green revision gets all replicas, and
-no request until they are ready.
+The serving revision keeps all the replicas that it needs until the new revision takes over. Both
+revisions are decided on like separate services. A canary gets some of the requests and replicas
+until `control.decide.canary` has judged it; a blue-green revision gets all replicas, but no
+requests until they are ready.
 """
 
 from datetime import datetime
@@ -40,8 +40,9 @@ _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 
 
 def begin_update(service: StoredService, asked: CandidateRevision) -> StoredService | None:
-    """The service with the candidate that a user asks for, or on its way back if its task is the
-    one that serves; None if the task serves at once, as the newest revision.
+    """Return the service with the candidate revision that a user requests, or without its candidate
+    if the requested task is the serving one. Return None if the task serves at once, as the newest
+    revision.
     """
     tried = service.candidate
     if not (service.version and service.wanted):
@@ -62,7 +63,8 @@ def _is_same(asked: CandidateRevision, other: StoredService | CandidateRevision)
 
 
 def as_revision(service: StoredService, revision: int) -> StoredService:
-    """The service as the given one of its revisions sees it: with its task and who started it."""
+    """Return the service as one of its revisions sees it: with this revision's task and the user
+    who started it."""
     tried = service.candidate
     if tried is None or tried.revision != revision:
         return service
@@ -81,7 +83,7 @@ def as_revision(service: StoredService, revision: int) -> StoredService:
 
 
 def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
-    """The next step of a service, with or without a candidate."""
+    """Return the next step of a service, with or without a candidate."""
     service, tried = view.service, view.service.candidate
     if tried is None:
         return _follow_rolling(decide_service(view, now), now)
@@ -161,7 +163,7 @@ def _is_ready(service: StoredService) -> bool:
 def _decide_both(
     view: ServiceSnapshot, tried: CandidateRevision, wanted: int, now: datetime
 ) -> tuple[ServiceStep, ServiceStep]:
-    """The steps of the service without its candidate, and of the candidate."""
+    """Return the steps of the service without its candidate, and of the candidate."""
     service = view.service
     ours = tuple(each for each in service.replicas if each.revision == tried.revision)
     others = tuple(each for each in service.replicas if each.revision != tried.revision)
@@ -173,7 +175,7 @@ def _decide_both(
 
 
 def measure(tried: CandidateRevision) -> CanaryJudgement:
-    """What the requests of a candidate say so far."""
+    """Return the evidence from the candidate's requests so far."""
     return judge(tried.trial, CanaryTerms(requests=_rule_of(tried).requests))
 
 
@@ -183,7 +185,8 @@ def _as_candidate(
     replicas: tuple[ServiceReplica, ...],
     wanted: int,
 ) -> StoredService:
-    """The service of the candidate alone, with as many replicas as it shall have."""
+    """Return the service of the candidate alone, with as many replicas as the candidate should
+    have."""
     service = as_revision(service, tried.revision)
     if is_canary(service):
         wanted = -(-wanted * service.spec.update.weight // 100)
@@ -201,7 +204,7 @@ def _as_candidate(
 def _follow(
     tried: CandidateRevision, alone: StoredService, seen: RevisionTraffic | None, now: datetime
 ) -> CandidateRevision:
-    """The candidate after what became of its replicas and its requests."""
+    """Return the candidate, updated by the state of its replicas and its requests."""
     trial = tried.trial
     if seen is not None and seen.revision == tried.revision:
         trial = observe(trial, seen.old, seen.new)
@@ -228,7 +231,7 @@ def _find_end(
     wanted: int,
     now: datetime,
 ) -> UpdateEnd | None:
-    """Why the trial ends now; None if it goes on."""
+    """Return why the trial ends now, or None if it continues."""
     if not service.wanted:
         return None
     if tried.withdrawn:
@@ -254,7 +257,8 @@ def _end(
     end: UpdateEnd,
     now: datetime,
 ) -> StoredService:
-    """The service after the trial: the candidate's revision takes over, or its replicas go."""
+    """Return the service after the trial: the candidate's revision takes over, or its replicas are
+    removed."""
     outcome = UpdateOutcome(
         revision=tried.revision,
         end=end,
@@ -281,7 +285,7 @@ def _end(
 def _in_order(
     old: tuple[ServiceReplica, ...], new: tuple[ServiceReplica, ...]
 ) -> tuple[ServiceReplica, ...]:
-    """The replicas of both revisions: those that have ended first, then by their age."""
+    """Return the replicas of both revisions: ended replicas first, then the others by age."""
     return tuple(
         sorted((*old, *new), key=lambda each: (each.state is not ReplicaState.ENDED, each.number))
     )

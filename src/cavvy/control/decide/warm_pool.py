@@ -1,5 +1,5 @@
-"""Decides whether a gang is kept after its work, which jobs can take it over, and what the takeover
-changes."""
+"""Decides whether a gang is kept warm after its work, which jobs can take it over, and what the
+takeover changes."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -36,10 +36,10 @@ _LONGEST_H = 24
 
 
 def may_keep(task: TaskSpec, offer: Offer) -> bool:
-    """Whether the task asks to keep its nodes, and these nodes can be kept. Nodes of a machine can
-    always be kept. Other nodes on a shared host are not kept, because the host frees its devices at
-    once. Other nodes with volumes or a time limit are not kept, because they may not suit the next
-    job.
+    """Return whether the task asks to keep its nodes, and these nodes can be kept. Nodes of a
+    machine can always be kept. Other nodes on a shared host are not kept, because the host releases
+    its devices at once. Other nodes with volumes or a time limit are not kept, because they may not
+    suit the next job.
     """
     if task.keep <= _NOTHING:
         return False
@@ -48,12 +48,12 @@ def may_keep(task: TaskSpec, offer: Offer) -> bool:
 
 
 def _endings(task: TaskSpec) -> frozenset[AttemptOutcome]:
-    """The outcomes of a node's work after which the node can be kept."""
+    """Return the outcomes of a node's work after which the node can be kept."""
     return _BY_ITSELF if task.machine is None else NODE_SPARED
 
 
 def waits_on(job: JobRecord, attempt: Attempt, node: Node) -> bool:
-    """Whether an agent that asks for work for this rank may be one that waits for the next job."""
+    """Return whether an agent that requests work for this rank may be waiting for the next job."""
     if attempt.phase is AttemptPhase.KEPT:
         return True
     over = node.phase is NodePhase.EXITED and node.exit_outcome in _endings(job.task)
@@ -70,7 +70,7 @@ def keeps_until(
     spent: Money | None,
     now: datetime,
 ) -> datetime | None:
-    """The time until which the gang is kept, or None if it is released.
+    """Return the time until which the gang is kept, or None if it is released.
 
     A gang is kept if its work ended by itself on every node, and the job is not retried. A
     machine's gang is kept whenever its work ends and its nodes are intact.
@@ -91,7 +91,7 @@ def keeps_until(
 
 
 def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None]) -> bool:
-    """Whether the nodes can do other work after the job's work has ended this way."""
+    """Return whether the nodes can do other work after the job's work has ended in this way."""
     if job.task.machine is None:
         return job.stop_reason is None and ends_job(job, *end)
     timed = job.stop_cause in (StopCause.DURATION, StopCause.DEADLINE)
@@ -99,7 +99,8 @@ def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None])
 
 
 def paid_for(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta:
-    """How long the rest of the budget can pay for the gang, less the time to remove the gang."""
+    """Return how long the rest of the budget can pay for the gang, less the time to remove the
+    gang."""
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return timedelta.max
@@ -109,8 +110,8 @@ def paid_for(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta
 
 
 def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
-    """Whether a kept gang would suit the job as well as a new gang on the same offer. The offers
-    themselves are compared by the caller.
+    """Return whether a warm gang would suit the job as well as a new gang on the same offer. The
+    caller compares the offers themselves.
     """
     old, new = former.task, job.task
     if (
@@ -131,20 +132,20 @@ def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
 
 
 def is_fresh(kept: Attempt, now: datetime) -> bool:
-    """Whether the gang was kept so recently that its agents may still be about to ask for their
-    next work.
+    """Return whether the gang was kept so recently that its agents may still be about to ask for
+    their next work.
     """
     return now - (kept.kept_since or kept.since) < _FRESH
 
 
 def is_kept(attempt: Attempt, now: datetime) -> bool:
-    """Whether the gang is still waiting for a job."""
+    """Return whether the gang is still waiting for a job."""
     until = attempt.kept_until
     return attempt.phase is AttemptPhase.KEPT and until is not None and until > now
 
 
 def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
-    """The project's kept gangs. The gang that has been kept longest comes first."""
+    """Return the project's warm gangs. The gang that has been kept longest comes first."""
     mine = [each for each in kept if each.project == project]
     return sorted(mine, key=lambda each: (each.kept_since or each.since, each.id))
 
@@ -152,7 +153,7 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 def hand_over(
     old: Attempt, former: JobRecord, charges: Sequence[Charge], job: JobRecord, now: datetime
 ) -> RowChanges:
-    """Turn a kept gang into a new attempt of the job. `charges` are the charges of the attempt that
+    """Turn a warm gang into a new attempt of the job. `charges` are the charges of the attempt that
     had the gang before."""
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)

@@ -106,8 +106,8 @@ class DeadlineAdvisor:
     async def situation(
         self, job: JobRecord, attempts: Sequence[Attempt], now: datetime
     ) -> PlanningContext:
-        """The planner's context: the job's progress and spending in these attempts, and the markets
-        that have a cooldown.
+        """Return the planner's context: the job's progress and spending in these attempts, and the
+        markets that have a cooldown.
         """
         limited = bool(attempts) and cap_of(job) is not None
         spent = total(await self._store.charges(job.id)) if limited else Money(0)
@@ -115,13 +115,14 @@ class DeadlineAdvisor:
         return replace(known, egress=await self.egress_of(job.task))
 
     async def egress_of(self, task: TaskSpec) -> Mapping[str, Money]:
-        """The prices of data that leaves a provider, if the task states the size of some data."""
+        """Return the prices of outgoing data at a provider, if the task states the size of some
+        data."""
         sized = any(each.size_mib is not None for each in (*task.inputs, *task.outputs))
         return await self._prices() if sized else {}
 
     async def price_upload(self, url: str | None, offer: Offer) -> tuple[Money | None, date | None]:
-        """The price of a GB that a node of the offer sends to the URL, or to the server if this is
-        None, and the date of the price; None if it is unknown.
+        """Return the price of a GB that a node of the offer sends to the URL (None means the
+        server), and the price's date; None if the price is unknown.
         """
         price = price_upload(url, offer, await self._prices())
         return price, find_egress_date(offer, self._egress_dates) if price else None
@@ -139,7 +140,8 @@ class DeadlineAdvisor:
         return go_ahead(job, own, await self.successor(job, attempts, own))
 
     async def policy_inputs(self, job: JobRecord) -> PolicyFacts | None:
-        """The current inputs of the policy, from which the rest of the job can be forecast."""
+        """Return the current inputs of the policy, from which the rest of the job can be
+        forecast."""
         attempts = await self._store.attempts(job.id)
         current = next(
             (x for x in attempts if x.number == job.attempt and x.phase not in GOING), None
@@ -176,7 +178,7 @@ class DeadlineAdvisor:
         return make_facts(job, offers, knowledge, stored, now)
 
     async def _prices(self) -> Mapping[str, Money]:
-        """The clouds' prices for outgoing data (egress), at most `_EGRESS_AGE` old."""
+        """Return the clouds' prices for outgoing data (egress), at most `_EGRESS_AGE` old."""
         now, read = self._clock.now(), self._egress_read
         is_old = read is None or not now - _EGRESS_AGE < read <= now
         if self._read_egress is not None and is_old:

@@ -29,7 +29,7 @@ class MarketHistory:
         self._rested_at: datetime | None = None
 
     async def standings(self) -> Mapping[str, MarketRecord]:
-        """The record of each market that was used recently."""
+        """Return the record of each market that was used recently."""
         now = self._clock.now()
         if self._read_at is None or now - self._read_at >= _AGE:
             self._standings, self._read_at = (
@@ -39,15 +39,15 @@ class MarketHistory:
         return self._standings
 
     async def knowledge(self, markets: Collection[str]) -> MarketKnowledge:
-        """The records of all markets, and the recent observations of these markets."""
+        """Return the records of all markets, and the recent observations of these markets."""
         recent: dict[str, list[Observation]] = {}
         for seen in await self._store.observations(markets, self._clock.now() - RECENT, _MOST):
             recent.setdefault(seen.market, []).append(seen)
         return MarketKnowledge(standings=await self.standings(), recent=recent)
 
     async def cooling_down(self) -> Collection[str]:
-        """The markets in which a launch or a gang of any job has failed recently. Jobs should try
-        other markets first."""
+        """Return the markets in which a launch or a gang of any job has failed recently. Jobs
+        should try other markets first."""
         now = self._clock.now()
         if self._rested_at is None or now - self._rested_at >= _AGE:
             lately = [

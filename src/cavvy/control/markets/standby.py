@@ -1,5 +1,5 @@
-"""Carries out the decisions of `decide.standby`, and asks the deadline advisor when a decision
-requires it, and budgets before a second gang is bought."""
+"""Carries out the decisions of `decide.standby`. Before that, asks the deadline advisor when a
+decision requires it, and checks budgets before a second gang is bought."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta

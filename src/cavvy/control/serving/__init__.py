@@ -1,1 +1,2 @@
-"""Services: their reconciler, users' requests about them, and what they need of the server."""
+"""Services: their reconciler, the handling of users' requests about them, and their dependencies on
+the server."""

@@ -1,4 +1,4 @@
-"""What services need of the server around the control plane, and of its other parts."""
+"""The interface between services and the server around the control plane."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -28,36 +28,39 @@ class ServiceFront(Protocol):
     """The gateway, and the probes of replicas."""
 
     def find_port(self) -> int:
-        """A free port of this machine for a new replica."""
+        """Return a free port of this machine for a new replica."""
 
     def locate(self, service: StoredService) -> str:
-        """The service's URL; "" while the gateway does not run."""
+        """Return the service's URL, or "" while the gateway does not run."""
 
     def permits(self, host: str) -> bool:
-        """Whether services may have this host name."""
+        """Return whether services may have this host name."""
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        """Reach and probe these replicas of the service from now on, and no others. They run."""
+        """From now on, connect to and probe these replicas of the service, and no others. They
+        run."""
 
     def probe(self, replica_id: str) -> ProbeRecord:
-        """What is known of a replica that is watched."""
+        """Return what is known of a watched replica."""
 
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         """Let the gateway serve the service with these replicas. The gateway starts with the first
-        service. If it does not answer, it gets this later.
+        service. A gateway that does not respond receives the change later.
         """
 
     async def withdraw(self, service: StoredService) -> None:
-        """Serve the service no longer. The gateway ends with the last service."""
+        """Stop serving the service. The gateway is stopped with the last service."""
 
     async def read_traffic(self, service: StoredService) -> ServiceTraffic | None:
-        """The traffic after the last `publish`; None if the gateway has not got it yet."""
+        """Return the traffic since the last `publish`, or None if the gateway has not received it
+        yet."""
 
     async def run(
         self, published: Sequence[StoredService], wake: Callable[[StoredService], None]
     ) -> None:
-        """Keep the gateway running until this task is cancelled. `published` are the services at
-        the start. Calls `wake` when a service gets requests or a replica answers otherwise.
+        """Keep the gateway running until this task is cancelled. `published` contains the services
+        at the start. `wake` is called when a service gets requests or a replica's response to its
+        probe changes.
         """
 
 

@@ -18,8 +18,8 @@ _AGE = timedelta(minutes=1)  # how old a service's markets may be
 
 
 class ServiceMarkets:
-    """The markets of services that may use spot. Others have none: the planner places their
-    replicas as it places all jobs.
+    """The markets of services that may use spot capacity. Other services have no markets: the
+    planner places their replicas like all jobs.
     """
 
     def __init__(self, pool: ProviderPool) -> None:
@@ -27,7 +27,7 @@ class ServiceMarkets:
         self._read: dict[str, tuple[int, datetime]] = {}  # ID of a service -> revision, time
 
     async def update(self, service: StoredService, now: datetime) -> StoredService:
-        """The service with the markets that its replicas may use now."""
+        """Return the service with the markets that its replicas may use now."""
         if not uses_spot(service.task):  # an older revision may have used it
             return replace(service, markets=(), placement={}) if service.markets else service
         revision, at = self._read.get(service.id, (0, now))

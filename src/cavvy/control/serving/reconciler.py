@@ -1,8 +1,9 @@
-"""Brings one service a step closer to what it needs: looks at its replicas and its traffic, decides
-what to do, and does it.
+"""Moves one service a step closer to its wanted state: observes its replicas and its traffic,
+decides what to do, and executes the decision.
 
-Each replica is a job of the project. Its row is stored with the service before its job is submitted
-under the same ID. The gateway learns which replicas are ready after that was stored.
+Each replica is a job of the project. The replica's row is stored with the service before the
+replica's job is submitted under the same ID. The gateway is told which replicas are ready after
+this was stored.
 """
 
 from contextlib import suppress
@@ -42,7 +43,7 @@ _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 
 
 def service_key(project: str, name: str) -> str:
-    """The worklist's key of a service."""
+    """Return the worklist's key of a service."""
     return f"{_PREFIX}{project}/{name}"
 
 
@@ -65,7 +66,7 @@ class _Scaled(Struct, frozen=True, kw_only=True):
 
 
 class ServiceReconciler:
-    """Reconciles services. Without a `front`, there are none."""
+    """Reconciles services. Reconciles services. Without a `front`, there are no services."""
 
     def __init__(self, parts: ServingParts) -> None:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
@@ -77,7 +78,7 @@ class ServiceReconciler:
         self._shown: dict[str, StoredService] = {}  # that the gateway serves, by key
 
     async def unfinished(self) -> list[str]:
-        """The keys of all services."""
+        """Return the keys of all services."""
         if self._front is None:
             return []
         return [service_key(each.project, each.name) for each in await self._store.services.list()]
@@ -192,7 +193,7 @@ class ServiceReconciler:
         return await self._look_at_attempt(job, seen)
 
     async def _look_at_attempt(self, job: JobRecord, seen: ReplicaSeen) -> ReplicaSeen:
-        """What is known of the job, with its last attempt."""
+        """Return what is known of the job, with its last attempt."""
         attempts = await self._store.attempts(job.id) if job.attempt else ()
         attempt = next((each for each in attempts if each.number == job.attempt), None)
         if attempt is None:
@@ -222,8 +223,8 @@ class ServiceReconciler:
         now: datetime,
         reading: float | None,
     ) -> StoredService:
-        """The service with a new decision of the autoscaler, if one is due, or with the last one,
-        which may not be stored.
+        """Return the service with a new decision of the autoscaler if one is due, otherwise with
+        the last decision, which may not be stored yet.
         """
         known = self._scaled.get(key)
         if known is not None and known.id != service.id:
@@ -261,8 +262,8 @@ class ServiceReconciler:
         front: ServiceFront,
         now: datetime,
     ) -> tuple[ServiceStep, StoredService]:
-        """Store the service of the step with the replicas that it orders. Returns the step with
-        these, and what is stored.
+        """Store the service of the step with the replicas that it orders. Return the step with
+        these replicas, and what was stored.
         """
         service = step.service
         orders = [(service.revision, market) for market in step.orders]
@@ -291,9 +292,9 @@ class ServiceReconciler:
     async def _order_at_port(
         self, service: StoredService, revision: int, market: str, now: datetime
     ) -> StoredService:
-        """The service with one more replica, whose program listens on the port in its file. If that
-        port of the server's machine is another replica's, it is ordered elsewhere; if it may run
-        only here, it is not ordered.
+        """Return the service with one more replica, whose program listens on the port in the task
+        file. If another replica uses that port of the server's machine, the new replica is ordered
+        for another provider; if it may run only on the server's machine, it is not ordered.
         """
         wanted, replica_id = as_revision(service, revision), self._jobs.make_id()
         port, services = wanted.spec.port, await self._store.services.list()

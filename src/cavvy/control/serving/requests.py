@@ -21,11 +21,11 @@ _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
 
 class HostTaken(Exception):
-    """The service may not have a host name; choose another."""
+    """Raised if the service may not use a host name; choose another one."""
 
 
 class ServiceStatus(Struct, frozen=True, kw_only=True):
-    """A service, its URL ("" while the gateway starts) and its traffic, if it is known."""
+    """A service, its URL ("" while the gateway starts) and its traffic, if known."""
 
     service: StoredService
     url: str
@@ -40,15 +40,15 @@ class ServiceRequests:
         self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
 
     async def any(self) -> bool:
-        """Whether there is a service."""
+        """Return whether any service exists."""
         return bool(await self._store.services.list())
 
     async def list(self, projects: ProjectFilter) -> Sequence[ServiceStatus]:
-        """The services of these projects."""
+        """Return the services of these projects."""
         return [await self._describe(each) for each in await self._store.services.list(projects)]
 
     async def get(self, project: str, name: str) -> ServiceStatus:
-        """One service. Raises RowNotFound."""
+        """Return one service. Raises RowNotFound."""
         return await self._describe(await self._store.services.get(project, name))
 
     async def put(
@@ -60,8 +60,8 @@ class ServiceRequests:
         consented: bool,
         ceiling: Money | None,
     ) -> ServiceStatus:
-        """Start a service with the name of the task, or give the one with this name a new revision.
-        The same task again changes nothing. Raises StaleVersion, HostTaken.
+        """Start a service with the name of the task, or give the existing service with this name a
+        new revision. If the task is unchanged, nothing changes. Raises StaleVersion, HostTaken.
         """
         await self._check_hosts(task)
         asked = CandidateRevision(
@@ -105,7 +105,7 @@ class ServiceRequests:
         raise StaleVersion(f"service {task.name} was changed by other requests in every try")
 
     async def _check_hosts(self, task: TaskSpec) -> None:
-        """Raise HostTaken if a service may not have its host names."""
+        """Raise HostTaken if a service may not use its host names."""
         wanted = () if task.service is None else task.service.hosts
         for host in wanted:
             if self._front is not None and not self._front.permits(host):
@@ -116,20 +116,20 @@ class ServiceRequests:
                 raise HostTaken(f"another service has one of the names {', '.join(wanted)}")
 
     async def end(self, project: str, name: str) -> ServiceStatus:
-        """End a service: its replicas finish their requests and stop, and then the service is gone.
-        Raises RowNotFound.
+        """End a service: its replicas finish their requests and stop, and then the service is
+        deleted. Raises RowNotFound.
         """
         ended = await self._change(project, name, lambda service: replace(service, wanted=False))
         self._hint(service_key(project, name))
         return await self._describe(ended)
 
     async def add_key(self, project: str, name: str, key: ServiceKey) -> None:
-        """Let a key call the service. Raises RowNotFound, TooManyKeys."""
+        """Permit a key to call the service. Raises RowNotFound, TooManyKeys."""
         service = await self._change(project, name, lambda service: with_key(service, key))
         await self._publish(service)
 
     async def remove_key(self, project: str, name: str, key_id: str) -> None:
-        """Let a key call the service no longer. Raises RowNotFound, KeyUnknown."""
+        """Revoke a key's permission to call the service. Raises RowNotFound, KeyUnknown."""
         service = await self._change(project, name, lambda service: without_key(service, key_id))
         await self._publish(service)
 
@@ -153,7 +153,8 @@ class ServiceRequests:
         return found
 
     async def _publish(self, service: StoredService) -> ServiceStatus:
-        """Let the gateway serve the service, so that requests may come before its replicas."""
+        """Let the gateway serve the service, so that requests may arrive before its replicas are
+        ready."""
         if self._front is not None:
             await self._front.publish(service, list_serving(service))
         key = service_key(service.project, service.name)
@@ -169,5 +170,5 @@ class ServiceRequests:
 
 
 def make_admitted(task: TaskSpec) -> TaskSpec:
-    """The job whose offers decide whether a replica can run."""
+    """Return the job whose offers decide whether a replica can run."""
     return make_replica_task(task, task.name, 0)

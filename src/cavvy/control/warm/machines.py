@@ -26,7 +26,7 @@ class MachinePool:
         self._warm = warm
 
     async def read(self, project: str, name: str) -> NamedMachine | None:
-        """The machine's row, or None if there is none."""
+        """Return the machine's row, or None if there is none."""
         try:
             return await self._store.machine(project, name)
         except RowNotFound:
@@ -35,7 +35,7 @@ class MachinePool:
     async def gang_of(
         self, machine: NamedMachine | None
     ) -> tuple[JobRecord | None, Attempt | None]:
-        """The machine's newest job, and the machine's gang if it has one."""
+        """Return the machine's newest job, and the machine's gang if it has one."""
         if machine is None or machine.job_id is None:
             return None, None
         try:
@@ -45,7 +45,7 @@ class MachinePool:
         return holder, find_gang(await self._store.attempts(holder.id), holder)
 
     async def is_leaving(self, holder: JobRecord | None) -> bool:
-        """Whether nodes of the machine's newest job are still being released."""
+        """Return whether nodes of the machine's newest job are still being released."""
         return holder is not None and is_leaving(await self._store.attempts(holder.id))
 
     async def give_turn(

@@ -1,4 +1,4 @@
-"""Tracks the gangs that are kept after their work. A waiting job takes over a kept gang in one
+"""Tracks the gangs that are kept warm after their work. A waiting job takes over a warm gang in one
 write."""
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Allows = Callable[[Offer], bool]  # returns whether a job may run on an offer no
 
 
 class AgentWaits(Protocol):
-    """Tells whether the agents of a kept gang are waiting for work."""
+    """Reports whether the agents of a warm gang are waiting for work."""
 
     def waits(self, attempt: Attempt) -> bool: ...
     def forget(self, attempt: Attempt) -> None: ...
@@ -45,8 +45,8 @@ class WarmGangNotReady(Struct, frozen=True, kw_only=True):
 
 
 class WarmPool:
-    """Knows which gangs are kept. They are read from the store once or, if other servers keep gangs
-    too (`shared`), again when they are older than a second.
+    """Tracks warm gangs. The gangs are read from the store once or, if other servers keep gangs too
+    (`shared`), whenever they are older than a second.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WarmPool:
         self._kept: dict[str, Attempt] | None = None  # the kept gangs' attempts, by attempt ID
 
     def note(self, attempt: Attempt) -> None:
-        """Update the list of kept gangs. Must be called after each write of an attempt."""
+        """Update the list of warm gangs. Must be called after each write of an attempt."""
         if self._kept is not None:
             if attempt.phase is AttemptPhase.KEPT:
                 self._kept[attempt.id] = attempt
@@ -68,12 +68,12 @@ class WarmPool:
                 self._kept.pop(attempt.id, None)
 
     async def any_for(self, job: JobRecord) -> bool:
-        """Whether the job's project keeps any gang."""
+        """Return whether the job's project keeps any gang."""
         return len(await self._of(job.project)) > 0
 
     async def find(self, job: JobRecord, allows: Allows) -> WarmGang | WarmGangNotReady | None:
-        """The kept gang that fits the job. If several fit, the one that has been kept longest and
-        is ready is preferred."""
+        """Return the warm gang that fits the job. If several fit, the one that has been kept
+        longest and is ready is preferred."""
         soon: WarmGangNotReady | None = None
         for known in await self._of(job.project):
             now = self._clock.now()
@@ -96,8 +96,8 @@ class WarmPool:
         return soon
 
     async def prepare(self, kept: Attempt, former: JobRecord, now: datetime) -> WarmGang | None:
-        """The kept gang with the final charges of its former job, or None if no job can take the
-        gang over yet.
+        """Return the warm gang with the final charges of its former job, or None if no job can take
+        the gang over yet.
         """
         stored, nodes = await self._store.charges(former.id), await self._store.nodes(kept.id)
         charges = closing_charges(kept, stored, now, nodes)
