@@ -141,7 +141,7 @@ def test_work_that_has_ended_cannot_be_entered(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hide, "ENTER_S", 0.0)
-    with pytest.raises(ProcessLookupError, match="the work does not run"):
+    with pytest.raises(ProcessLookupError, match="the work is not running"):
         hide.enter(str(folder), lambda: 0)
 
 

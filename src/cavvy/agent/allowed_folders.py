@@ -2,10 +2,10 @@
 links that the work has created.
 
 The agent may have access to more files than the work, which may run in a container or in its own
-namespaces. So every path is opened one name at a time, each relative to the folder opened before,
-and the kernel is told to follow no link. If a name is a link, this module follows it only if the
-link's target is in an allowed folder. If a name becomes a link after it was checked, opening it
-fails.
+namespaces. Therefore every path is opened one name at a time, each relative to the folder opened
+before, and the kernel is told to follow no link. If a name is a link, this module follows it only
+if the link's target is in an allowed folder. If a name becomes a link after it was checked, opening
+it fails.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _STEP = (
 
 
 class LeadsOutside(OSError):
-    """A path, or the target of a symbolic link on it, is outside all allowed folders."""
+    """Raised if a path, or the target of a symbolic link on the path, is outside all allowed
+    folders."""
 
 
 class AllowedFolders:
-    """The folders that the agent may access. Opened files, and the targets of links, must be in one
-    of them.
+    """The folders that the agent may access. Opened files and the targets of links must be in one
+    of these folders.
 
     `own` are folders that the work could replace by a link, so a link at such a path is not
     followed. `given` are folders that the user named; their paths may contain links. A path in
-    `given` may also be that of a file.
+    `given` may also be the path of a file.
 
-    `seen` maps a path at which the work sees files to the path of these files on this machine. It
-    is used to resolve links and folders on a path. The paths on this machine must be in `own` or
-    `given`.
+    `seen` maps a path at which the work sees files to the path of these files on this machine. This
+    mapping is used to resolve links and folders on a path. The paths on this machine must be in
+    `own` or `given`.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class AllowedFolders:
         return made
 
     def find(self, path: str, *, follow: bool = True, make: bool = False) -> tuple[int, str]:
-        """Open the folder that contains `path`. Returns its descriptor, which the caller must
-        close, and the last name of `path`, or "." if `path` is an allowed folder.
+        """Open the folder that contains `path`. Return its descriptor, which the caller must close,
+        and the last name of `path`, or "." if `path` is an allowed folder.
 
         With `follow`, a link at `path` itself is resolved first. With `make`, missing folders above
         `path` are created. Raises LeadsOutside, OSError.
@@ -86,7 +87,7 @@ class AllowedFolders:
             walk.close()
 
     def resolve(self, path: str) -> str:
-        """The path after all links and ".." are resolved. Raises LeadsOutside, OSError."""
+        """Return the path after all links and ".." are resolved. Raises LeadsOutside, OSError."""
         walk = _Walk(self._opened, self._seen)
         try:
             name = self._walk(walk, path, follow=True, make=False)
@@ -148,8 +149,7 @@ class AllowedFolders:
 
 
 class _Walk:
-    """A position at or below an allowed folder, and the names on the path that are still to be
-    opened."""
+    """A position at or below an allowed folder, and the remaining names on the path."""
 
     def __init__(self, opened: dict[str, str], seen: dict[str, str]) -> None:
         self._allowed, self._seen = opened, seen
@@ -203,8 +203,8 @@ class _Walk:
                 self._continue_from(self._file_in)
 
     def _continue_from(self, folder: str) -> None:
-        """Continue with the names still to be opened, which are relative to `folder`, a path
-        without links. Raises LeadsOutside, OSError."""
+        """Continue with the remaining names, which are relative to `folder`, a path without links.
+        Raises LeadsOutside, OSError."""
         while self.todo and self.todo[-1] == "..":
             folder = os.path.dirname(folder)
             self.todo.pop()
@@ -265,8 +265,8 @@ def open_below(folder: int, path: str, flags: int) -> int:
 def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """For every file and folder below an open folder, yield the relative path, the directory entry,
     and the descriptor of the folder that contains it. That descriptor is closed when the iteration
-    continues. A folder comes before its entries. Links are not followed. Folders that cannot be
-    listed are left out; with `strict`, they raise OSError.
+    continues. A folder is yielded before its entries. Links are not followed. Folders that cannot
+    be listed are omitted; with `strict`, they raise OSError.
     """
     todo = [""]
     while todo:
@@ -298,22 +298,24 @@ def check_regular(file: int, path: str) -> int:
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)
-    raise OSError(errno.EINVAL, "it is not a regular file", path)
+    raise OSError(errno.EINVAL, "the file is not a regular file", path)
 
 
 def _find_innermost(path: str, folders: dict[str, str]) -> str:
-    """Return the innermost folder that contains the path or equals it; "" if there is none."""
+    """Return the innermost folder that contains the path or equals it, or "" if no such folder
+    exists."""
     fits = (e for e in folders if path == e or path.startswith(e.rstrip("/") + "/"))
     return max(fits, key=len, default="")
 
 
 def _split(path: str) -> list[str]:
-    """The names on a path, the last one first."""
+    """Return the names on a path, the last one first."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
 def _read_link(name: str, folder: int) -> str:
-    """The target of a link, or "" if the name is no link or is missing. Raises OSError."""
+    """Return the target of a link, or "" if the file is not a link or is missing. Raises
+    OSError."""
     try:
         return os.readlink(name, dir_fd=folder)
     except FileNotFoundError:

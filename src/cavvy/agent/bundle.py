@@ -14,11 +14,11 @@ LEFT_OUT = "bundle.py"
 
 
 def make_command() -> list[str]:
-    """The command that starts the agent from this installation; the caller appends the path of the
-    configuration file.
+    """Return the command that starts the agent from this installation; the caller appends the path
+    of the configuration file.
 
     The command runs the installed files instead of an archive, because Python can cache the
-    compiled form of files but not of an archive's entries.
+    compiled form of files but not of archive entries.
     """
     return [sys.executable, "-I", "-S", os.path.join(HERE, "__main__.py")]
 
@@ -40,7 +40,7 @@ def make_archive(folder: str = HERE) -> bytes:
 
 
 def list_sources(folder: str = HERE) -> list[str]:
-    """The relative paths of the files to pack."""
+    """Return the relative paths of the files to pack."""
     found = []
     for inner, _, names in os.walk(folder):
         relative = os.path.relpath(inner, folder)

@@ -72,8 +72,8 @@ class CheckpointSync(SidecarProcess):
         self._every_s = min(self._every_s, HURRY_S)
 
     def find_unsafe(self) -> str:
-        """The checkpoint folder if it has changes that are not uploaded yet, else "". Always "" on
-        a rank that does not upload.
+        """Return the checkpoint folder if it has changes that are not uploaded yet, else "". The
+        result is always "" on a rank that does not upload.
         """
         found = fingerprint(self._list())
         return self._folder if found and found != self._safe and self._config.rank == 0 else ""
@@ -91,8 +91,8 @@ class CheckpointSync(SidecarProcess):
             self._look_for_rest()
 
     def _list(self) -> list[FileEntry]:
-        """The files of the checkpoint folder; [] if the work has replaced the folder by a link that
-        leads out of the working folder.
+        """Return the files of the checkpoint folder, or [] if the work has replaced the folder by a
+        link that leads out of the working folder.
         """
         try:
             return list_checkpoint(self._config, self._folder, self._given)
@@ -170,7 +170,7 @@ class CheckpointSync(SidecarProcess):
 
     def _not_now(self, trouble: str, reason: str) -> None:
         """Warn about a failed upload. The upload is tried again later, unless the work has ended
-        and the bucket did not answer in time.
+        and the bucket did not respond in time.
         """
         if trouble == "silent" and self._done is not None:
             self._tries = LAST_TRIES

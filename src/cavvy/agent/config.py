@@ -1,7 +1,7 @@
-"""Reads the agent's input: its configuration file, and the work that comes with the claim.
+"""Reads the agent's input: its configuration file, and the work that it receives with the claim.
 
 Each class lists its fields with types and defaults, and is decoded from JSON. The annotations are
-read as text: importing `typing` and `dataclasses` would slow down every agent's start by some
+read as text: importing `typing` and `dataclasses` would delay every agent's start by some
 milliseconds.
 """
 
@@ -23,8 +23,8 @@ TABLE = "dict[str, str]"
 
 
 class BadConfig(Exception):
-    """The configuration or the work does not have the format of this protocol version. The message
-    names the wrong field.
+    """Raised if the configuration or the work does not have the format of this protocol version.
+    The message names the wrong field.
     """
 
 
@@ -113,8 +113,9 @@ class ConfigRecord:
 
 
 class ReclaimSignal(ConfigRecord):
-    """How the provider reclaims nodes: it sends SIGTERM to the agent while the file `unless` does
-    not exist. It may warn earlier, by creating the file `warning` or by sending `signal`.
+    """How the provider reclaims nodes: the provider sends SIGTERM to the agent while the file
+    `unless` does not exist. The provider may warn earlier, by creating the file `warning` or by
+    sending `signal`.
     """
 
     source: str
@@ -166,7 +167,7 @@ class NoticeReplyConfig(ConfigRecord):
 
 class NoticeAddress(ConfigRecord):
     """An address that the agent polls for notices that the node will be reclaimed, and the format
-    of the answers."""
+    of the responses."""
 
     source: str
     url: str
@@ -276,7 +277,8 @@ class AgentConfig(ConfigRecord, RankPaths):
 
 
 class CheckpointConfig(ConfigRecord):
-    """The task's checkpoint folder, which is kept after the work ends, and where it is stored."""
+    """The task's checkpoint folder, which is kept after the work ends, and the place where it is
+    stored."""
 
     path: str
     storage: str | None
@@ -305,7 +307,7 @@ class TransferConfig(ConfigRecord):
 
 
 class BuildConfig(ConfigRecord):
-    """A Dockerfile in the frozen working folder, to build the image from."""
+    """A Dockerfile in the frozen working folder from which the image is built."""
 
     path: str
     dockerfile: str = "Dockerfile"
@@ -314,8 +316,8 @@ class BuildConfig(ConfigRecord):
 
 
 class CheckConfig(ConfigRecord):
-    """What the node check requires: the memory of the GPU model, a minimum share of the model's
-    memory bandwidth, and a minimum link speed.
+    """The requirements of the node check: the memory of the GPU model, a minimum share of the
+    model's memory bandwidth, and a minimum link speed.
     """
 
     share: float
@@ -340,8 +342,8 @@ class GitConfig(ConfigRecord):
 
 
 class TunnelPeerConfig(ConfigRecord):
-    """A rank in the tunnel: its public key or what it lacks, and its addresses outside of the
-    tunnel and inside."""
+    """A rank in the tunnel: its public key or the software that it lacks, its address outside the
+    tunnel, and its address inside the tunnel."""
 
     key: str
     endpoint: str
@@ -350,7 +352,7 @@ class TunnelPeerConfig(ConfigRecord):
 
 
 class TunnelConfig(ConfigRecord):
-    """The encrypted tunnel between the ranks, in their order."""
+    """The encrypted tunnel between the ranks, in the order of the ranks."""
 
     prefix: int
     peers: list[TunnelPeerConfig]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .outbox import MessageOutbox
 
     class OrderListener(Protocol):
-        """Events that the client reports to the agent."""
+        """Callbacks for events that the client reports to the agent."""
 
         def ordered(self, kind: str, seconds: float, reason: str) -> None: ...
         def asked(self, asked: ExecConfig) -> None: ...
@@ -250,8 +250,8 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Return whether to wait for more log output before sending. If so, start the timer that
-        ends the wait. Sending each line in its own request would cost too much.
+        """Return whether to wait for more log output before sending. If waiting is useful, start
+        the timer that ends the wait. Sending each line in its own request would cost too much.
         """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
@@ -338,7 +338,7 @@ class ExecStream:
 
     @property
     def full(self) -> bool:
-        """Whether the command should wait until `drained` is called."""
+        """Return whether the command should wait until `drained` is called."""
         return len(self._data) >= self.LIMIT
 
     def begin(self) -> None:
@@ -381,7 +381,7 @@ class ExecStream:
 
 
 def nothing() -> None:
-    """The default callback, which does nothing."""
+    """Do nothing; this is the default callback."""
 
 
 def make_headers(config: AgentConfig) -> str:
@@ -398,7 +398,7 @@ def said(data: bytes) -> str:
 
 def complain(text: str) -> None:
     """Write to the agent's own log, which the node's provider keeps. Do not write to the task's
-    log, which holds only the task's output."""
+    log, which contains only the task's output."""
     try:
         os.write(
             2, f"cavvy-agent: {text}\n".encode()

@@ -29,7 +29,7 @@ def open_private(path: str, flags: int = 0) -> int:
 
 
 def open_entry(folder: str, name: str, flags: int) -> int:
-    """Open a file in a folder; neither may be a link. Raises OSError."""
+    """Open a file in a folder; neither the file nor the folder may be a link. Raises OSError."""
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=here)
@@ -39,7 +39,7 @@ def open_entry(folder: str, name: str, flags: int) -> int:
 
 def write_whole(path: str, text: str, *, sync: bool = False) -> None:
     """Write a private file atomically: readers see either the old or the new content as a whole.
-    `sync` waits until the content is on the disk.
+    With `sync`, wait until the content is on the disk.
     """
     temporary = f"{path}.{os.getpid()}"
     try:
@@ -57,7 +57,7 @@ def write_whole(path: str, text: str, *, sync: bool = False) -> None:
 
 
 def read_text(path: str) -> str:
-    """The text of a file without surrounding blanks, or "" if the file cannot be read."""
+    """Return the text of a file without surrounding blanks, or "" if the file cannot be read."""
     try:
         with open(path, encoding="utf-8", opener=open_own) as file:
             return file.read().strip()
@@ -66,7 +66,7 @@ def read_text(path: str) -> str:
 
 
 def read_number(path: str) -> int | None:
-    """The number in a file, or None if the file is missing or contains no number."""
+    """Return the number in a file, or None if the file is missing or contains no number."""
     try:
         return int(read_text(path))
     except ValueError:
@@ -84,8 +84,8 @@ def read_known(path: str) -> dict[str, list[Any]]:
 
 
 def read_process(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat that follow the program's name, beginning with the state and the
-    parent's ID. [] if there is no such process."""
+    """Return the fields of /proc/PID/stat that follow the program's name, beginning with the state
+    and the parent's ID. The list is [] if no such process exists."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -95,8 +95,8 @@ def read_process(pid: int) -> list[bytes]:
 
 def walk_files(folder: str | int) -> Iterator[tuple[str, os.stat_result, str]]:
     """Yield the relative path, the status and the link target of each file below a folder. The link
-    target is "" for a file that is not a link. Files that vanish meanwhile are left out. `folder`
-    is a path or the descriptor of an open folder.
+    target is "" for a file that is not a link. Files that vanish during the listing are omitted.
+    `folder` is a path or the descriptor of an open folder.
     """
     from .allowed_folders import walk_below
 

@@ -1,4 +1,4 @@
-"""How the work of a rank ended, and when its agent may exit."""
+"""Determines how the work of a rank ended, and when its agent may exit."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ DEADLY = (
 
 
 def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
-    """Whether the agent may exit after its work although the server does not answer. If so, the
-    node costs nothing from then until its lease would have expired. Exiting early is safe if the
-    work's result, log and messages are `stored` outside the node.
+    """Return whether the agent may exit after its work although the server does not respond. An
+    early exit releases the node, which would otherwise be billed until its lease expires. Exiting
+    early is safe if the work's result, log and messages are `stored` outside the node.
     """
     return stored and 0 < leaves_after_s <= silent_s
 
@@ -53,8 +53,8 @@ def describe_failure(fields: ConfigFields) -> str:
 
 
 def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
-    """The outcome, exit code and reason of work that has ended. `ending` is the outcome and reason
-    if the agent ended the work, None if the work ended by itself.
+    """Return the outcome, exit code and reason of work that has ended. `ending` is the outcome and
+    reason if the agent ended the work, or None if the work ended by itself.
 
     If the agent has signalled the work, exit code 0 does not count as success here: the control
     plane decides from the work's reports.
@@ -76,8 +76,9 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
 
 
 def serve_on(work: WorkConfig | None, seconds: float) -> float:
-    """How long work that answers requests goes on after a notice of `seconds`; 0 for other work.
-    The control plane stops it earlier, when its requests are answered.
+    """Return how many seconds work that answers requests continues after a notice of `seconds`; 0
+    for other work. The control plane stops such work earlier if all of its requests have been
+    answered.
     """
     if work is None or not work.serves:
         return 0.0

@@ -43,11 +43,11 @@ TROUBLE = "data-trouble"  # error code of an answer: the control plane cannot re
 
 
 class TransferFailed(Exception):
-    """The transfer failed for good; the message tells the user why."""
+    """Raised if the transfer has failed permanently; the message tells the user why."""
 
 
 class StorageTimeout(TransferFailed):
-    """The storage gave no successful answer within the agent's timeout."""
+    """Raised if the storage gave no successful response within the agent's timeout."""
 
 
 class RetryBudget:
@@ -66,7 +66,7 @@ class RetryBudget:
         self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S, chance=random)
 
     def lose(self, reason: str, *, silent: bool = False, status: int = 0) -> None:
-        """Count a failure and wait before the next try. After too many consecutive failures, raises
+        """Count a failure and wait before the next try. After too many consecutive failures, raise
         TransferFailed if the last request was refused, else StorageTimeout.
         """
         self._tries += 2 if silent else 1
@@ -79,8 +79,8 @@ class RetryBudget:
         time.sleep(self._delay.next())
 
     def lose_request(self, name: str, error: Exception, url: object) -> int:
-        """Like `lose`, when a request to a storage has raised `error`. Returns the answer's status,
-        or 0 without an answer.
+        """Like `lose`, when a request to a storage has raised `error`. Return the response's
+        status, or 0 without a response.
         """
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
         if isinstance(error, urllib.error.HTTPError):
@@ -183,8 +183,8 @@ class BlockingClient:
             self._connection = None
 
     def wait(self) -> None:
-        """Wait before the next try. This process may block, because the agent kills it when the
-        work stops.
+        """Wait before the next try. This process may block, because the agent kills this process
+        when the work stops.
         """
         self.drop()
         time.sleep(self._delay.next())
@@ -203,8 +203,8 @@ class TransferClient:
     def ask(
         self, method: str, route: str = "", body: bytes | None = None, **query: object
     ) -> bytes:
-        """Return the body of a successful answer. Waits while the control plane is unavailable.
-        Raises TransferFailed."""
+        """Return the body of a successful answer. Send a request and return the response; wait
+        while the control plane is unavailable. Raises TransferFailed."""
         return self._ask(RetryBudget(self._tell), method, route, body, **query)
 
     def _ask(
@@ -234,8 +234,9 @@ class TransferClient:
         return found
 
     def abort(self, ask: dict[str, object]) -> None:
-        """Make the storage delete the parts of an aborted upload, since the user pays for them. The
-        parts remain if the server is too old for this request or the storage does not answer.
+        """Make the storage delete the parts of an aborted upload, because the user pays for stored
+        parts. The parts remain if the server is too old for this request or the storage does not
+        respond.
         """
         with suppress(TransferFailed):
             self._ask(RetryBudget(tries=1), "POST", "/abort", json.dumps(ask).encode())
@@ -260,7 +261,7 @@ def request(
 
 
 def read_field(data: bytes, name: str) -> str:
-    """A field of an error document, or "" if it is missing."""
+    """Return a field of an error document, or "" if the field is missing."""
     try:
         return str(json.loads(data)[name])
     except (ValueError, KeyError, TypeError):
@@ -268,7 +269,7 @@ def read_field(data: bytes, name: str) -> str:
 
 
 def read_reason(status: int, data: bytes) -> str:
-    """The message of an error document, for the user."""
+    """Return the message of an error document, for the user."""
     return read_field(data, "message") or f"the control plane refused the request (status {status})"
 
 
@@ -339,4 +340,4 @@ class _MailboxSocket:
         return io.BytesIO(answer)
 
     def close(self) -> None:
-        """Do nothing: a mailbox has no connection to close."""
+        """Do nothing, because a mailbox has no connection to close."""

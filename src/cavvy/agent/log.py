@@ -69,8 +69,8 @@ class LogSpool:
         self._trim()
 
     def chunk(self) -> tuple[int, int, bytes]:
-        """The next bytes to send: their position in the output, the number of bytes lost just
-        before them, and the bytes themselves.
+        """Return the next bytes to send: their position in the output, the number of bytes lost
+        just before them, and the bytes themselves.
         """
         while self._segments:
             position, size = self._segments[0]
@@ -97,8 +97,9 @@ class LogSpool:
         return self._read(position, skip + offset, length)
 
     def acknowledge(self, wanted: int) -> None:
-        """Delete the output before the position `wanted`, from which the server needs the output.
-        `wanted` may be before the previous position, as long as the bytes there are still stored.
+        """Delete the output before the position `wanted`; the server still needs the output from
+        this position on. `wanted` may be before the previous position, as long as the bytes there
+        are still stored.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:

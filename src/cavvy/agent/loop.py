@@ -46,7 +46,7 @@ class EventLoop:
         self._handlers[fd] = handler
 
     def unwatch(self, fd: int) -> None:
-        """Forget `fd`. Must be called before the file is closed."""
+        """Forget `fd`. Stop watching a file. Must be called before the file is closed."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -57,7 +57,7 @@ class EventLoop:
         return timer
 
     def cancel(self, timer: LoopTimer | None) -> None:
-        """Cancel the timer. Does nothing if the timer has already fired or was cancelled."""
+        """Cancel the timer. Cancel the timer, unless it has already fired or was cancelled."""
         if timer in self._timers:
             self._timers.remove(timer)
 
@@ -133,12 +133,12 @@ class PipeReader:
         self.pause(False)
 
     def pause(self, paused: bool) -> None:
-        """Pause or resume reading; while paused, the writer waits."""
+        """Pause or resume reading; while reading is paused, the writer waits."""
         if self._fd >= 0:
             self._loop.watch(self._fd, 0 if paused else READ, self._read)
 
     def write(self, data: bytes) -> None:
-        """Write data, if the file is a socket whose other end is still open."""
+        """Write data if the file is a socket whose other end is still open."""
         if self._fd >= 0:
             try:
                 os.write(self._fd, data)
@@ -158,7 +158,7 @@ class PipeReader:
             self._fd = -1
 
     def _read(self, events: int) -> bool:
-        """Read from the file once; returns whether there was data."""
+        """Read from the file once; return whether data was available."""
         try:
             data = os.read(self._fd, 65536)
         except BlockingIOError:
@@ -189,8 +189,8 @@ def by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def make_wake_pipe() -> tuple[int, int]:
-    """A non-blocking pipe that reports signals: the interpreter writes the number of each caught
-    signal to it.
+    """Return a non-blocking pipe that reports signals: the interpreter writes the number of each
+    caught signal to it.
     """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)

@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
-    """Run the job's work, then the work of other jobs that arrives while the node is kept. Work of
-    each job gets a new runner, as if a new agent had been started.
+    """Run the job's work, then the work of other jobs that arrives while the node is kept warm.
+    Work of each job gets a new runner, as if a new agent had been started.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
@@ -79,10 +79,11 @@ def clear(config: AgentConfig) -> None:
 
 
 def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
-    """Run the work. If an earlier agent has already started it, only deliver that agent's messages.
+    """Run the work. Run one job's work. If an earlier agent has already started the work, only
+    deliver that agent's messages.
 
-    Returns the exit code, and the seconds to wait for more work afterwards. `waits_s` is how long
-    to wait for work if other work ran here before, else None.
+    Return the exit code, and the number of seconds to wait for more work afterwards. `waits_s` is
+    how many seconds to wait for work if other work ran on this node before, else None.
     """
     loop = EventLoop(lock)
     runner = RankRunner(loop, config, take_nonce(config.home))
@@ -121,7 +122,8 @@ def take_lock(home: str) -> int | None:
     """Lock this rank's home folder and return the open file, or None if another agent holds the
     lock.
 
-    Waits for a while, because the reaper of a killed agent holds the lock until the work has ended.
+    Wait for a while if necessary, because the reaper of a killed agent holds the lock until the
+    work has ended.
     """
     lock = open_private(home + "/lock")
     until = time.monotonic() + LOCK_WAIT_S
@@ -140,7 +142,7 @@ def take_lock(home: str) -> int | None:
 
 
 def agent_lives(home: str) -> bool:
-    """Whether the agent that wrote agent.json is still alive. A later process that has the same
+    """Return whether the agent that wrote agent.json is still alive. A later process with the same
     process ID does not count.
     """
     try:
@@ -153,16 +155,16 @@ def agent_lives(home: str) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """The start time of a process in clock ticks since boot, or None if the process is dead or
-    there is no /proc.
+    """Return the start time of a process in clock ticks since boot, or None if the process is dead
+    or there is no /proc.
     """
     fields = read_process(pid)
     return int(fields[19]) if fields and fields[0] != b"Z" else None
 
 
 def take_nonce(home: str) -> str:
-    """The random value (nonce) that identifies this agent's claim. It is stored, so that the agent
-    can repeat the same claim after a restart or a lost answer.
+    """Return the random value (nonce) that identifies this agent's claim. The nonce is stored, so
+    that the agent can repeat the same claim after a restart or a lost response.
     """
     path = home + "/claim"
     nonce = read_text(path)

@@ -58,11 +58,12 @@ class MessageOutbox:
         return not self._unwritten and not self._latest
 
     def has(self, kind: str) -> bool:
-        """Whether a message of this kind is unacknowledged."""
+        """Return whether a message of this kind is unacknowledged."""
         return any(json.loads(line)["kind"] == kind for _, line in self._unsent)
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Queue a message. If the disk is full, the message stays in memory only."""
+        """Queue a message. Add a message to the queue. If the disk is full, the message stays in
+        memory only."""
         if kind in VOLATILE:
             values = {**self._latest.get(kind, {}).get("values", {}), **fields["values"]}
             self._latest[kind] = dict(fields, values=values, at=now_text())
@@ -78,7 +79,7 @@ class MessageOutbox:
             self._append(kind, fields)
 
     def batch(self, limit: int = 200) -> bytes:
-        """The next messages to send as a JSON list, or b"" if there are none."""
+        """Return the next messages to send as a JSON list, or b"" if there are none."""
         if not self._unsent and self._latest and time.monotonic() - self._settled_at > VOLATILE_S:
             self.settle()
         if not self._unsent:
@@ -86,8 +87,9 @@ class MessageOutbox:
         return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
 
     def finish(self, exit: dict[str, object]) -> list[str]:
-        """All undelivered messages, each as JSON. If none of them is of the kind `exited`, an
-        `exited` message with the fields of `exit` is added to the list, but not to the queue.
+        """Return all undelivered messages, each as JSON. If none of these messages is of the kind
+        `exited`, an `exited` message with the fields of `exit` is added to the list, but not to the
+        queue.
         """
         self.settle()
         lines = [line for _, line in self._unsent]
@@ -118,7 +120,7 @@ class MessageOutbox:
 
 
 def now_text() -> str:
-    """The current time by this node's clock, in RFC 3339."""
+    """Return the current time of this node's clock, in RFC 3339."""
     return time_text(time.time())
 
 
@@ -134,8 +136,8 @@ def time_text(seconds: float) -> str:
 
 
 def _lines(path: str) -> list[str]:
-    """The complete lines of the outbox file. An incomplete last line is left out, because it was
-    never sent.
+    """Return the complete lines of the outbox file. An incomplete last line is omitted, because it
+    was never sent.
     """
     try:
         with open(path, encoding="utf-8", opener=open_own) as file:

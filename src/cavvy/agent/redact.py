@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_redactor(work: WorkConfig) -> Redactor:
-    """What removes the secrets of this work."""
+    """Return the redactor for this work's secrets."""
     login = (work.image_login or "").partition(":")[2]
     return Redactor([*work.secrets.values(), *([login] if login else [])])
 
@@ -47,7 +47,7 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the data, with each complete secret replaced by a mask. The last bytes are held
+        """Return the data, with each complete secret replaced by a mask. The last bytes are kept
         back if they may be the beginning of a secret.
         """
         if self._pattern is None:
@@ -67,7 +67,7 @@ class Redactor:
         return b"".join(parts) + data[at:hold]
 
     def flush(self) -> bytes:
-        """Return the bytes that were held back at the end of the stream."""
+        """Return the bytes that were kept back, at the end of the stream."""
         held, self._held = self._held, b""
         return self._pattern.sub(MASK, held) if self._pattern else held
 
@@ -77,7 +77,7 @@ class Redactor:
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 
     def _hold_from(self, data: bytes, start: int) -> int:
-        """The first position at or after `start` from which the rest of the data may be the
+        """Return the first position at or after `start` from which the rest of the data may be the
         beginning of a secret."""
         longest = 0
         for value in self._values:

@@ -1,4 +1,4 @@
-"""What the task reports to its agent over the socket `$CAVVY_NOTICE`."""
+"""Records what the task reports to its agent over the socket `$CAVVY_NOTICE`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskReports:
 
     @property
     def failure(self) -> str:
-        """The newest report of how the task failed; "" if there is none."""
+        """Return the newest report of how the task failed, or "" if no report was sent."""
         return next(reversed(self._failures.values()), "")
 
     def hear(self, fields: ConfigFields) -> None:
@@ -49,8 +49,8 @@ class TaskReports:
             self._count(seconds)
 
     def saw(self, seconds: float) -> None:
-        """Count a checkpoint that the agent found and that took this long to write, unless the task
-        reports its checkpoints itself.
+        """Count a checkpoint that the agent has found, with the time that writing it took, unless
+        the task reports its checkpoints itself.
         """
         if self.cost_s is None:
             self._count(seconds)
@@ -60,14 +60,14 @@ class TaskReports:
 
     @property
     def totals(self) -> dict[str, float]:
-        """What telemetry says of the checkpoints; {} before the first."""
+        """Return the telemetry values about the checkpoints, or {} before the first checkpoint."""
         if not self._saves:
             return {}
         return {"checkpoints": self._saves, "checkpoint_pause_s": round(self._saves_s, 3)}
 
 
 def _read_process(fields: ConfigFields) -> int:
-    """The number of the reporting process on this node. Raises BadConfig."""
+    """Return the number of the reporting process on this node. Raises BadConfig."""
     process = int(fields.read("process", "int", 0))
     if not 0 <= process < MOST_PROCESSES:
         raise BadConfig(f"`process` is {process}, which is not below {MOST_PROCESSES}")

@@ -93,9 +93,9 @@ class RankRunner:
             self._waiting = self._loop.after(seconds, self._give_up_waiting)
 
     def recover(self, *, patient: bool) -> None:
-        """Deliver the messages of an earlier agent, whose work has ended and is not started again.
+        """Deliver the messages of an earlier agent whose work has ended and is not started again.
 
-        Unless `patient`, exit after DELIVER_S seconds even if messages remain.
+        Unless `patient` is set, exit after DELIVER_S seconds even if messages remain.
         """
         self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
         try:
@@ -117,7 +117,7 @@ class RankRunner:
         return self._state in DONE
 
     def _move(self, to: AgentState) -> bool:
-        """Change the state if this change is allowed; returns whether the state changed."""
+        """Change the state if this change is allowed; return whether the state changed."""
         legal = (self._state, to) in MOVES
         if legal:
             self._state = to
@@ -325,8 +325,8 @@ class RankRunner:
             )
 
     def say(self, kind: str, **fields: object) -> None:
-        """Queue a message to the control plane. Secrets are redacted from text that the task
-        wrote."""
+        """Queue a message to the control plane. Secrets are redacted from text that the task has
+        written."""
         values = fields.get("values")
         if isinstance(values, dict):
             if kind == "telemetry":
@@ -400,7 +400,7 @@ class RankRunner:
         self._conclude(*self._judge(code, oom_kills))
 
     def _judge(self, code: int, oom_kills: int) -> tuple[str, int | None, str]:
-        """The outcome, exit code and reason of work that ended with this exit code."""
+        """Return the outcome, exit code and reason of work that ended with this exit code."""
         interrupted = self._steps.interrupted or self._state is AgentState.RECLAIMED
         code = EX_TEMPFAIL if code and self.reports.again else code
         outcome, code, reason = judge(code, self._ending if interrupted else None)
@@ -416,8 +416,8 @@ class RankRunner:
         return outcome, code, reason
 
     def _foresee(self) -> Ended | None:
-        """The exit message that ended work will have, and its unsent files. None while the work
-        runs."""
+        """Return the exit message that the ended work will have, and its unsent files. The result
+        is None while the work runs."""
         if self._over:
             return None if self._state is AgentState.DISMISSED else (self._exit, "", [])
         if not self._steps.ended:
@@ -493,7 +493,7 @@ class RankRunner:
             self._log.write(rest)
 
     def _describe_exit(self, outcome: str, code: int | None, reason: str) -> dict[str, object]:
-        """The fields of the exit message."""
+        """Return the fields of the exit message."""
         failure = outcome if outcome in FAILURES else None
         return {
             "outcome": outcome if failure is None else "node",
@@ -516,7 +516,7 @@ class RankRunner:
             complain(f"cannot record the exit: {error}")
 
     def _lost_exit(self) -> tuple[str, int | None, str]:
-        """The outcome, exit code and reason of work whose agent was killed."""
+        """Return the outcome, exit code and reason of work whose agent was killed."""
         try:
             with open(self._config.status_file, encoding="ascii", opener=open_own) as file:
                 code, interrupted = (int(word) for word in file.read().split())
@@ -585,7 +585,7 @@ class RankRunner:
 
     @property
     def owes(self) -> bool:
-        """Whether there are undelivered messages that the server still wants."""
+        """Return whether there are undelivered messages that the server still accepts."""
         delivered = self._outbox.empty and not self._log.pending
         deposited = self._deposit is not None and self._deposit.stored
         return self._state is not AgentState.DISMISSED and not (delivered or deposited)

@@ -40,7 +40,7 @@ class SidecarProcess(ABC):
 
     @property
     def finishing(self) -> bool:
-        """Whether the work has ended and the last run is in progress."""
+        """Return whether the work has ended and the last run is in progress."""
         return self._done is not None
 
     def finish(self, done: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class SidecarProcess(ABC):
         self._say("event", name="unsafe", text=text)
 
     def _run(self, call: Callable[[], int]) -> str:
-        """Start a process; returns "", or the reason if it cannot be started."""
+        """Start a process; return "", or the reason if the process cannot be started."""
         command = ChildCommand([], {}, self._config.home, lambda channel: call())
         try:
             self._process = WorkProcess(

@@ -28,7 +28,7 @@ MOVES: dict[tuple[AgentState, AgentState], str] = {
     (
         AgentState.WAITING,
         AgentState.OVER,
-    ): "an earlier agent began the work, or this one cannot start it",
+    ): "an earlier agent began the work, or this agent cannot start it",
     (AgentState.WAITING, AgentState.EXITED): "an earlier agent put the exit in the outbox",
     (
         AgentState.WORKING,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Failure = tuple[str, int | None, str]  # outcome, exit code and reason
 
     class Owner(Protocol):
-        """Callbacks from the steps to the runner."""
+        """Callbacks from the step runner to the rank's runner."""
 
         execs: RankExecs
 
@@ -86,7 +86,8 @@ class StepRunner:
             self.process.ask()
 
     def kill(self, *, save: bool = False) -> None:
-        """Send SIGKILL to the current step's processes. If not `save`, also kill the uploads."""
+        """Send SIGKILL to the current step's processes. Unless `save` is set, also kill the
+        uploads."""
         if self.process is not None:
             self.process.kill()
         if not save:
@@ -107,7 +108,8 @@ class StepRunner:
             each.hurry()
 
     def reserve(self, seconds: float) -> float:
-        """How many of a notice's `seconds` to reserve for uploading the work's last files."""
+        """Return how many of a notice's `seconds` to reserve for uploading the work's last
+        files."""
         self.hurry()
         needed = sum(
             1.5 * each.seconds + 1 if each.seconds else seconds / 4 for each in self._rescuers()
@@ -407,7 +409,7 @@ class StepRunner:
             self._owner.prepared(reused=bool(self._result["reused"]))
 
     def _succeeded(self, step: str) -> bool:
-        """Whether the step succeeded; reports its failure to the owner."""
+        """Return whether the step succeeded; report its failure to the owner."""
         result = self._result
         if not result:
             self._owner.failed("node", None, f"{step} was killed")
@@ -454,8 +456,8 @@ class StepRunner:
 
     @property
     def unsent(self) -> tuple[str, list[int]]:
-        """What is not sent yet after the task's end: the checkpoint folder (or ""), and the indices
-        of the outputs.
+        """Return what has not been sent when the task has ended: the checkpoint folder (or ""), and
+        the indices of the outputs.
         """
         sync = self.checkpoint_sync
         failure, code, _ = self.verdict
@@ -503,7 +505,8 @@ class StepRunner:
 
 
 def needs_preparing(work: WorkConfig) -> bool:
-    """Whether anything must be fetched, set up or copied before the task can run in its folder."""
+    """Return whether anything must be fetched, set up or copied before the task can run in its
+    folder."""
     return bool(
         work.workdir
         or work.git
@@ -516,5 +519,6 @@ def needs_preparing(work: WorkConfig) -> bool:
 
 
 def log_failure(data: bytes) -> None:
-    """Write the output of a process to the agent's log. Such a process writes only if it fails."""
+    """Write the output of a process to the agent's log. Such a process writes output only if it
+    fails."""
     complain(data.decode("utf-8", "replace").rstrip())

@@ -1,8 +1,9 @@
 """Encrypts the traffic between the ranks of a gang with WireGuard. The private key is made on the
-node and never leaves it; the public one goes to the control plane with the claim.
+node and never leaves the node; the public key is sent to the control plane with the claim.
 
-The kernel's WireGuard is used if it has one, otherwise the program wireguard-go. Nothing runs
-without the tunnel: what is missing ends the attempt with a reason.
+The kernel's WireGuard is used if the kernel supports it, otherwise the program wireguard-go. No
+work runs without the tunnel: if a requirement is missing, the attempt ends and its reason names the
+requirement.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _INTERFACE = (
 
 
 class TunnelFailed(Exception):
-    """The tunnel cannot be used; the message says why."""
+    """Raised if the tunnel cannot be used; the message says why."""
 
 
 class TunnelOffer:
-    """What this node tells the control plane about WireGuard when it claims a rank."""
+    """What this node reports to the control plane about WireGuard when it claims a rank."""
 
     def __init__(self, home: str) -> None:
         self._home = home
         self._facts: dict[str, str] | None = None
 
     def facts(self) -> dict[str, str]:
-        """The public key of this rank, or what the node lacks."""
+        """Return the public key of this rank, or the software that the node lacks."""
         if self._facts is None:
             try:
                 missing = find_missing()
@@ -66,7 +67,7 @@ class TunnelOffer:
 
 
 def find_missing() -> str:
-    """What this node lacks for WireGuard, or ""."""
+    """Return what this node lacks for WireGuard, or ""."""
     import shutil
 
     for program in ("ip", "wg"):
@@ -80,12 +81,12 @@ def find_missing() -> str:
 
 
 def name_interface(config: AgentConfig) -> str:
-    """The tunnel's interface; the kernel permits 15 bytes."""
+    """Return the name of the tunnel's interface; the kernel permits 15 bytes."""
     return f"cvy{zlib.crc32(f'{config.gang}/{config.rank}'.encode()):08x}"
 
 
 def open_tunnel(config: AgentConfig, tunnel: TunnelConfig) -> str:
-    """Make the interface of this rank. Returns why that is not possible, or ""."""
+    """Create the interface of this rank. Return why the interface cannot be created, or ""."""
     for rank, peer in enumerate(tunnel.peers):
         if not peer.key:
             missing = peer.missing or "its agent is too old"
@@ -105,7 +106,7 @@ def open_tunnel(config: AgentConfig, tunnel: TunnelConfig) -> str:
 
 
 def close_tunnel(config: AgentConfig) -> None:
-    """Remove the interface, if there is one."""
+    """Remove the interface, if it exists."""
     path = config.home + "/tunnel.conf"
     if os.path.exists(path):
         with suppress(TunnelFailed, OSError):  # it was not made, or was removed already
@@ -114,7 +115,7 @@ def close_tunnel(config: AgentConfig) -> None:
 
 
 def check_tunnel(config: AgentConfig, work: WorkConfig) -> None:
-    """Wait for a handshake with the next rank, so that closed ports are told before the work
+    """Wait for a handshake with the next rank, so that closed ports are reported before the work
     starts. Raises TunnelFailed, OSError.
     """
     import socket
@@ -139,7 +140,7 @@ def check_tunnel(config: AgentConfig, work: WorkConfig) -> None:
 
 
 def tunnel_variables(config: AgentConfig) -> dict[str, str]:
-    """Variables that keep the work's libraries on the tunnel."""
+    """Return variables that make the work's libraries use the tunnel."""
     return {**_ONLY_TCP, **dict.fromkeys(_INTERFACE, name_interface(config))}
 
 

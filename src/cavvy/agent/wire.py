@@ -65,7 +65,7 @@ class ServerAddress:
 
     @property
     def name(self) -> str:
-        """The host without its port and without the brackets of an IPv6 address."""
+        """Return the host without its port and without the brackets of an IPv6 address."""
         host = self.host if self.host.endswith("]") else self.host.rsplit(":", 1)[0]
         return host.strip("[]")
 
@@ -93,12 +93,12 @@ class BackOff:
         self._delay = first_s
 
     def next(self) -> float:
-        """Seconds to wait before the next try."""
+        """Return the number of seconds to wait before the next try."""
         delay, self._delay = self._delay, min(self._last, self._delay * self._growth)
         return delay if self._chance is None else delay * (1 - self._chance() / 2)
 
     def reset(self) -> None:
-        """Start again with the shortest delay, after a success."""
+        """Start again with the shortest delay after a success."""
         self._delay = self._first
 
     @property
@@ -234,7 +234,7 @@ class LoopConnection(RequestConnection):
 
     def _flush(self) -> None:
         """Send as much as the peer accepts now, then wait until the peer accepts more or
-        answers.
+        responds.
         """
         assert self._socket is not None
         try:
@@ -258,7 +258,7 @@ class LoopConnection(RequestConnection):
             self._receive()
 
     def _get_ready(self) -> bool:
-        """Complete the connection and, over TLS, the handshake. Returns whether requests can be
+        """Complete the connection and, for TLS, the handshake. Return whether requests can be
         sent."""
         assert self._socket is not None
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -307,8 +307,8 @@ class LoopConnection(RequestConnection):
         self._parse(False)
 
     def _ended(self) -> None:
-        """Handle that the server has closed the connection. This is no error between two requests,
-        or at the end of a body that has no length.
+        """Handle the closing of the connection by the server. The closing is no error between two
+        requests, or at the end of a body that has no length.
         """
         if self.busy and self._in and self._parse(True):
             return
@@ -333,7 +333,7 @@ class LoopConnection(RequestConnection):
 
     def _broken(self, reason: str) -> None:
         """Handle a broken connection. If a connection from an earlier request breaks before the
-        answer, retry silently, because servers close idle connections.
+        response, retry silently, because servers close idle connections.
         """
         again = self.busy and not self._fresh and not self._in
         self._disconnect()
@@ -404,7 +404,7 @@ def _body(
 
 
 def _unchunk(data: bytearray, at: int) -> bytes | None:
-    """Decode the chunked body that begins at `at`; returns None while the last chunk is missing."""
+    """Decode the chunked body that begins at `at`; return None while the last chunk is missing."""
     parts: list[bytes] = []
     while True:
         end = data.find(b"\r\n", at)
@@ -430,9 +430,9 @@ def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket
 
 
 def make_context(address: ServerAddress) -> ssl.SSLContext:
-    """A TLS context that trusts the system's certificate authorities. If the hash of the server's
-    certificate is configured, the context accepts any certificate instead, and `check_pin` must
-    verify the hash.
+    """Return a TLS context that trusts the system's certificate authorities. If the hash of the
+    server's certificate is configured, the context accepts any certificate instead, and `check_pin`
+    must verify the hash.
     """
     import ssl  # imported only by agents that use TLS
 
@@ -449,7 +449,7 @@ def make_context(address: ServerAddress) -> ssl.SSLContext:
 
 def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
     """Verify after the handshake, before anything is sent, that the certificate has the configured
-    hash. Raises OSError if it has not."""
+    hash. Raises OSError if the hash differs."""
     if not address.pin:
         return
     import hashlib
@@ -460,8 +460,8 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 
 def _wants(error: OSError) -> int:
-    """The poll event that a TLS connection is waiting for according to `error`; 0 for any other
-    error. Only TLS sockets raise such errors.
+    """Return the poll event that a TLS connection is waiting for according to `error`, or 0 for any
+    other error. Only TLS sockets raise such errors.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

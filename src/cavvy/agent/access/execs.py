@@ -1,8 +1,8 @@
 """Commands that users run on a node, in the same folder and environment as the work. A command's
 output goes to the user who requested the command.
 
-A program that a user's command leaves behind, such as a tmux or editor server, runs until the work
-ends.
+A program that a user's command leaves behind, such as a tmux session or an editor server, runs
+until the work ends.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NOT_RUNNING = 126
 
 
 class RankExecs:
-    """The users' commands that are not finished. A command is finished when it has exited, no
-    program that it started still runs, and its exit code is delivered.
+    """The users' commands that have not finished. A command has finished when it has exited, no
+    program that it started still runs, and its exit code has been delivered.
     """
 
     def __init__(self, loop: EventLoop, changed: Callable[[], None]) -> None:
@@ -38,15 +38,15 @@ class RankExecs:
 
     @property
     def connected(self) -> bool:
-        """Whether a user's command or session is running. Programs that an ended command has left
-        behind do not count.
+        """Return whether a user's command or session is running. Programs that an ended command has
+        left behind do not count.
         """
         return any(not running.over for running in self._running)
 
     @property
     def reapers(self) -> list[int]:
-        """The process ids of the reapers of all commands. A reaper is the parent of one command and
-        of the programs that the command left behind."""
+        """The process ids of the reapers of all commands. A reaper is the parent process of one
+        command and of the programs that the command left behind."""
         return [running.process.reaper for running in self._running]
 
     def start(

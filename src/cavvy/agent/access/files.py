@@ -58,7 +58,7 @@ class NodeFileCalls:
         self._inside = AllowedFolders.of_root(root)
 
     def read_path(self, asked: Fields, name: str = "path") -> str:
-        """The absolute path in the call's field `name`."""
+        """Return the absolute path in the call's field `name`."""
         path = str(asked[name])
         if path == "~" or path.startswith("~/"):
             path = os.path.expanduser("~") + path[1:]
@@ -102,7 +102,7 @@ class NodeFileCalls:
             os.close(file)
 
     def resolve(self, asked: Fields) -> str:
-        """The user's path with all symbolic links resolved. Raises OSError."""
+        """Return the user's path with all symbolic links resolved. Raises OSError."""
         path = self.read_path(asked)
         if not self.root:
             return os.path.realpath(path)

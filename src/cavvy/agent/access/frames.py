@@ -1,6 +1,6 @@
 """Encodes and decodes the frames of a tunnel to a node. A frame is a header (`HEAD`: channel, kind
-and length) and a payload. Both ends of a tunnel use this module. On each channel, at most WINDOW
-bytes of data may be sent before the receiver confirms them.
+and length) and a payload. The server and the node use this module for their ends of a tunnel. On
+each channel, at most WINDOW bytes of data may be sent before the receiver confirms them.
 """
 
 from __future__ import annotations

@@ -294,7 +294,8 @@ class RemoteSession:
             self._draw(channel, fd)
 
     def _draw(self, channel: SessionChannel, fd: int) -> bool:
-        """Read the available data of a source and send it; returns whether there was any."""
+        """Read the available data of a source and send it; return whether any data was
+        available."""
         if channel.credit <= 0:
             return False
         try:
@@ -415,8 +416,8 @@ def control(channel: SessionChannel, asked: Fields) -> None:
 
 
 def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[int, int, int]:
-    """Connect the channel to a new terminal or to three pipes. Returns the ends that the process
-    gets: standard input, output and error.
+    """Connect the channel to a new terminal or to three pipes. Return the ends that the process
+    receives: standard input, output and error.
     """
     if terminal:
         ours, theirs = os.openpty()

@@ -51,7 +51,7 @@ def serve(command: ChildCommand, config: AgentConfig, *, contained: bool) -> int
 
 
 def find_root(prefix: list[str]) -> str:
-    """The container's root folder as seen from this node; "" without a container. Raises
+    """Return the container's root folder as seen from this node, or "" without a container. Raises
     OSError."""
     if not prefix or os.path.basename(prefix[0]) not in ("podman", "docker"):
         return ""

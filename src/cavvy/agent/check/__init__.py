@@ -1,1 +1,1 @@
-"""Checks the node before its work starts, if the task asks for it."""
+"""Checks the node before its work starts, if the task requires a check."""

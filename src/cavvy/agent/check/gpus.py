@@ -26,7 +26,8 @@ UNCORRECTED, SINCE_BOOT = 1, 0  # values of nvmlMemoryErrorType_t and nvmlEccCou
 
 
 class GpuFault(Exception):
-    """A GPU or its driver is faulty. The message contains what the check measured."""
+    """Raised if a GPU or its driver is faulty. The message contains the measurements of the
+    check."""
 
 
 class CudaDriver:
@@ -74,14 +75,14 @@ class CheckedGpu:
         return text.value.decode("utf-8", "replace")
 
     def uuid(self) -> str:
-        """The GPU's UUID in the form that NVML uses: "GPU-" and hexadecimal digits."""
+        """Return the GPU's UUID in the form that NVML uses: "GPU-" and hexadecimal digits."""
         raw = (ctypes.c_ubyte * 16)()
         self._cuda.call("cuDeviceGetUuid", raw, self._device)
         text = bytes(raw).hex()
         return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
     def memory(self) -> tuple[int, int]:
-        """The GPU's free and total memory in bytes."""
+        """Return the GPU's free and total memory in bytes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._cuda.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
@@ -198,7 +199,7 @@ def _check(
 
 
 def open_nvml() -> ctypes.CDLL | None:
-    """Load NVML, the only source of the GPU's error counters; returns None if it is missing."""
+    """Load NVML, the only source of the GPU's error counters; return None if it is missing."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,7 +1,7 @@
 """Measures the network speed between the nodes of a gang. The ranks form a ring, and each rank
 sends to the next one for two seconds, all ranks at the same time.
 
-Each rank uses several TCP streams, since one stream does not fill a fast link. A peer must prove
+Each rank uses several TCP streams, because one stream does not fill a fast link. A peer must prove
 that it knows the gang's key; other connections are dropped. The receiving rank decides whether its
 link is fast enough.
 """
@@ -30,7 +30,7 @@ MARK = 32  # bytes of a nonce, and of the HMAC that proves knowledge of the key
 
 
 class SlowLink(Exception):
-    """A link is missing or slower than required. The message contains the speeds."""
+    """Raised if a link is missing or slower than required. The message contains the speeds."""
 
 
 def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:

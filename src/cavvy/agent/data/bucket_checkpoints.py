@@ -25,7 +25,7 @@ def send_file(
     tell: Tell | None = None,
 ) -> None:
     """Upload the file whose SHA-256 is `name`; for `read`, see `ObjectUpload.send`. Raises
-    TransferFailed and the errors of `read`. `tell` is called about long waits.
+    TransferFailed and the errors of `read`. `tell` is called with a message about each long wait.
     """
     transfers = TransferClient(config, f"checkpoint/{name}", tell)
     ObjectUpload(transfers, {}, f"checkpoint file {name[:12]}", tell).send(size, read)
@@ -33,7 +33,7 @@ def send_file(
 
 def fetch_file(config: AgentConfig, name: str, path: str, tell: Tell | None = None) -> None:
     """Download the file whose SHA-256 is `name` to `path`. Raises TransferFailed, OSError. `tell`
-    is called about long waits.
+    is called with a message about each long wait.
     """
     transfers = TransferClient(config, f"checkpoint/{name}", tell)
 

@@ -1,5 +1,5 @@
-"""Stores the results of ended work in a bucket if the server does not answer, so that the node can
-be released before the server is back.
+"""Stores the results of ended work in a bucket if the server does not respond, so that the node can
+be released before the server is available again.
 
 The server signs the uploads beforehand, while the work runs. The results are one sequence of bytes:
 undelivered output, files of the checkpoint, and files of the outputs. The sequence is cut into
@@ -78,9 +78,9 @@ class ResultsDeposit:
         self._timer: LoopTimer | None = loop.after(ASK_S, self._ask)
 
     def is_complete(self) -> bool:
-        """Whether the results are in the bucket and the server is still silent. Called once per
-        second. Each call also starts to store the results if the server has been silent for long
-        enough.
+        """Return whether the results are in the bucket and the server is still silent. Called once
+        per second. Each call also starts to store the results if the server has been silent for
+        long enough.
         """
         now = time.monotonic()
         valid = len(self._uploads) > 1 and now < self._valid_until
@@ -141,9 +141,9 @@ class ResultsDeposit:
 
 
 class Results:
-    """Everything about the ended work that the server does not have yet. `folder` is the checkpoint
-    folder if it is not uploaded yet, else "". `outputs` are the indices of the outputs that are not
-    sent yet.
+    """Everything about the ended work that the server has not received yet. `folder` is the
+    checkpoint folder if it is not uploaded yet, else "". `outputs` are the indices of the outputs
+    that are not sent yet.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Results:
         self.pieces: list[Piece] = []
 
     def collect(self) -> None:
-        """List the bytes to store. Outputs that cannot be read or copied are left out, and the
+        """List the bytes to store. Outputs that cannot be read or copied are omitted, and the
         result "succeeded" then becomes a failure. Raises FileChanged, OSError.
         """
         for offset, lost, size, read in self._log.pieces():
@@ -182,8 +182,7 @@ class Results:
                 self._fail(f"the output {self._work.outputs[index].source}", error)
 
     def make_manifest(self, part_bytes: int) -> bytes:
-        """Return the manifest, which lists what the bytes of the sequence are. Raises
-        TransferFailed."""
+        """Return the manifest, which describes the bytes of the sequence. Raises TransferFailed."""
         manifest = {
             "gang": self._config.gang,
             "rank": self._config.rank,
@@ -199,7 +198,7 @@ class Results:
         return content
 
     def read(self, offset: int, length: int) -> bytes:
-        """Read bytes of the sequence; they may span several pieces."""
+        """Read bytes of the sequence; the range may span several pieces."""
         found = bytearray()
         for _, size, read in self.pieces:
             if len(found) < length and offset < size:
@@ -230,15 +229,15 @@ class Results:
                 self.pieces.append((fields, folders.stat(source).st_size, read))
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Record that an output is left out. The reason in the messages does not contain the
-        error's text, because secrets in that text would not be redacted.
+        """Record that an output is omitted. The reason in the messages does not contain the error's
+        text, because secrets in that text would not be redacted.
         """
         _refuse(f"{what} is not stored: {error}")
         exit = json.loads(self._messages[-1])
         if exit["outcome"] == "succeeded":
             why = "a symbolic link leads out of the job's folders"
             if not isinstance(error, LeadsOutside):
-                why = getattr(error, "strerror", None) or "it could not be copied"
+                why = getattr(error, "strerror", None) or "the output could not be copied"
             exit.update(outcome="exit", exit_code=os.EX_IOERR)
             exit["reason"] = f"the work succeeded, but {what} is missing: {why}"
             self._messages[-1] = json.dumps(exit)
@@ -259,14 +258,14 @@ class SignedUploads:
     def ask(
         self, method: str, route: str = "", body: bytes | None = None, **query: object
     ) -> bytes:
-        raise TransferFailed("the server is away and cannot relay")
+        raise TransferFailed("the server does not respond and cannot relay")
 
     def abort(self, ask: Entry) -> None:
         """Do nothing: the server deletes aborted uploads."""
 
 
 def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
-    """Upload the results, the manifest last. Returns the exit code of the process, which runs only
+    """Upload the results, the manifest last. Return the exit code of the process, which runs only
     this function.
 
     A manifest from an earlier try is replaced by an empty one first. Otherwise it would describe

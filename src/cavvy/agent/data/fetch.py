@@ -1,4 +1,4 @@
-"""Downloads an input from a storage, many files at once."""
+"""Downloads an input from a storage, many files at a time."""
 
 from __future__ import annotations
 
@@ -90,8 +90,9 @@ def open_input(
 
 
 def has_content(path: str, entry: Entry) -> bool:
-    """Whether the file at `path` already has the content of `entry`. The MD5 that storages report
-    is compared. MD5 is good enough here, because the comparison protects no secret.
+    """Return whether the file at `path` already has the content of `entry`. The comparison uses the
+    MD5 hash that storages report. MD5 is good enough here, because the comparison protects no
+    secret.
     """
     if not entry["md5"] or not os.path.isfile(path) or os.path.getsize(path) != entry["size"]:
         return False

@@ -29,7 +29,7 @@ def find_volumes(
 
 
 def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
-    """Return the path of the volume's files on this node; mounts an NFS export if necessary. Raises
+    """Return the path of the volume's files on this node; mount an NFS export if necessary. Raises
     CannotBuild, OSError.
     """
     if volume.kind == "folder":
@@ -74,7 +74,7 @@ def list_checkpoint_volumes(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def find_mounted(export: str) -> str | None:
-    """The first path where an NFS export is already mounted, or None."""
+    """Return the first path where an NFS export is already mounted, or None."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             device, where, kind = line.split(" ")[:3]
@@ -136,7 +136,8 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
 
 
 def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
-    """The volumes as `--volume` arguments of podman and docker. Raises CannotBuild, OSError."""
+    """Return the volumes as `--volume` arguments of podman and docker. Raises CannotBuild,
+    OSError."""
     binds = []
     for volume, source in find_volumes(config, work, folder):
         if volume.path.startswith("~/"):
@@ -155,8 +156,8 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
 
 
 def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, str]]:
-    """The files that the work sees in its home folder, as (source, path relative to the home).
-    Images have their own home folder, so their container makes these links itself. Raises
+    """Return the files that the work sees in its home folder, as (source, path relative to the
+    home). Images have their own home folder, so their container makes these links itself. Raises
     CannotBuild, OSError.
     """
     inputs = [
@@ -172,7 +173,7 @@ def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, st
 
 
 def find_path(volume: VolumeConfig, folder: str) -> str:
-    """The path where the work sees the volume. Raises CannotBuild."""
+    """Return the path where the work sees the volume. Raises CannotBuild."""
     if volume.path.startswith("~/"):
         return os.path.expanduser(volume.path)
     return volume.path if os.path.isabs(volume.path) else inside(folder, volume.path)
@@ -180,8 +181,8 @@ def find_path(volume: VolumeConfig, folder: str) -> str:
 
 def link(config: AgentConfig, source: str, path: str) -> None:
     """Link `path` to `source`; `remove_links` removes the link. If several ranks of a gang run on
-    one machine, the first rank creates the link and the others use it. Raises CannotBuild if there
-    is another file at `path`, or if this user may not create the link.
+    one machine, the first rank creates the link and the other ranks use it. Raises CannotBuild if
+    another file exists at `path`, or if this user may not create the link.
     """
     listed = f"{config.home}/links"
     with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
@@ -215,7 +216,7 @@ def link(config: AgentConfig, source: str, path: str) -> None:
 
 def remove_links(config: AgentConfig) -> None:
     """Remove the links that the ended work used, if their targets belong to the gang. Only the last
-    rank of a gang that ends on this machine removes links.
+    rank of a gang to end on this machine removes links.
     """
     gang = os.path.dirname(config.home)
     try:
@@ -236,14 +237,15 @@ def remove_links(config: AgentConfig) -> None:
 
 
 def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
-    """Whether `path` is a link to the same relative path as `source` in another rank's home."""
+    """Return whether `path` is a link to the same relative path as `source` in another rank's
+    home."""
     gang = os.path.dirname(config.home)
     rank, _, rest = os.path.relpath(os.path.realpath(path), os.path.realpath(gang)).partition("/")
     return rank.isdigit() and rest == os.path.relpath(source, config.home)
 
 
 def _is_equal(source: str, path: str) -> bool:
-    """Whether two files, or all files of two folders, have the same content."""
+    """Return whether two files, or all files of two folders, have the same content."""
     if not os.path.isdir(source):
         return os.path.isfile(path) and filecmp.cmp(source, path, shallow=False)
     if not os.path.isdir(path):

@@ -1,5 +1,5 @@
 """Sends the outputs for which the task sets `every`: repeatedly while the work runs, and once more
-after it has ended, successful or not.
+after the work has ended, successfully or not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OutputSync(SidecarProcess):
         self._last = False  # whether this check is the last
 
     def hurry(self) -> None:
-        """Check the outputs at once, since the node will be reclaimed soon."""
+        """Check the outputs at once, because the node will be reclaimed soon."""
         if self._done is None:
             self._look()
 

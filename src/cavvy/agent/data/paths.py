@@ -19,7 +19,7 @@ def is_full(path: str) -> bool:
 
 
 def find_input(config: AgentConfig, index: int, target: str) -> str:
-    """The path that an input is copied to. Raises CannotBuild."""
+    """Return the path to which an input is copied. Raises CannotBuild."""
     if not is_full(target):
         return inside(config.folder, target)
     os.makedirs(f"{config.home}/inputs", mode=0o700, exist_ok=True)
@@ -27,7 +27,7 @@ def find_input(config: AgentConfig, index: int, target: str) -> str:
 
 
 def list_input_folders(config: AgentConfig) -> AllowedFolders:
-    """The folders that contain the paths of `find_input`."""
+    """Return the folders that contain the paths of `find_input`."""
     return AllowedFolders([config.folder, config.home + "/inputs"])
 
 
@@ -39,8 +39,8 @@ def link_input(config: AgentConfig, path: str, target: str) -> None:
 
 
 def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The inputs with absolute paths, each as SOURCE:PATH, the form of the container engines' bind
-    option."""
+    """Return the inputs with absolute paths, each as SOURCE:PATH, the form of the container
+    engines' bind option."""
     return [
         f"{config.home}/inputs/{index}:{each.target}"
         for index, each in enumerate(work.inputs)
@@ -51,8 +51,8 @@ def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
 def find_output(
     config: AgentConfig, work: WorkConfig, output: int
 ) -> tuple[str, dict[str, list[int]]]:
-    """The path of an output on this node, and the files that were already sent to its target, as
-    path -> [size, mtime in ns]. Raises CannotBuild.
+    """Return the path of an output on this node, and the files that were already sent to its
+    target, as path -> [size, mtime in ns]. Raises CannotBuild.
     """
     path, brought = _find_output(config, work, work.outputs[output])
     return path, {**brought, **read_known(f"{config.home}/sent-{output}.json")}
@@ -76,12 +76,13 @@ def _find_output(
 
 
 def _find_full(config: AgentConfig, index: int, target: str) -> str:
-    """The files of an input whose target is a full path."""
+    """Return the files of an input whose target is an absolute path."""
     return target if target in config.placed else f"{config.home}/inputs/{index}"
 
 
 def _list_given(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The outputs that the task names by full paths, and the inputs that the provider placed."""
+    """Return the outputs that the task names by absolute paths, and the inputs that the provider
+    placed."""
     elsewhere = {each.target for each in work.inputs} | {each.path for each in work.volumes}
     outputs = [
         os.path.expanduser(each.source)
@@ -92,10 +93,10 @@ def _list_given(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
-    """The folders that links in outputs may lead to: the working folder, the inputs, the outputs
-    that the task names by full paths, the checkpoints, the setup's folder and the volumes. Links
-    may name inputs and volumes by the paths at which the work sees them. Raises CannotBuild,
-    OSError.
+    """Return the folders that links in outputs may lead to: the working folder, the inputs, the
+    outputs that the task names by absolute paths, the checkpoints, the setup's folder and the
+    volumes. Links may refer to inputs and volumes by the paths at which the work sees them. Raises
+    CannotBuild, OSError.
     """
     seen = {
         os.path.expanduser(each.target): _find_full(config, index, each.target)

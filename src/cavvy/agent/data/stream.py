@@ -1,5 +1,5 @@
-"""Streams inputs: the work reads them from named pipes while it runs, so they are not stored on the
-disk.
+"""Streams inputs: the work reads the inputs from named pipes while it runs, so they are not stored
+on the disk.
 
 A pipe can be read only once. The pipe of a folder contains the files one after another, sorted by
 name. If a stream fails, its pipe stays open, so that the work does not mistake incomplete data for
@@ -36,7 +36,7 @@ def make_pipe(folders: AllowedFolders, path: str) -> None:
 
 
 def open_pipe(folders: AllowedFolders, path: str) -> int:
-    """Open a named pipe; waits until the work opens it for reading. Raises OSError if the work has
+    """Open a named pipe; wait until the work opens it for reading. Raises OSError if the work has
     replaced the pipe."""
     pipe = folders.open(path, os.O_WRONLY, follow=False)
     if not stat.S_ISFIFO(os.fstat(pipe).st_mode):

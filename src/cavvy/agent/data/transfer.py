@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     Entry = dict[str, object]
 
     class UploadSigner(Protocol):
-        """What an upload needs: a `TransferClient`, or uploads that were signed earlier."""
+        """The methods that an upload needs; implemented by `TransferClient` and by uploads that
+        were signed earlier."""
 
         def read(self, method: str, route: str = "", ask: object = None) -> Entry: ...
         def ask(
@@ -224,7 +225,7 @@ class ObjectUpload:
             raise
 
     def _put(self, part: Entry, data: bytes) -> str:
-        """Upload one part and return its ETag. Returns "" if this node cannot reach the storage but
+        """Upload one part and return its ETag. Return "" if this node cannot reach the storage but
         the control plane can relay the part. Raises TransferFailed.
         """
         digest = base64.b64encode(hashlib.md5(data).digest()).decode()
@@ -244,10 +245,10 @@ class ObjectUpload:
 
 
 class TransferProgress:
-    """Reports a transfer's progress every few seconds, and why it is waiting. Several threads may
-    call the methods.
+    """Reports a transfer's progress every few seconds, and the reasons for waits. Several threads
+    may call the methods.
 
-    If `quiet`, waits are not reported, because the user already knows the reason.
+    If `quiet` is set, waits are not reported, because the user already knows the reason.
     """
 
     def __init__(self, what: str, tell: Tell, *, quiet: bool = False) -> None:
@@ -272,7 +273,7 @@ class TransferProgress:
         self._tell(text)
 
     def waits(self, text: str) -> None:
-        """Report that a thread is waiting, and why."""
+        """Report that a thread is waiting, and the reason."""
         with self._lock:
             now = time.monotonic()
             if self._quiet or (self._waited and now - self._waited < TOLD_EVERY_S):
@@ -281,7 +282,7 @@ class TransferProgress:
         self._tell(f"{self._what} waits: {text}")
 
     def describe(self) -> str:
-        """The files and bytes transferred so far, such as "3 files, 1.5 MiB"."""
+        """Return the files and bytes transferred so far, such as "3 files, 1.5 MiB"."""
         return f"{self.files} file{'' if self.files == 1 else 's'}, {say_size(self.bytes)}"
 
     def end(self) -> None:

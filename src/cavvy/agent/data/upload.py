@@ -1,4 +1,4 @@
-"""Sends an output to a storage, many files at once."""
+"""Sends an output to a storage, many files at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKERS = 4  # each thread holds one part in memory
 
 
 class OutputChanged(TransferFailed):
-    """The file changed during its upload."""
+    """Raised if the file changed during its upload."""
 
 
 def send_output(
@@ -36,8 +36,8 @@ def send_output(
     refuse: Callable[[str], None] = lambda text: None,
     sent: Callable[[int], None] = lambda size: None,
 ) -> TransferProgress:
-    """Send a file or a folder. Files in `known` are already at the target, so they are not sent
-    unless they have changed. Sent files are added to `known`. Links whose target is in one of
+    """Send a file or a folder. Files in `known` are already stored at the target, so they are not
+    sent unless they have changed. Sent files are added to `known`. Links whose target is in one of
     `folders` are followed; `refuse` is called for each other link.
 
     If `still_s` is above 0, the work is still running. Files that the work wrote within the last
@@ -73,8 +73,9 @@ def send_output(
 def list_files(
     folders: AllowedFolders, source: str, target: str, refuse: Callable[[str], None]
 ) -> list[tuple[str, str]]:
-    """The path of each file on this node, and its path relative to the target. A symbolic link to a
-    file is sent as that file if it leads to one of `folders`. Raises LeadsOutside, OSError."""
+    """Yield the path of each file on this node, and its path relative to the target. A symbolic
+    link to a file is sent as that file if it leads to one of `folders`. Raises LeadsOutside,
+    OSError."""
     if not stat.S_ISDIR(folders.stat(source).st_mode):
         return [(source, os.path.basename(source) if target.endswith("/") else "")]
     found, top = [], folders.open_folder(source)
@@ -98,8 +99,8 @@ def list_files(
 def is_due(
     folders: AllowedFolders, path: str, name: str, known: dict[str, list[int]], still_s: float
 ) -> bool:
-    """Whether to send a file: it has changed since it was last sent, and has not changed for
-    `still_s` seconds."""
+    """Return whether to send a file: the file has changed since it was last sent, and has not
+    changed for `still_s` seconds."""
     try:
         seen = folders.stat(path)
     except OSError:
@@ -119,8 +120,8 @@ def send_file(
     meter: TransferProgress,
     known: dict[str, list[int]],
 ) -> None:
-    """Send one file. Raises OutputChanged if the file changes during the upload. Also raises
-    TransferFailed, CannotBuild, LeadsOutside, OSError.
+    """Send one file. Send one file. Raises OutputChanged if the file changes during the upload.
+    Also raises TransferFailed, CannotBuild, LeadsOutside, OSError.
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)
     with open(folders.open_file(path), "rb") as file:

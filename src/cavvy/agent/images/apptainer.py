@@ -1,5 +1,5 @@
-"""Runs the work in an image with Apptainer or Singularity. Clusters usually have one of these
-instead of docker or podman.
+"""Runs the work in an image with Apptainer or Singularity. Clusters usually have Apptainer or
+Singularity instead of docker or podman.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
 
 
 def look(program: str, path: str, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The environment variables that the image's own scripts set, and the image's labels."""
+    """Return the environment variables that the image's own scripts set, and the image's labels."""
     lines = ask([program, "inspect", "--environment", path], env)
     variables = dict(
         re.findall(
@@ -89,8 +89,8 @@ def make_argv(
     config: AgentConfig,
     mounts: list[str],
 ) -> list[str]:
-    """The first arguments of a command line. The caller appends the command to run in the image.
-    Environment variables are passed as in `inner_environment`, not as arguments.
+    """Return the first arguments of a command line. The caller appends the command to run in the
+    image. Environment variables are passed as in `inner_environment`, not as arguments.
     """
     argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", config.folder]
     for mount in mounts:
@@ -101,8 +101,8 @@ def make_argv(
 
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
-    """The environment in which to run Apptainer. It contains Apptainer's own variables, and the
-    work's variables with a prefix that Apptainer removes inside the container.
+    """Return the environment in which to run Apptainer. It contains Apptainer's own variables, and
+    the work's variables with a prefix that Apptainer removes inside the container.
     """
     given = {
         f"{name}ENV_{key}": value

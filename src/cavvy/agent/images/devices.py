@@ -1,4 +1,5 @@
-"""The options that give a container access to the accelerators and the RDMA network of its node."""
+"""Determines the options that give a container access to its node's accelerators and RDMA
+network."""
 
 from __future__ import annotations
 
@@ -23,15 +24,16 @@ SPECS = ("/etc/cdi", "/var/run/cdi")
 
 
 def find_vendor(config: AgentConfig, dev: str = "/dev") -> str:
-    """The vendor of the accelerators that the work may use; "" if there are no accelerators, or if
-    their vendor is unknown."""
+    """Return the vendor of the accelerators that the work may use, or "" if there are no
+    accelerators or their vendor is unknown."""
     if config.devices is None and not config.vendor:
         return next((name for name, files in FILES.items() if _list_files(files[:1], dev)), "")
     return (config.vendor or "nvidia") if config.devices != [] else ""
 
 
 def make_device_flags(engine: str, config: AgentConfig, dev: str = "/dev") -> list[str]:
-    """The options of podman or docker for accelerators and RDMA devices; [] if there are none."""
+    """Return the options of podman or docker for accelerators and RDMA devices, or [] if there are
+    none."""
     vendor = find_vendor(config, dev)
     fabric = _pass_on(_list_files(FABRIC, dev))
     if vendor != "nvidia":
@@ -45,8 +47,8 @@ def make_device_flags(engine: str, config: AgentConfig, dev: str = "/dev") -> li
 
 
 def make_specs_command(engine: str, config: AgentConfig) -> list[str]:
-    """The command that writes the CDI description of this node's NVIDIA GPUs for podman. [] if the
-    command is not needed, or if NVIDIA's toolkit is not installed.
+    """Return the command that writes the CDI description of this node's NVIDIA GPUs for podman. The
+    command is [] if it is not needed, or if NVIDIA's toolkit is not installed.
     """
     program = shutil.which("nvidia-ctk")
     known = any(glob.glob(folder + "/nvidia*") for folder in SPECS)

@@ -31,7 +31,7 @@ OLDEST_DRIVERS = (
 
 
 def read_driver() -> str | None:
-    """The version of this node's NVIDIA driver, or None if it is unknown."""
+    """Return the version of this node's NVIDIA driver, or None if it is unknown."""
     if driver := read_text(DRIVER):
         return driver
     argv = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -45,8 +45,8 @@ def read_driver() -> str | None:
 
 
 def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | None) -> str | None:
-    """The reason why the image's CUDA cannot run on this driver; None if nothing is known to
-    prevent it."""
+    """Return the reason why the image's CUDA cannot run on this driver, or None if no reason is
+    known."""
     if driver is None or env.get("NVIDIA_DISABLE_REQUIRE", "").lower() in ("1", "true"):
         return None
     wanted = find_cuda(env, labels)
@@ -71,7 +71,7 @@ def find_objection(env: dict[str, str], labels: dict[str, str], driver: str | No
 
 
 def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | None:
-    """The lowest CUDA version that an image accepts, or None if the image declares none."""
+    """Return the lowest CUDA version that an image accepts, or None if the image declares none."""
     found = re.search(r"\bcuda>=([0-9.]+)", env.get("NVIDIA_REQUIRE_CUDA", ""))
     texts = [
         found[1] if found else "",
@@ -87,7 +87,7 @@ def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | 
 
 
 def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
-    """Whether the requirement accepts this driver as an exception, such as
+    """Return whether the requirement accepts this driver as an exception, such as
     `driver>=470,driver<471`. Images contain a compatibility package for such drivers.
     """
     for word in requirement.split():

@@ -82,7 +82,7 @@ def pull(
 
 
 def pull_as(login: str, engine: str, config: AgentConfig, image: str, env: dict[str, str]) -> int:
-    """Pull an image with the login USER:PASSWORD; returns the engine's exit code."""
+    """Pull an image with the login USER:PASSWORD; return the engine's exit code."""
     folder = config.home + "/login"
     try:
         write_login(folder, image, login)
@@ -160,8 +160,8 @@ def build(
 
 
 def build_ways(engine: str) -> list[list[str]]:
-    """The options of each build attempt, in the order of the attempts. Podman's second attempt uses
-    chroot, which needs no container runtime.
+    """Return the options of each build attempt, in the order of the attempts. Podman's second
+    attempt uses chroot, which needs no container runtime.
     """
     return (
         [["--network", "host"], ["--network", "host", "--isolation", "chroot"]]
@@ -171,7 +171,7 @@ def build_ways(engine: str) -> list[list[str]]:
 
 
 def look(engine: str, image: str, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The image's environment variables and labels."""
+    """Return the image's environment variables and labels."""
     text = ask([engine, "image", "inspect", "--format", "{{json .Config}}", image], env)
     try:
         found = json.loads(text)
@@ -193,13 +193,13 @@ def ask(argv: list[str], env: dict[str, str]) -> str:
 
 
 def wait(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program, writing its output to the task's log; returns its exit code."""
+    """Run a program and write its output to the task's log; return its exit code."""
     pid = os.posix_spawn(argv[0], argv, env, setsigdef=[signal.SIGTERM])
     return exit_code(os.waitpid(pid, 0)[1])
 
 
 def quiet(argv: list[str], env: dict[str, str]) -> int:
-    """Run a program and discard its output; returns its exit code."""
+    """Run a program and discard its output; return its exit code."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
         actions = [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]

@@ -1,8 +1,8 @@
 """Logs in to a cloud's image registry with the identity of the node: the role of an EC2 instance's
 profile, the service account of a Google machine, the managed identity of an Azure machine.
 
-The node's metadata service gives short-lived credentials. Amazon's and Azure's registries exchange
-them for a login:
+The node's metadata service supplies short-lived credentials. Amazon's and Azure's registries
+exchange them for a login:
 https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html
 https://cloud.google.com/artifact-registry/docs/docker/authentication#token
 https://github.com/Azure/acr/blob/main/docs/AAD-OAuth.md
@@ -35,15 +35,15 @@ _TARGET = "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken"
 
 
 class NoIdentity(Exception):
-    """The node has no identity, or the registry gave no login for its identity. The message says
-    why.
+    """Raised if the node has no identity, or if the registry gave no login for the node's identity.
+    The message says why.
     """
 
 
 def find_own_login(image: str, metadata: str = METADATA, api: str = "") -> str | None:
-    """The login USER:PASSWORD for the image's registry; None if the image names no registry of a
-    cloud. `metadata` and `api` are the addresses of the metadata service and of the registry's API;
-    only tests set them. Raises NoIdentity.
+    """Return the login USER:PASSWORD for the image's registry, or None if the image names no
+    registry of a cloud. `metadata` and `api` are the addresses of the metadata service and of the
+    registry's API; only tests set them. Raises NoIdentity.
     """
     registry = image.partition("/")[0] if "/" in image else ""
     try:
@@ -81,8 +81,8 @@ def _ask_amazon(registry: re.Match[str], metadata: str, api: str) -> str:
 
 
 def sign(keys: dict[str, str], host: str, region: str, body: bytes, at: str) -> dict[str, str]:
-    """The headers of a GetAuthorizationToken call, signed with AWS signature version 4. `at` is the
-    time, such as 20300101T120000Z.
+    """Return the headers of a GetAuthorizationToken call, signed with AWS signature version 4. `at`
+    is the time, such as 20300101T120000Z.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
     """

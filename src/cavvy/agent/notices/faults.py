@@ -45,7 +45,7 @@ class GpuFaultScanner:
 
 
 def find_sign(text: bytes) -> str:
-    """The first sign of a broken GPU in this text, or "" if there is none."""
+    """Return the first sign of a broken GPU in this text, or "" if the text contains none."""
     for match in _XID.finditer(text):
         if int(match.group(2)) in HARDWARE_XIDS:
             return f"Xid {int(match.group(2))} of {match.group(1).decode('ascii', 'replace')}"
@@ -56,8 +56,8 @@ def find_sign(text: bytes) -> str:
 
 
 def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
-    """The first sign of a broken GPU in the kernel's log since `since_s` (monotonic seconds), or ""
-    if there is none or the log cannot be read.
+    """Return the first sign of a broken GPU in the kernel's log since `since_s` (monotonic
+    seconds), or "" if no sign is found or the log cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

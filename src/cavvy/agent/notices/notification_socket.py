@@ -1,4 +1,5 @@
-"""The socket `$CAVVY_NOTICE`. The agent and the task exchange messages over it, as lines of JSON.
+"""The socket `$CAVVY_NOTICE`. The socket over which the agent and the task exchange messages, as
+lines of JSON.
 
 Sent to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. Received
 from the task: {"saved": {...}}, {"again": {}}, {"failed": {...}}.

@@ -211,7 +211,7 @@ class NoticeRequest:
 
 
 def find_events(notice: NoticeAddress, data: bytes, node: str | None) -> list[Event]:
-    """The events in an answer that concern this node. Raises ValueError."""
+    """Return the events in an answer that concern this node. Raises ValueError."""
     text = data.decode("utf-8", "replace").strip()
     if not text:
         return []
@@ -236,8 +236,8 @@ def concerns(notice: NoticeAddress, event: Event, node: str | None) -> bool:
 
 
 def seconds_left(notice: NoticeAddress, event: Event, date: str) -> float:
-    """Seconds until the node is reclaimed. The current time is taken from the answer's `date` if
-    possible, since the node's clock may be wrong.
+    """Return the number of seconds until the node is reclaimed. If possible, the current time is
+    taken from the response's `date`, because the node's clock may be wrong.
     """
     due = parse_time(str(event.get(notice.time) or "")) if notice.time is not None else None
     if due is None:
@@ -248,7 +248,7 @@ def seconds_left(notice: NoticeAddress, event: Event, date: str) -> float:
 
 def parse_time(text: str) -> float | None:
     """Convert "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT" to seconds since the epoch;
-    returns None for any other text.
+    return None for any other text.
     """
     import calendar
     from email.utils import parsedate_tz

@@ -34,8 +34,9 @@ class BlobCache:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
     def fetch(self, digest: str) -> str:
-        """Return the path of the blob in the cache, and download the blob if necessary. Waits while
-        the control plane is unavailable. Raises TransferFailed, OSError.
+        """Return the path of the blob in the cache, and download the blob if necessary. Send a
+        request and return the response; wait while the control plane is unavailable. Raises
+        TransferFailed, OSError.
         """
         path = self._path(digest)
         if not touch(path):
@@ -59,7 +60,7 @@ class BlobCache:
             )
 
     def _fetch_pack(self, digests: list[str]) -> bytes | None:
-        """Request some of the blobs as a pack; returns None if the control plane is too old for
+        """Request some of the blobs as a pack; return None if the control plane is too old for
         packs. Raises TransferFailed.
         """
         body = json.dumps({"blobs": digests}).encode()
@@ -73,8 +74,7 @@ class BlobCache:
             self._line.wait()
 
     def _keep(self, pack: bytes) -> set[str]:
-        """Store a pack's blobs in the cache; returns their names. Raises TransferFailed,
-        OSError."""
+        """Store a pack's blobs in the cache; return their names. Raises TransferFailed, OSError."""
         found, at = set(), 0
         while at < len(pack):
             line = pack.find(b"\n", at, at + 80)
@@ -97,8 +97,8 @@ class BlobCache:
 
 
 def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
-    """Download the blob to `path`. Waits while the control plane is unavailable. Raises
-    TransferFailed, OSError.
+    """Download the blob to `path`. Send a request and return the response; wait while the control
+    plane is unavailable. Raises TransferFailed, OSError.
     """
     while True:
         try:

@@ -25,7 +25,7 @@ SHARE = 0.25  # maximum share of the file system that the cache may fill
 
 
 def is_due(cache: str) -> bool:
-    """Whether it is time to clean the cache again. A new cache counts as just cleaned."""
+    """Return whether it is time to clean the cache again. A new cache counts as just cleaned."""
     mark = cache + "/swept"
     try:
         return time.time() - os.stat(mark).st_mtime >= EVERY_S
@@ -36,8 +36,8 @@ def is_due(cache: str) -> bool:
 
 
 def touch(path: str, *, make: bool = False) -> bool:
-    """Mark the entry as used now. Returns False if the entry does not exist. With `make`, creates
-    it."""
+    """Mark the entry as used now. Return False if the entry does not exist. With `make`, create the
+    entry."""
     try:
         if make:
             os.close(open_private(path))
@@ -85,7 +85,8 @@ def _list_files(folder: str) -> list[Part]:
 
 
 def _list_setups(folder: str) -> list[Part]:
-    """List all setups. A setup that is being made is listed too, but is locked."""
+    """List all setups. Yield the setups in the cache. A setup that is being made is listed too, but
+    is locked."""
     found = []
     for entry in _scan(folder):
         mark = entry.path + "/finished"
@@ -106,12 +107,12 @@ def _scan(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _measure(folder: str) -> int:
-    """The bytes on disk of everything below a path."""
+    """Return the number of bytes on disk of all files below a path."""
     return sum(seen.st_blocks * 512 for _, seen, _ in walk_files(folder))
 
 
 def _remove(path: str, used: float) -> bool:
-    """Remove an entry unless it was used after the time `used`. Returns whether the entry was
+    """Remove an entry unless it was used after the time `used`. Return whether the entry was
     removed. A setup is not removed while an agent creates or copies it.
 
     The lock file of a removed setup is kept, because agents may be waiting for the lock.

@@ -1,8 +1,8 @@
 """Creates a control group for the work if the system allows it. The kernel then enforces the work's
 memory limit.
 
-Tries version 2 of control groups (one tree), then version 1 (a tree for each controller). If both
-fail, the agent itself measures the memory and enforces the limit.
+First version 2 of control groups (one tree) is tried, then version 1 (one tree for each
+controller). If both fail, the agent itself measures the memory and enforces the limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ROOT = "/sys/fs/cgroup"
 
 
 def make_group(name: str, memory_mib: int) -> str | None:
-    """Create a control group with this limit; returns its folder, or None if this is impossible."""
+    """Create a control group with this limit; return its folder, or None if this is impossible."""
     for parent in list_parents():
         folder = os.path.join(parent, name)
         try:
@@ -27,8 +27,8 @@ def make_group(name: str, memory_mib: int) -> str | None:
 
 
 def list_parents() -> list[str]:
-    """Folders in which a group could be created, the best first. With cgroup v2, a folder below the
-    root comes before the agent's own group.
+    """Return the folders in which a group could be created, the best first. With cgroup v2, a
+    folder below the root comes before the agent's own group.
     """
     unified, own = _own_groups()
     if os.path.exists(os.path.join(unified or ROOT, "cgroup.controllers")) and unified:
@@ -39,7 +39,8 @@ def list_parents() -> list[str]:
 
 
 def count_oom_kills(folder: str) -> int:
-    """How many processes of the group the kernel has killed because the group ran out of memory."""
+    """Return how many processes of the group the kernel has killed because the group ran out of
+    memory."""
     for name in ("memory.events", "memory.oom_control"):
         try:
             with open(os.path.join(folder, name), encoding="ascii") as file:

@@ -1,10 +1,10 @@
 """Uploads the checkpoint folder to the control plane, and downloads the newest checkpoint. Both may
 block.
 
-The upload runs in a separate process during the work, and reports its result as a line of JSON:
-`state` is `saved`, `void` (the work changed a file meanwhile; try again), `silent` (the bucket does
-not answer; try again), `failed` (an error on this node; try again) or `refused`. Earlier lines
-(`full` or `waits`) report what the upload is waiting for.
+The upload runs in a separate process during the work. The process reports its result as a line of
+JSON, whose `state` is `saved`, `void` (the work changed a file during the upload; try again),
+`silent` (the bucket does not respond; try again), `failed` (an error on this node; try again) or
+`refused`. Earlier lines (`full` or `waits`) report what the upload is waiting for.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PART = 16 * 1024 * 1024  # maximum bytes of one request; some transports allow a
 
 
 class FileChanged(Exception):
-    """A file changed while it was read."""
+    """Raised if a file changed while it was read."""
 
 
 # The state of the upload after each exception. The first class that matches applies. Unreadable
@@ -67,8 +67,9 @@ FAILURES = {
 def list_checkpoint(
     config: AgentConfig, folder: str, given: list[str] | None = None
 ) -> list[FileEntry]:
-    """Every file and link below the checkpoint folder, which must be in the working folder or in
-    one of the volumes `given`. [] if the folder is missing. Raises LeadsOutside, OSError."""
+    """Return every file and link below the checkpoint folder, which must be in the working folder
+    or in one of the volumes `given`. The list is empty if the folder is missing. Raises
+    LeadsOutside, OSError."""
     try:
         top = AllowedFolders([config.folder], given).open_folder(folder)
     except FileNotFoundError:
@@ -80,8 +81,8 @@ def list_checkpoint(
 
 
 def list_folder(folder: str | int) -> list[FileEntry]:
-    """Every file and link below the folder, sorted by path. Files that vanish meanwhile are left
-    out. `folder` is a path or the descriptor of an open folder."""
+    """Return every file and link below the folder, sorted by path. Files that vanish during the
+    listing are omitted. `folder` is a path or the descriptor of an open folder."""
     found: list[FileEntry] = []
     for path, seen, link in walk_files(folder):
         if stat.S_ISLNK(seen.st_mode):
@@ -94,7 +95,8 @@ def list_folder(folder: str | int) -> list[FileEntry]:
 
 
 def fingerprint(entries: list[FileEntry]) -> str:
-    """A text that changes when a file of the folder is written; "" for an empty folder."""
+    """Return a text that changes when a file of the folder is written, or "" for an empty
+    folder."""
     return (
         hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest()
         if entries
@@ -160,7 +162,7 @@ def _send_checkpoint(saving: CheckpointUpload, *, copy_first: bool) -> dict[str,
 
 
 def copies_of(config: AgentConfig) -> str:
-    """The folder that holds copies of files during the upload."""
+    """Return the folder that holds copies of files during the upload."""
     return config.home + "/copies"
 
 
@@ -308,7 +310,7 @@ class CheckpointUpload:
         return found
 
     def describe(self) -> dict[str, object]:
-        """The hashed files and the time of the newest one, in the form that a commit request
+        """Return the hashed files and the time of the newest one, in the form that a commit request
         has."""
         files: list[dict[str, object]] = []
         for path, size, mtime, _, mode, link in self._entries:
@@ -342,8 +344,8 @@ class CheckpointUpload:
         return str(known[3]) if known and known[:3] == list(entry[1:4]) else None
 
     def get_file(self, entry: FileEntry) -> int:
-        """Return a descriptor of the listed file; opens the file if necessary. Raises FileChanged
-        if the work has replaced the file.
+        """Return a descriptor of the listed file; open the file if necessary. Raises FileChanged if
+        the work has replaced the file.
         """
         if entry.path not in self._open:
             opened = self._open_entry(entry)
@@ -388,7 +390,8 @@ class UploadBody:
         self.size = self._end - start
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes. Raises FileChanged if the file has become shorter."""
+        """Return the next bytes. Read bytes of the file. Raises FileChanged if the file has become
+        shorter."""
         left = self._end - self._at
         data = os.pread(
             self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at
@@ -428,8 +431,8 @@ def restore(
     """Download the newest checkpoint of the job to `folder`, if an attempt with a number above
     `later_than` uploaded it.
 
-    Returns a message for the user, or "" if nothing was downloaded. `tell` is called about long
-    waits. Raises TransferFailed, StorageTimeout, OSError.
+    Returns a message for the user, or "" if nothing was downloaded. `tell` is called with a message
+    about each long wait. Raises TransferFailed, StorageTimeout, OSError.
     """
     for tries_left in reversed(range(RESTORES)):
         found = json.loads(BlockingClient(config).read("GET", "checkpoints/latest", tell=tell))[
@@ -487,8 +490,8 @@ def fetch(
 
 
 def newest(entries: list[FileEntry]) -> int:
-    """The time of the last change to any file, in nanoseconds since the epoch; 0 if there are no
-    files."""
+    """Return the time of the last change to any file in nanoseconds since the epoch, or 0 if no
+    files exist."""
     return max((entry.mtime_ns for entry in entries), default=0)
 
 

@@ -50,8 +50,8 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 
 
 def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> ChildCommand:
-    """The command that runs the work's container. Its process group contains the engine's client
-    program. Raises CannotBuild if there is no engine.
+    """Return the command that runs the work's container. Its process group contains the engine's
+    client program. Raises CannotBuild if there is no engine.
     """
     engine = find_engine()
     if engine is None:
@@ -79,20 +79,20 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
 
 
 def find_engine() -> str | None:
-    """The program that runs containers on this node: podman, docker, Apptainer or Singularity,
-    whichever is found first in this order. None if none is installed.
+    """Return the program that runs containers on this node: the first of podman, docker, Apptainer
+    and Singularity that is installed. The result is None if none of them is installed.
     """
     return next((path for path in map(shutil.which, (*ENGINES, *PROGRAMS)) if path), None)
 
 
 def make_name(config: AgentConfig) -> str:
-    """The container's name, by which a later agent finds and removes the container of a killed
-    agent."""
+    """Return the container's name, by which a later agent finds and removes the container of a
+    killed agent."""
     return f"{config.gang}-{config.rank}"
 
 
 def make_exec(config: AgentConfig, command: list[str]) -> list[str]:
-    """The command line that runs `command` in the work's container."""
+    """Return the command line that runs `command` in the work's container."""
     engine = find_engine() or ENGINES[0]
     if os.path.basename(engine) in PROGRAMS:
         return make_argv(engine, read_text(config.home + "/sif"), config, [config.home]) + command
@@ -100,7 +100,7 @@ def make_exec(config: AgentConfig, command: list[str]) -> list[str]:
 
 
 def write_entry(config: AgentConfig, work: WorkConfig) -> None:
-    """Write the script that the container starts with."""
+    """Write the script with which the container starts."""
     phase = shlex.quote(config.phase_file)
     setup = ""
     if work.setup is not None:
@@ -188,7 +188,7 @@ def _outlive_stop() -> list[int]:
 
 
 def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The node's files that the container sees, each as SOURCE:PATH. Raises CannotBuild,
+    """Return the node's files that the container sees, each as SOURCE:PATH. Raises CannotBuild,
     OSError."""
     mounts = [f"{config.home}:{config.home}"]
     if work.checkpoint is not None and work.checkpoint.storage is not None:
@@ -220,8 +220,8 @@ def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
 
 
 def _engine_with(engine: str, extra: list[str]) -> list[str]:
-    """The start of the command line. Podman expects the option `--runtime` before `run`, so this
-    option is moved from `extra` to the start.
+    """Return the start of the command line. Podman expects the option `--runtime` before `run`, so
+    this option is moved from `extra` to the start.
     """
     if extra[:1] == ["--runtime=runc"]:
         del extra[0]
@@ -259,8 +259,8 @@ def _flags(engine: str, name: str, config: AgentConfig, env: dict[str, str]) -> 
 
 
 def _devices(config: AgentConfig) -> dict[str, str]:
-    """The environment variable that selects the work's GPUs in a container, where NVIDIA devices
-    are numbered from 0."""
+    """Return the environment variable that selects the work's GPUs in a container, where NVIDIA
+    devices are numbered from 0."""
     if config.devices and config.vendor in ("nvidia", ""):
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(len(config.devices)))
@@ -269,7 +269,7 @@ def _devices(config: AgentConfig) -> dict[str, str]:
 
 
 def _digest(engine: str, image: str, env: dict[str, str]) -> str:
-    """The image's digest, or its ID if the image did not come from a registry."""
+    """Return the image's digest, or its ID if the image did not come from a registry."""
     shape = "{{if .RepoDigests}}{{index .RepoDigests 0}}{{else}}{{.Id}}{{end}}"
     text = ask([engine, "image", "inspect", "--format", shape, image], env)
     return text.splitlines()[-1] if text else "unknown"

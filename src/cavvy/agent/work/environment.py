@@ -61,10 +61,10 @@ SHELL_LINE = 'trap : TERM; . "$0"'
 
 
 def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") -> dict[str, str]:
-    """All variables of the work. The user's variables override the base; Cavvy's variables override
-    the user's.
+    """Return all variables of the work. The user's variables override the base; Cavvy's variables
+    override the user's.
 
-    `socket`: path of the agent's socket for the task; "" if there is none.
+    `socket` is the path of the agent's socket for the task, or "" without a socket.
     """
     env = base_environment(every=config.boxed)
     if len(config.home) < LONGEST_HOME:
@@ -84,13 +84,13 @@ def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") ->
 
 
 def find_shell() -> str:
-    """The shell that runs the task's commands: bash if the node has it, else sh."""
+    """Return the shell that runs the task's commands: bash if the node has it, else sh."""
     return next(path for path in SHELLS if os.path.exists(path))
 
 
 def base_environment(*, every: bool = False) -> dict[str, str]:
-    """The variables of a login shell. With `every`, all other variables of the node's image are
-    added."""
+    """Return the variables of a login shell. With `every`, all other variables of the node's image
+    are added."""
     env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
     for name, value in os.environ.items():
         if name in BASE or name.startswith("LC_") or every:
@@ -101,8 +101,8 @@ def base_environment(*, every: bool = False) -> dict[str, str]:
 
 
 def device_variables(config: AgentConfig) -> dict[str, str]:
-    """Variables that restrict the work to its assigned accelerators; {} if it has the whole
-    node.
+    """Return variables that restrict the work to its assigned accelerators, or {} if the work has
+    the whole node.
     """
     if config.devices is None:
         return {}
@@ -139,7 +139,7 @@ def _identity(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
 
 
 def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
-    """The environment variables about the gang that torchrun and similar launchers need."""
+    """Return the environment variables about the gang that torchrun and similar launchers need."""
     return {
         "MASTER_ADDR": work.addresses[0],
         "MASTER_PORT": str(work.master_port),

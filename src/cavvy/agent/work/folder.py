@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class CannotBuild(Exception):
-    """The working folder or the image cannot be made as the task requires. The message tells the
-    user why."""
+    """Raised if the working folder or the image cannot be made as the task requires. The message
+    tells the user why."""
 
 
 def build_folder(
@@ -35,8 +35,8 @@ def build_folder(
     env: dict[str, str],
     only: list[str] | None = None,
 ) -> None:
-    """Create `folder` anew. If `only` is given, the new folder contains only these files and
-    folders. Raises CannotBuild, OSError.
+    """Create `folder` anew. Build the working folder. If `only` is given, the new folder contains
+    only these files and folders. Raises CannotBuild, OSError.
     """
     remove_tree(folder)
     os.makedirs(folder)
@@ -95,14 +95,14 @@ def reduce(folder: str, only: list[str]) -> None:
 
 
 def is_used(path: str, uses: list[str]) -> bool:
-    """Whether `path` is in `uses` or in a folder of `uses`. The control plane applies the same rule
-    to compute the setup's key.
+    """Return whether `path` is in `uses` or in a folder of `uses`. The control plane applies the
+    same rule to compute the setup's key.
     """
     return any(path == use or path.startswith(use + "/") for use in uses)
 
 
 def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
-    """Check out one commit; fetches only that commit if the server allows it. Raises
+    """Check out one commit; fetch only that commit if the server allows this. Raises
     CannotBuild.
     """
     env = dict(env, GIT_TERMINAL_PROMPT="0")
@@ -152,8 +152,8 @@ def transfer(
     """Copy one input or output; existing files are overwritten. The target must be in one of
     `targets`. None means that the user named the target, whose path may then contain links.
 
-    Links are copied as links. If `refuse` is given, links that lead out of `sources` are left out,
-    and `refuse` is called for each. Raises CannotBuild, LeadsOutside, OSError.
+    Links are copied as links. If `refuse` is given, links that lead out of `sources` are omitted,
+    and `refuse` is called for each of them. Raises CannotBuild, LeadsOutside, OSError.
     """
     for path in (source, target):
         check_seen(config, path)
@@ -270,7 +270,7 @@ def inside(folder: str, path: str) -> str:
 
 def run(argv: list[str], env: dict[str, str], view: WorkView | None = None) -> int:
     """Run a program, wait until it ends, and return its exit code, or 127 if the program is
-    missing. The program sees only `view`.
+    missing. The program sees only what `view` shows.
     """
     try:
         pid = os.posix_spawnp(argv[0], argv, env) if view is None else _fork(argv, env, view)

@@ -2,10 +2,10 @@
 database.
 
 The work gets its own mount namespace, in which an empty file system is mounted over the folder;
-some folders below it stay visible. The work also gets its own user namespace, in which user IDs
-stay the same. The user namespace prevents the work from unmounting the empty file system, and from
-reading the memory and files of processes outside. This requires Linux, and permission to create
-these namespaces.
+some folders below this folder stay visible. The work also gets its own user namespace, in which
+user IDs stay the same. The user namespace prevents the work from unmounting the empty file system,
+and from reading the memory and files of processes outside. This requires Linux, and permission to
+create these namespaces.
 
 Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden here.
 """
@@ -29,8 +29,8 @@ def hide(folder: str, shown: list[str]) -> None:
     """Hide `folder` from this process and its later children, except the folders in `shown`, if
     they exist.
 
-    The process must have one thread. Raises OSError; after an error, parts of the folder may still
-    be visible.
+    The process must have only one thread. Raises OSError; after an error, parts of the folder may
+    still be visible.
     """
     shown = [path for path in shown if os.path.isdir(path)]
     if os.geteuid() == 0:  # mount first: the new user namespace then cannot remove the mount
@@ -49,7 +49,7 @@ def hide(folder: str, shown: list[str]) -> None:
 def enter(folder: str, find: Callable[[], int]) -> None:
     """Wait until the process that `find` returns has hidden `folder`, then enter its namespaces.
 
-    The caller must have one thread. Raises OSError.
+    The caller must have only one thread. Raises OSError.
     """
     pid = wait_until_hidden(folder, find)
     opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt")]
@@ -65,13 +65,13 @@ def wait_until_hidden(folder: str, find: Callable[[], int]) -> int:
     until = time.monotonic() + ENTER_S
     while not _has_hidden(pid := find(), folder):
         if time.monotonic() > until:
-            raise ProcessLookupError(errno.ESRCH, "the work does not run")
+            raise ProcessLookupError(errno.ESRCH, "the work is not running")
         time.sleep(0.01)
     return pid
 
 
 def _has_hidden(pid: int, folder: str) -> bool:
-    """Whether a process has its own namespaces, and the folder is hidden in them."""
+    """Return whether a process has its own namespaces and the folder is hidden in them."""
     try:
         with open(f"/proc/{pid}/gid_map") as ids:
             return (
@@ -84,7 +84,8 @@ def _has_hidden(pid: int, folder: str) -> bool:
 
 
 def is_hidden(folder: str, shown: list[str], path: str) -> bool:
-    """Whether `path` is in the hidden folder or contains it, and is not in a folder of `shown`."""
+    """Return whether `path` is in the hidden folder or contains it, and is not in a folder of
+    `shown`."""
     real, folder = os.path.realpath(path), os.path.realpath(folder)
     if any(_contains(os.path.realpath(each), real) for each in shown):
         return False
@@ -110,8 +111,8 @@ def _cover(folder: str, shown: list[str]) -> None:
 
 
 def _enter_user_namespace() -> None:
-    """Enter a new user namespace in which all user IDs stay the same. A child process that stays
-    outside maps the IDs, because a process inside is not permitted to.
+    """Enter a new user namespace in which all user IDs stay the same. A child process outside the
+    namespace maps the IDs, because a process inside it has no permission to do so.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

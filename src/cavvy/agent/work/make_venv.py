@@ -1,9 +1,9 @@
 """Makes a virtual environment with pip: `python -I -c SOURCE FOLDER UV`, run by the Python that the
 environment will use. UV is the path of uv, or "" to use Python's own module `venv`.
 
-This program takes a tenth of the time of `python -m venv`, which runs pip to install pip. It needs
-Python 3.6 or later. Exit code 3: the environment was created, but without pip, because this Python
-has none.
+This program needs a tenth of the time of `python -m venv`, which runs pip to install pip. The
+program needs Python 3.6 or later. Exit code 3: the environment was created, but without pip,
+because this Python has none.
 """
 
 import glob
@@ -35,14 +35,14 @@ def main(folder: str, uv: str) -> int:
 
 
 def made_by_uv(uv: str, folder: str, conda: bool) -> bool:
-    """Create the environment with uv. Returns whether it was created."""
+    """Create the environment with uv. Return whether it was created."""
     words = [uv, "venv", "--quiet", "--no-config", "--python", sys.executable, folder]
     return os.spawnv(os.P_WAIT, uv, words + ["--system-site-packages"] * conda) == 0
 
 
 def put_pip(packages: str) -> bool:
     """Install pip from the wheel that comes with Python. If there is no wheel, copy the installed
-    pip. Returns whether pip was found.
+    pip. Return whether pip was found.
     """
     folders = [sysconfig.get_config_var("WHEEL_PKG_DIR") or "", "/usr/share/python-wheels"]
     try:

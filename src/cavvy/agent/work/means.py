@@ -1,4 +1,5 @@
-"""Means and totals of the work's resource use since it began, for advice about its costs."""
+"""Computes means and totals of the work's resource use since it began, for advice about its
+costs."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ _MEANS = {"cpu_percent": "cpu_mean_percent", "gpu_percent": "gpu_mean_percent"}
 
 
 class UsageMeans:
-    """Adds measurements up. A measurement stands for the time since the one before. `measured_s` is
-    the time of all measurements.
+    """Adds measurements up. Each measurement represents the time since the previous one.
+    `measured_s` is the total time of all measurements.
     """
 
     def __init__(self) -> None:
@@ -20,7 +21,7 @@ class UsageMeans:
         self._seconds = self._gpu_memory_mib = 0.0
 
     def add(self, values: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Add a measurement; returns the means and totals by their names."""
+        """Add a measurement; return the means and totals by their names."""
         self._seconds += seconds
         for name in _MEANS:
             if name in values:

@@ -45,8 +45,8 @@ class ProgressScanner:
         self._line = b""
 
     def feed(self, data: bytes) -> dict[str, object]:
-        """The newest value of each name that these bytes of the output report; {} if there are
-        none."""
+        """Return the newest value of each name that these bytes of the output report, or {} if they
+        report none."""
         if MARK not in data and not self._line:
             tail = data.rfind(b"\n") + 1
             self._line = data[tail:] if _may_begin(data[tail:]) else b""
@@ -60,7 +60,8 @@ class ProgressScanner:
         return found
 
     def look(self) -> dict[str, object]:
-        """The values in the progress file; {} if the file has not changed since the last call."""
+        """Return the values in the progress file, or {} if the file has not changed since the last
+        call."""
         try:
             found = os.lstat(self._path)
             changed = found.st_mtime_ns
@@ -75,9 +76,9 @@ class ProgressScanner:
 
 
 class CheckpointWatcher:
-    """Detects new checkpoints. A new checkpoint exists when files of the folder have changed and
-    have then stayed unchanged between two checks. The object must be created before the work
-    starts.
+    """Detects new checkpoints. Detects checkpoints: a new checkpoint exists when files of the
+    folder have changed and have then stayed unchanged between two checks. The object must be
+    created before the work starts.
     """
 
     def __init__(self, folder: str) -> None:
@@ -86,8 +87,8 @@ class CheckpointWatcher:
         self._began_ns = time.time_ns()
 
     def look(self, *, last: bool = False) -> dict[str, object]:
-        """The fields of a `checkpoint` message, or {} if there is no new checkpoint. Pass `last`
-        when the work has ended and writes no more.
+        """Return the fields of a `checkpoint` message, or {} if there is no new checkpoint. Pass
+        `last` when the work has ended and writes no more.
         """
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
@@ -151,7 +152,7 @@ class WorkMonitor:
         self._tell(self._progress.feed(data))
 
     def tick(self) -> str:
-        """Report what has changed; returns the reason if the work has been idle for too long."""
+        """Report what has changed; return the reason if the work has been idle for too long."""
         now = time.monotonic()
         self._tell(self._progress.look())
         if self._checkpoints and now - self._checkpoints_at >= CHECKPOINT_S:
@@ -163,7 +164,7 @@ class WorkMonitor:
         return "" if self._idle_s is None else self._check_idle(now, self._idle_s)
 
     def _check_idle(self, now: float, limit: float) -> str:
-        """Warn before the idle limit is reached. Once the limit is reached, returns the reason to
+        """Warn before the idle limit is reached. Once the limit is reached, return the reason to
         end the work.
         """
         if self._connected():
@@ -223,8 +224,8 @@ class WorkMonitor:
 
 
 def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> tuple[int, float]:
-    """The size in bytes of the files that changed after `since`, and the seconds that writing them
-    took.
+    """Return the size in bytes of the files that changed after `since`, and the seconds that
+    writing them took.
 
     The time runs from the creation of the first file to the last change of any file. If a file's
     creation time is unknown, its last change is used instead. Files created before `watched` belong
@@ -246,8 +247,9 @@ def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> 
 
 
 def born_ns(path: str) -> int | None:
-    """When the file was created, in ns since the epoch, or None if the file system does not record
-    it. Calls statx(2) through the C library, because Python's standard library does not offer it.
+    """Return when the file was created, in ns since the epoch, or None if the file system does not
+    record it. Calls statx(2) through the C library, because Python's standard library does not
+    offer it.
     """
     try:
         from ctypes import CDLL, c_uint, create_string_buffer
@@ -264,8 +266,8 @@ def born_ns(path: str) -> int | None:
 
 
 def parse_progress(text: bytes) -> dict[str, object]:
-    """The values of a JSON object by name. Only numbers, strings, and true and false (as 1 and 0)
-    are returned. Returns {} for any other input."""
+    """Return the values of a JSON object by name. Only numbers, strings, true and false are
+    returned; true and false are returned as 1 and 0. Returns {} for any other input."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -281,8 +283,8 @@ def parse_progress(text: bytes) -> dict[str, object]:
 
 
 def measure(folder: str) -> tuple[int, int, int]:
-    """The number of files, their total size in bytes, and the time of the newest change (ns since
-    the epoch)."""
+    """Return the number of files, their total size in bytes, and the time of the newest change (ns
+    since the epoch)."""
     files = size = newest = 0
     for _, seen, _ in walk_files(folder):
         files, size, newest = files + 1, size + seen.st_size, max(newest, seen.st_mtime_ns)
@@ -298,7 +300,7 @@ def _is_value(value: object) -> bool:
 
 
 def _may_begin(line: bytes) -> bool:
-    """Whether a line that is not complete yet may be a progress line."""
+    """Return whether a line that is not complete yet may be a progress line."""
     return (
         bool(line) and len(line) < LONGEST_LINE and (line.startswith(MARK) or MARK.startswith(line))
     )

@@ -66,8 +66,8 @@ class RankLink:
             self._file.flush()
 
     def read(self) -> dict[str, Any] | None:
-        """The next message, or None at the end of the connection. Raises ValueError if the message
-        is not from the gang.
+        """Return the next message, or None at the end of the connection. Raises ValueError if the
+        message is not from the gang.
         """
         line = self._file.readline()
         if not line.endswith(b"\n"):
@@ -230,8 +230,8 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
 
 
 def lay_shell(home: str) -> None:
-    """Put the remote shell on PATH. Daemons on other ranks fail without it, although they never
-    call it.
+    """Put the remote shell on PATH. Daemons on other ranks fail without the remote shell, although
+    they never call it.
     """
     folder = os.path.join(home, "mpi-bin")
     os.makedirs(folder, exist_ok=True)
@@ -308,8 +308,8 @@ def _tell(line: RankLink, number: int, name: str, stream: BinaryIO) -> None:
 
 
 def remote_shell(where: str, words: list[str]) -> int:
-    """Act as the launcher's rsh: run a command on a host. Options before the host, and a user name
-    in front of it, are ignored."""
+    """Act as the launcher's rsh: run a command on a host. Options before the host and a user name
+    in front of the host are ignored."""
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in ("-l", "-p") else words[1:]
     with socket.socket(socket.AF_UNIX) as connection:

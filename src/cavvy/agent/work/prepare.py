@@ -1,12 +1,12 @@
-"""Prepares the working folder and runs the setup. Both may take long, so they run in a separate
-process.
+"""Prepares the working folder and runs the setup. The two steps may take long, so they run in a
+separate process.
 
 A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` keeps its
 results: `venv`, the virtual environment that comes first in the PATH of the setup and the task;
 `dir`, a folder for the setup's own files, whose path is in the variable CAVVY_SETUP_DIR; and
 `tree`, a copy of the working folder after the setup, with which later attempts start. The file
-`finished` is written last. KEY is a hash of the setup and of the files that it uses. If several
-agents need the setup with the same key, one agent runs it and the others wait.
+`finished` is written last. KEY is a hash of the setup and of the files that the setup uses. If
+several agents need the setup with the same key, one agent runs it and the others wait.
 
 If a setup lists the files that it uses, the setup runs in a folder with only these files. Its
 results are then copied into the whole folder.
@@ -70,7 +70,7 @@ def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
 
 
 def carry_out(config: AgentConfig, work: WorkConfig, channel: int) -> int:
-    """Copy the outputs of successful work to their targets. Returns the process's exit code, as in
+    """Copy the outputs of successful work to their targets. Return the process's exit code, as in
     sysexits.h."""
     try:
         copy_outputs(config, work, write_log)
@@ -167,9 +167,9 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
 
 def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """The folders below `config.hides` that the work sees: its setup, checkpoints and volumes, and
-    the folders of all ranks of its gang on this machine. A rank may use links that lead to files of
-    another rank.
+    """Return the folders below `config.hides` that the work sees: its setup, checkpoints and
+    volumes, and the folders of all ranks of its gang on this machine. A rank may use links that
+    lead to files of another rank.
     """
     gang = os.path.dirname(config.home)
     # Show each rank's home folder separately, because the work cannot replace a mounted folder by a
@@ -184,8 +184,8 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
-    """The folder that keeps the work's setup. The folder's name contains the host's name, because
-    hosts may share the cache while a setup may install files on the host itself.
+    """Return the folder that keeps the work's setup. The folder's name contains the host's name,
+    because hosts may share the cache while a setup may install files on the host itself.
     """
     folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
     key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
@@ -196,7 +196,7 @@ def find_setup(config: AgentConfig, work: WorkConfig) -> str:
 
 
 def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> bool:
-    """Prepare the folder; returns whether a finished setup was reused. Raises SetupFailed,
+    """Prepare the folder; return whether a finished setup was reused. Raises SetupFailed,
     CannotBuild, StorageTimeout, OSError.
     """
     reused = False
@@ -292,8 +292,8 @@ def _keep(kept: str, folder: str) -> None:
 
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
-    """The environment of a setup. It contains the task's parameters only if the setup mentions
-    them: their values are part of the setup's key only then.
+    """Return the environment of a setup. The environment contains the task's parameters only if the
+    setup mentions them, because only then the parameters' values are part of the setup's key.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env

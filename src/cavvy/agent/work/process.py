@@ -13,7 +13,7 @@ from .reaper import ChildCommand, guard, reap, sweep
 
 
 def _ignore(*_: object) -> None:
-    """The default callback, which does nothing."""
+    """Do nothing; this is the default callback."""
 
 
 class WorkProcess:

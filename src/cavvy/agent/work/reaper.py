@@ -1,4 +1,4 @@
-"""The reaper: a small process that is the agent's child and the work's parent. It ends all
+"""The reaper: a small process that is the agent's child and the work's parent. The reaper ends all
 processes of the work if the agent dies.
 
 The reaper is a fork of the agent, and adopts all orphans of the work. The agent and the reaper
@@ -77,7 +77,7 @@ class ChildCommand:
 def report(
     channel: int, outcome: str, reason: str, code: int | None = None, *, reused: bool = False
 ) -> int:
-    """Write the result of a step to its channel. Returns the exit code of the step's process. An
+    """Write the result of a step to its channel. Return the exit code of the step's process. An
     empty `outcome` means success.
     """
     import json
@@ -162,7 +162,7 @@ class Reaper:
                     poll.unregister(fd)
 
     def _reap(self) -> bool:
-        """Reap all child processes that have ended. Returns False when no child is left."""
+        """Reap all child processes that have ended. Return False when no child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -192,7 +192,7 @@ class Reaper:
             self._killing = True
 
     def _obey(self) -> bool:
-        """Handle the agent's requests; returns False when the agent is dead."""
+        """Handle the agent's requests; return False when the agent is dead."""
         try:
             letters = os.read(self._control, 64)
         except OSError:
@@ -218,7 +218,7 @@ class Reaper:
 
 
 def descendants(*roots: int) -> list[int]:
-    """The IDs of all processes below these reapers. Orphaned processes are included, because
+    """Return the IDs of all processes below these reapers. Orphaned processes are included, because
     reapers adopt them.
     """
     children: dict[int, list[int]] = {}
@@ -238,8 +238,8 @@ def descendants(*roots: int) -> list[int]:
 
 
 def find_first(reaper: int) -> int:
-    """The oldest child of a reaper; 0 if there is none. While the work's first process runs, it is
-    the oldest child.
+    """Return the oldest child of a reaper, or 0 if the reaper has no child. While the work's first
+    process runs, the oldest child is that process.
     """
     found = ((pid, read_process(pid)) for pid in descendants(reaper))
     begun = [(int(each[19]), pid) for pid, each in found if each and int(each[1]) == reaper]
@@ -247,12 +247,12 @@ def find_first(reaper: int) -> int:
 
 
 def exit_code(status: int) -> int:
-    """The exit code in a wait status, or 128 + N if signal N ended the program."""
+    """Return the exit code in a wait status, or 128 + N if signal N ended the program."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def removed_group(folder: str) -> bool:
-    """Remove a control group; returns whether it is removed. A group can be busy for some
+    """Remove a control group; return whether it is removed. A group can be busy for some
     milliseconds after its last process has ended.
     """
     try:
@@ -277,7 +277,7 @@ def sweep() -> None:
 
 
 def reap() -> bool:
-    """Reap the child processes that have ended. Returns False if no child is left."""
+    """Reap the child processes that have ended. Return False if no child is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -287,7 +287,7 @@ def reap() -> bool:
 
 
 def prctl(option: int, value: int) -> bool:
-    """Call prctl(2), which Python does not offer; returns whether the call succeeded."""
+    """Call prctl(2), which Python does not offer; return whether the call succeeded."""
     if not LINUX:
         return False
     try:

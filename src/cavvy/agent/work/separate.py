@@ -2,11 +2,11 @@
 user who runs the server.
 
 The work gets its own user, mount, process and IPC namespaces. It sees no other processes, so it can
-neither signal nor trace them. Empty file systems are mounted over the folders in which processes
-meet or in which a user keeps keys: /tmp, /var/tmp, /dev/shm, the user's home and runtime folders,
-and the server's folder. Sockets of container engines and devices of other jobs are covered. All
-processes of the work end with its first one's namespace. The server's user must not be root,
-because root owns the files of the system in every namespace.
+neither signal nor trace them. Empty file systems are mounted over the folders through which
+processes communicate or in which a user stores keys: /tmp, /var/tmp, /dev/shm, the user's home and
+runtime folders, and the server's folder. Sockets of container engines and devices of other jobs are
+covered. All processes of the work end when the first process of its namespace ends. The server's
+user must not be root, because root owns the files of the system in every namespace.
 
 Usage: python separate.py FOLDER SHOWN. The exit code is 0 if this system can separate work.
 """
@@ -49,12 +49,13 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
     """Separate this process and its later children. `folder` is hidden, except the folders in
     `shown`; the files `devices` are covered.
 
-    Returns in a new process. This process waits for it and ends with its exit code. It must have
-    one thread. Raises OSError; after an error, the process may be separated only in part.
+    Return in a new process. The calling process waits for the new process and ends with its exit
+    code. The calling process must have only one thread. Raises OSError; after an error, the process
+    may be separated only in part.
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
-        raise PermissionError(1, "work of root cannot be separated")
+        raise PermissionError(1, "work of the root user cannot be separated")
     cwd = os.getcwd()
     hide.call("unshare", hide.CLONE_NEWUSER | hide.CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
     hide.write("self/setgroups", "deny")
@@ -77,8 +78,8 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
 
 
 def enter(pid: int) -> None:
-    """Enter the namespaces of separated work, whose first process outside is `pid`. Like
-    `separate`, returns in a new process.
+    """Enter the namespaces of separated work; `pid` is the ID, outside the namespaces, of the
+    work's first process. Like `separate`, return in a new process.
     """
     names = ("user", "mnt", "ipc", "pid_for_children")
     opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in names]
@@ -93,7 +94,7 @@ def enter(pid: int) -> None:
 
 
 def list_covers(folder: str, uid: int) -> list[str]:
-    """The folders that are covered, outer ones first."""
+    """Return the folders that are covered, outer ones first."""
     import pwd
 
     try:
@@ -107,8 +108,8 @@ def list_covers(folder: str, uid: int) -> list[str]:
 
 
 def list_programs() -> list[str]:
-    """The folders of this Python and of this program. They stay visible even if they are below a
-    covered folder, but the work cannot change what the server runs.
+    """Return the folders of this Python and of this program. These folders stay visible even if
+    they are below a covered folder, but the work cannot change the files that the server runs.
     """
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     found = {os.path.realpath(each) for each in (sys.prefix, sys.base_prefix, package)}
@@ -141,8 +142,8 @@ def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> N
 
 
 def list_other_gpus(own: list[str] | None) -> list[str]:
-    """The device files of NVIDIA GPUs that are not in `own`, which are UUIDs. Empty if the work has
-    the whole machine, or a part of a GPU.
+    """Return the device files of NVIDIA GPUs that are not in `own`, which contains UUIDs. The list
+    is empty if the work has the whole machine or a part of a GPU.
     """
     if own is None or any(each.startswith("MIG") for each in own):
         return []
@@ -160,13 +161,14 @@ def list_other_gpus(own: list[str] | None) -> list[str]:
 
 
 def _protect(path: str) -> None:
-    """Make what is mounted at the path read-only."""
+    """Make the mount at the path read-only."""
     flags = hide.MS_REMOUNT | hide.MS_BIND | hide.MS_RDONLY | _read_flags(path)
     hide.mount("none", path, None, flags)
 
 
 def _read_flags(path: str) -> int:
-    """The flags of the mount at the path, which a new mount in a user namespace must keep."""
+    """Return the flags of the mount at the path, which a new mount in a user namespace must
+    keep."""
     flags = os.statvfs(path).f_flag
     same = MS_NOSUID | MS_NODEV | MS_NOEXEC | _MS_NOATIME | _MS_NODIRATIME
     return (flags & same) | (_MS_RELATIME if flags & _ST_RELATIME else 0)
@@ -177,15 +179,16 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _wait_for(reader: int) -> None:
-    """End with the exit code that the first process of the namespace reports."""
+    """Exit with the exit code that the first process of the namespace reports."""
     _let_go(reader)
     told = os.read(reader, 1)
     os._exit(told[0] if told else 137)
 
 
 def _serve(program: int, writer: int) -> None:
-    """Be the first process of the namespace: report the program's exit code, and reap what it
-    leaves. All processes of the namespace are killed when this one ends.
+    """Act as the first process of the namespace: report the program's exit code, and reap the
+    processes that the program leaves behind. All processes of the namespace are killed when this
+    process ends.
     """
     _let_go(writer)
     while True:
@@ -199,7 +202,7 @@ def _serve(program: int, writer: int) -> None:
 
 
 def _let_go(kept: int) -> None:
-    """Close all files except one, and ignore what only the program is meant to receive."""
+    """Close all files except one, and ignore signals that only the program should receive."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -214,7 +217,7 @@ def _code(status: int) -> int:
 
 def _close_abstract_sockets() -> bool:
     """Let this process and its children connect only to abstract sockets that they have made.
-    Returns False if the system cannot.
+    Return False if the system cannot enforce this restriction.
     """
     import ctypes
     import struct

@@ -1,6 +1,5 @@
-"""Copies files and folders. Copies share disk blocks with their originals where the file system
-supports it, and nothing else. Links are copied but not followed, because the work may still change
-the folders.
+"""Copies files and folders. Copies share disk blocks with their originals if the file system
+supports it. Links are copied but not followed, because the work may still change the folders.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
     """Copy folders, files and links into `target`, and overwrite existing files. Sockets and
     similar files are left out.
 
-    Returns the relative paths of the text files that contain `marker`. Raises OSError.
+    Return the relative paths of the text files that contain `marker`. Raises OSError.
     """
     os.makedirs(target, exist_ok=True)
     original = os.open(source, FOLDER)
@@ -104,11 +103,12 @@ def copy_below(
 
 
 def _copy_entry(here: int, name: str, there: int, marker: bytes) -> bool:
-    """Copy a file to the folder `there`. Returns whether it is a text that contains `marker`."""
+    """Copy a file to the folder `there`. Return whether the file is a text that contains
+    `marker`."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", name)
+            raise OSError(errno.EINVAL, "the file is not a regular file", name)
         remove_below(there, name)
         copy_open(file, name, folder=there)
         return bool(marker) and is_text_with(file, marker)
@@ -129,8 +129,8 @@ def _make_folder(folder: int, name: str) -> None:
 
 
 def is_text_with(file: int, marker: bytes) -> bool:
-    """Whether an open file is a short text that contains `marker`, like the scripts of a virtual
-    environment.
+    """Return whether an open file is a short text that contains `marker`, like the scripts of a
+    virtual environment.
     """
     if os.fstat(file).st_size > TEXT_LIMIT:
         return False
@@ -156,7 +156,7 @@ def replace_in(folder: str, path: str, old: bytes, new: bytes) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder or file; no error if it is missing."""
+    """Remove a folder or file; a missing one is no error."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
@@ -164,7 +164,7 @@ def remove_tree(path: str) -> None:
 
 
 def remove_below(folder: int, name: str) -> None:
-    """Remove a file, link or folder in an open folder; no error if it is missing. Raises
+    """Remove a file, link or folder in an open folder; a missing one is no error. Raises
     OSError."""
     try:
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):

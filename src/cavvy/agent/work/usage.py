@@ -43,7 +43,8 @@ class UsageMeter:
         self.memory_peak_mib = 0.0  # the highest measurement so far
 
     def look(self) -> None:
-        """Measure now. Processes that start and end between two measurements are not measured."""
+        """Measure now. Measure the usage. Processes that start and end between two measurements are
+        not measured."""
         now, ticks, pages = time.monotonic(), {}, 0
         found = list_marked(self._mark) if self._mark else list_below(self._reaper)
         self.known = bool(found)
@@ -84,8 +85,8 @@ def list_below(*roots: int) -> list[int]:
 
 
 def list_marked(mark: bytes) -> list[int]:
-    """The IDs of the processes whose environment contains `mark`. Processes whose environment the
-    agent may not read are left out.
+    """Return the IDs of the processes whose environment contains `mark`. Processes whose
+    environment the agent may not read are omitted.
     """
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():

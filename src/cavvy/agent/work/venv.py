@@ -32,8 +32,8 @@ def make_venv(folder: str, env: dict[str, str]) -> None:
     """Replace the environment by a new one, made with uv if this node has it. The environment uses
     the first suitable Python on the job's PATH, else the agent's own Python.
 
-    If no Python is suitable, the environment contains only a `pip` that explains the problem.
-    Raises OSError.
+    If no Python is suitable, the environment contains only a program `pip` that explains the
+    problem. Raises OSError.
     """
     remove_tree(folder)
     source = (pkgutil.get_data(__package__ or "", "make_venv.py") or b"").decode()
@@ -61,7 +61,7 @@ def _list_pythons(path: str) -> Iterator[str]:
 
 def _repair(uv: str, folder: str, env: dict[str, str], code: int) -> bool:
     """Let uv install the missing pip, or create the whole environment if `code` shows that it does
-    not exist. Returns whether this succeeded.
+    not exist. Return whether the repair succeeded.
     """
     if code == WITHOUT_PIP:
         command = [uv, "pip", "install", "--quiet", "--python", folder + "/bin/python", "pip"]

@@ -1,5 +1,5 @@
-"""What the work sees of the machine: a folder is hidden from it and, if the machine separates
-projects, also all other processes and the folders in which processes meet.
+"""Describes what the work sees of the machine: a folder is hidden from the work and, if the machine
+separates projects, also all other processes and the folders through which processes communicate.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class WorkView:
-    """The view of one rank. `folder` is hidden, except the folders in `shown`. If `separated`, see
-    `separate`; `devices` are files that are then covered.
+    """The view of one rank. `folder` is hidden, except the folders in `shown`. If `separated` is
+    set, the work is separated as by `separate`, and the files `devices` are covered.
     """
 
     def __init__(
@@ -25,16 +25,14 @@ class WorkView:
         self._separated, self._devices = separated, devices
 
     def take(self) -> None:
-        """Limit this process to the view. It must have one thread. Raises OSError."""
+        """Limit this process to the view. The process must have only one thread. Raises OSError."""
         if self._separated:
             separate.separate(self._folder, self._shown, self._devices)
         else:
             hide.hide(self._folder, self._shown)
 
     def join(self, find: Callable[[], int]) -> None:
-        """Limit this process to the view that the process which `find` returns has taken. Raises
-        OSError.
-        """
+        """Limit this process to the view of the process that `find` returns. Raises OSError."""
         if not self._separated:
             hide.enter(self._folder, find)
             return
@@ -42,7 +40,7 @@ class WorkView:
 
 
 def make_view(config: AgentConfig) -> WorkView | None:
-    """The view of a rank's programs; None if they see everything."""
+    """Return the view of a rank's programs, or None if the programs see everything."""
     if not config.covers:
         return None
     devices = separate.list_other_gpus(config.devices) if config.separates else []
