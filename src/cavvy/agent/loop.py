@@ -46,7 +46,7 @@ class EventLoop:
         self._handlers[fd] = handler
 
     def unwatch(self, fd: int) -> None:
-        """Forget `fd`. Stop watching a file. Must be called before the file is closed."""
+        """Stop watching `fd`. Must be called before the file is closed."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
@@ -57,7 +57,7 @@ class EventLoop:
         return timer
 
     def cancel(self, timer: LoopTimer | None) -> None:
-        """Cancel the timer. Cancel the timer, unless it has already fired or was cancelled."""
+        """Cancel the timer, unless it has already fired or was cancelled."""
         if timer in self._timers:
             self._timers.remove(timer)
 

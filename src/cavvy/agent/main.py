@@ -79,7 +79,7 @@ def clear(config: AgentConfig) -> None:
 
 
 def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
-    """Run the work. Run one job's work. If an earlier agent has already started the work, only
+    """Run one job's work. If an earlier agent has already started the work, only
     deliver that agent's messages.
 
     Return the exit code, and the number of seconds to wait for more work afterwards. `waits_s` is

@@ -62,7 +62,7 @@ class MessageOutbox:
         return any(json.loads(line)["kind"] == kind for _, line in self._unsent)
 
     def put(self, kind: str, **fields: Any) -> None:
-        """Queue a message. Add a message to the queue. If the disk is full, the message stays in
+        """Queue a message. If the disk is full, the message stays in
         memory only."""
         if kind in VOLATILE:
             values = {**self._latest.get(kind, {}).get("values", {}), **fields["values"]}

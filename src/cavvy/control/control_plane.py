@@ -401,7 +401,7 @@ class ControlPlane:
                 self._worklist.hint(key, after.get(key, _NOW))
 
     async def stop(self) -> None:
-        """Stop the reconcilers. Stop the reconcilers; the next start resumes everything from the
+        """Stop the reconcilers; the next start resumes everything from the
         store."""
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):

@@ -162,7 +162,7 @@ class GangOperator:
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
 
     async def remove(self, rows: JobRows, attempt: Attempt) -> RowChanges:
-        """Request the gang's removal from the provider. Request the gang's removal. A failed
+        """Request the gang's removal from the provider. A failed
         request is repeated sooner than one that was accepted but had no effect. Return an event if
         the removal keeps failing.
         """

@@ -288,7 +288,7 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: JobRecord, changes: RowChanges
     ) -> JobRecord:
-        """Write the changes. Write changes. Use `put` as `write` for stops: stops free nodes, so
+        """Write the changes. Use `put` as `write` for stops: stops free nodes, so
         they must work even if the disk is full."""
         await write(make_write(changes))
         self._hint(job.id)

@@ -21,7 +21,7 @@ class Reconciler(Protocol):
     """Moves the subject of a key, such as a job, one step closer to its wanted state."""
 
     async def reconcile(self, key: str) -> timedelta | None:
-        """Reconcile the key. Run one pass; return the time until the next pass, or None if the key
+        """Reconcile the key once; return the time until the next pass, or None if the key
         waits for a hint."""
 
 

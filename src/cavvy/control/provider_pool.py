@@ -188,7 +188,7 @@ class ProviderPool:
         return await self._call(provider, self._provider(provider).gangs(None))
 
     async def remove(self, provider: str, gang: str, *, release: bool = False) -> None:
-        """See `Provider.remove`. Remove the gang. If `release` is set, also release nodes that the
+        """Remove the gang; see `Provider.remove`. If `release` is set, also release nodes that the
         provider keeps after the gang's work.
         """
         await self._call(provider, self._provider(provider).remove(gang))

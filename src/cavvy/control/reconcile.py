@@ -72,7 +72,7 @@ class JobReconcilerDependencies(Struct, frozen=True, kw_only=True):
 
 
 class JobReconciler:
-    """Reconciles jobs. Reconciles jobs; a key is the ID of a job."""
+    """Reconciles jobs; a key is the ID of a job."""
 
     def __init__(
         self, store: Deferred, clock: ControlClock, dependencies: JobReconcilerDependencies

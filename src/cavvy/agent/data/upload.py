@@ -120,7 +120,7 @@ def send_file(
     meter: TransferProgress,
     known: dict[str, list[int]],
 ) -> None:
-    """Send one file. Send one file. Raises OutputChanged if the file changes during the upload.
+    """Send one file. Raises OutputChanged if the file changes during the upload.
     Also raises TransferFailed, CannotBuild, LeadsOutside, OSError.
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)

@@ -1,4 +1,4 @@
-"""The socket `$CAVVY_NOTICE`. The socket over which the agent and the task exchange messages, as
+"""The socket `$CAVVY_NOTICE`, over which the agent and the task exchange messages, as
 lines of JSON.
 
 Sent to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}}, {"safe": {...}}. Received

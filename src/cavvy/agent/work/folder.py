@@ -35,7 +35,7 @@ def build_folder(
     env: dict[str, str],
     only: list[str] | None = None,
 ) -> None:
-    """Create `folder` anew. Build the working folder. If `only` is given, the new folder contains
+    """Create the working folder `folder` anew. If `only` is given, the new folder contains
     only these files and folders. Raises CannotBuild, OSError.
     """
     remove_tree(folder)

@@ -76,7 +76,7 @@ class ProgressScanner:
 
 
 class CheckpointWatcher:
-    """Detects new checkpoints. Detects checkpoints: a new checkpoint exists when files of the
+    """Detects new checkpoints: a new checkpoint exists when files of the
     folder have changed and have then stayed unchanged between two checks. The object must be
     created before the work starts.
     """

@@ -43,7 +43,7 @@ class UsageMeter:
         self.memory_peak_mib = 0.0  # the highest measurement so far
 
     def look(self) -> None:
-        """Measure now. Measure the usage. Processes that start and end between two measurements are
+        """Measure the usage now. Processes that start and end between two measurements are
         not measured."""
         now, ticks, pages = time.monotonic(), {}, 0
         found = list_marked(self._mark) if self._mark else list_below(self._reaper)
