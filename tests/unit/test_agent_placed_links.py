@@ -212,7 +212,7 @@ def test_a_bad_output_does_not_keep_results_from_being_stored(
     if outcome == "succeeded":
         exit |= {"outcome": "exit", "exit_code": os.EX_IOERR}
         exit["reason"] = "the work succeeded, but " + {
-            "pipe": "the output pipe is missing: it is not a regular file",
+            "pipe": "the output pipe is missing: the file is not a regular file",
             "stolen": "the output stolen is missing: a symbolic link leads out of the job's folders",
         }.get(bad, "an output with a path as its target is missing: the output could not be copied")
     assert manifest["messages"] == [exit]

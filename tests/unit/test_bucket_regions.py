@@ -132,7 +132,7 @@ def test_amazon_tells_the_region_even_if_it_refuses_the_request(storages: Storag
     assert bucket("data").region() == "us-west-2"
     with pytest.raises(ObjectMissing):
         bucket("none").region()
-    with pytest.raises(ObjectDenied, match="does not tell the region of the bucket other"):
+    with pytest.raises(ObjectDenied, match="does not report the region of the bucket other"):
         bucket("other").region()
 
 
@@ -144,11 +144,11 @@ def test_a_bucket_with_dots_in_its_name_is_asked_in_its_own_region(storages: Sto
 
 
 def test_a_storage_of_another_operator_says_nothing_about_regions(storages: Storages) -> None:
-    with pytest.raises(ObjectDenied, match="not at AWS"):
+    with pytest.raises(ObjectDenied, match="does not belong to AWS"):
         find_region("s3://data/", AMAZON | {"AWS_ENDPOINT_URL": storages.url}, now)
     keys = {"AZURE_STORAGE_ACCOUNT": "a", "AZURE_STORAGE_KEY": "aaaa"}
     keys["AZURE_STORAGE_ENDPOINT"] = storages.url
-    with pytest.raises(ObjectDenied, match="not at Azure"):
+    with pytest.raises(ObjectDenied, match="does not belong to Azure"):
         find_region("az://data/", keys, now)
 
 

@@ -187,7 +187,7 @@ def test_inputs_in_buckets_are_measured(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(listings, "_MOST_PAGES", 1)
     task, (warning,) = with_sizes(make_task(replace(INPUT, size_mib=None)))
     assert task.inputs[0].size_mib is None
-    assert "it has more than 1,000 objects" in warning
+    assert "the URL has more than 1,000 objects" in warning
     assert with_sizes(make_task(INPUT)) == (make_task(INPUT), ())
 
 

@@ -1,5 +1,5 @@
-"""The rows of accounts, tokens, projects and roles. The SQL store calls these functions with an
-open session."""
+"""The rows of accounts, tokens, projects and roles. The SQL store calls these functions in an open
+session."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -36,7 +36,8 @@ _USES = (
 
 
 def read_credential(session: DatabaseSession, digest: str) -> AccountCredential | None:
-    """The token with this hash, its account, the account's roles, and the tree of projects."""
+    """Return the token with this hash, its account, the account's roles, and the tree of
+    projects."""
     row = session.run(f"{TOKENS.select} WHERE hash = ?", (digest,)).fetchone()
     if row is None:
         return None
@@ -59,7 +60,7 @@ def list_projects(session: DatabaseSession) -> Sequence[Project]:
 
 
 def list_used_projects(session: DatabaseSession) -> Sequence[Project]:
-    """The projects that were created, and those that exist only as names of jobs."""
+    """Return the projects that were created, and those that exist only as names of jobs."""
     created = list_projects(session)
     known = {project.name for project in created}
     used = {row[0] for row in session.run("SELECT DISTINCT project FROM jobs").fetchall()}
@@ -72,7 +73,8 @@ def find_account(session: DatabaseSession, name: str) -> Account | None:
 
 
 def list_roles(session: DatabaseSession, project: str | None) -> Sequence[RoleBinding]:
-    """The roles in one project or, for None, in all, with those that groups give."""
+    """Return the roles in one project or, for None, in all projects, including the roles that
+    groups give."""
     where, values = in_projects("project", project)
     found = _read_roles(session, where, values)
     return sorted(found, key=lambda each: (each.project, each.account, each.role, each.trust))
@@ -102,15 +104,15 @@ def remove_account(session: DatabaseSession, name: str) -> None:
 
 
 def add_token(session: DatabaseSession, token: AccountToken, digest: str) -> None:
-    """Raises RowNotFound if the account does not exist."""
+    """Add a token. Raises RowNotFound if the account does not exist."""
     session.run(_INSERT_TOKEN, (*TOKENS.values(token), digest))
 
 
 def revoke_token(
     session: DatabaseSession, token_id: str, account: str | None, at: datetime
 ) -> None:
-    """Revoke a token, of this account if it is given, with the tokens that were created with it.
-    Raises RowNotFound.
+    """Revoke a token, and the tokens that were created with it. If an account is given, the token
+    must belong to this account. Raises RowNotFound.
     """
     first, values = "SELECT id FROM tokens WHERE id = ?", [token_id]
     if account is not None:
@@ -121,8 +123,8 @@ def revoke_token(
 
 
 def family_of(first: str) -> str:
-    """A query, in parentheses, for the IDs of the tokens that the query `first` selects, and of all
-    that were created with them.
+    """Return a query, in parentheses, for the IDs of the tokens that the query `first` selects, and
+    of all tokens that were created with them.
     """
     return (
         f"(WITH RECURSIVE family (id) AS ({first} UNION SELECT t.id FROM tokens t "
@@ -182,7 +184,7 @@ def move_project(session: DatabaseSession, former: Project, parent: str | None) 
 
 
 def grant_role(session: DatabaseSession, binding: RoleBinding) -> None:
-    """Raises RowNotFound if the account does not exist."""
+    """Add a token. Raises RowNotFound if the account does not exist."""
     session.run(f"{BINDINGS.insert} {_OR_NOTHING}", BINDINGS.values(binding))
 
 
@@ -194,8 +196,8 @@ def revoke_role(session: DatabaseSession, binding: RoleBinding) -> None:
 
 
 def in_projects(column: str, wanted: str | Collection[str] | None) -> tuple[str, tuple[str, ...]]:
-    """The SQL condition that limits rows to projects, and its parameters: to the project with this
-    name, or to those in a collection. For None, the condition is always true.
+    """Return the SQL condition that limits rows to projects, and its parameters: to the project
+    with this name, or to the projects in a collection. For None, the condition is always true.
     """
     if wanted is None:
         return "TRUE", ()

@@ -14,7 +14,7 @@ def check_allocation(
     host: Host | None, allocation: Allocation, others: Iterable[Allocation]
 ) -> None:
     """Check that the allocation fits on its host in addition to `others`, the current allocations.
-    Those on other hosts are ignored.
+    Allocations on other hosts are ignored.
 
     Raises RowNotFound if `host` is None. Raises AllocationConflict if a device is in use or
     unknown, or if the host has too few CPUs or too little memory.

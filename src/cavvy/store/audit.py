@@ -1,7 +1,8 @@
-"""The rows of the audit log, and the place where a request's record joins its first write.
+"""The rows of the audit log, and the code that appends a request's record to the transaction of its
+first write.
 
-The API sets PENDING for the task that handles a request. The store asks it at each write, and
-appends the record in the same transaction, so that no change is stored without its record.
+The API sets PENDING for the task that handles a request. The store checks PENDING at each write,
+and appends the record in the same transaction, so that no change is stored without its record.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +23,15 @@ _HEAD = "SELECT number, hash FROM audit_log ORDER BY number DESC LIMIT 1"
 
 
 class PendingEntry(Protocol):
-    """The entry of a request that may change something."""
+    """The audit entry of a request that may change something."""
 
     def claim(self) -> AuditEntry | None:
-        """The entry, unless it was claimed already or the request needs none."""
+        """Return the entry, or None if it was already claimed or the request needs no entry."""
         ...
 
     def give_back(self) -> None:
-        """The write failed, so another one may claim the entry."""
+        """Make the entry available again after a failed write, so that another write can claim
+        it."""
         ...
 
 
@@ -62,7 +64,8 @@ def append_all(session: DatabaseSession, entries: Sequence[AuditEntry]) -> Chain
 def recorded(
     work: Callable[[DatabaseSession], _T], entry: AuditEntry
 ) -> Callable[[DatabaseSession], _T]:
-    """Make a unit of work that appends the entry last, so that others wait for it only briefly."""
+    """Make a unit of work that appends the entry last, so that other transactions wait for the
+    entry only briefly."""
 
     def both(session: DatabaseSession) -> _T:
         result = work(session)
@@ -83,8 +86,8 @@ def read_records(
     limit: int,
     newest: bool,
 ) -> Sequence[SealedRecord]:
-    """At most `limit` records whose number is larger than `after`, by number: the oldest ones, or
-    the newest.
+    """Return at most `limit` records whose number is larger than `after`, sorted by number: the
+    oldest ones, or the newest.
     """
     where, values = in_projects("project", projects)
     conditions, given = [where, "number > ?"], [*values, after]

@@ -57,15 +57,15 @@ class StoreError(Exception):
 
 
 class StaleVersion(StoreError):
-    """Another writer stored a newer version of the row first; read the row again."""
+    """Raised if another writer stored a newer version of the row first; read the row again."""
 
 
 class RowNotFound(StoreError):
-    """This project has no such row."""
+    """Raised if this project has no such row."""
 
 
 class NameConflict(StoreError):
-    """The name is already in use."""
+    """Raised if the name is already in use."""
 
 
 class ProjectArchived(StoreError):
@@ -77,32 +77,34 @@ class ProjectBusy(StoreError):
 
 
 class SignInConflict(StoreError):
-    """The ID token was used before, or its account cannot sign in. The message says which."""
+    """Raised if the ID token was used before, or if its account cannot sign in. The message says
+    which of the two applies."""
 
 
 class HashMismatch(StoreError):
-    """Bytes do not match their hash, or a document could not be read back after it was stored. Do
-    not send the same data again."""
+    """Raised if bytes do not match their hash, or if a document could not be read back after it was
+    stored. Do not send the same data again."""
 
 
 class AllocationConflict(StoreError):
-    """Another gang holds the devices, or the CPUs or memory do not suffice."""
+    """Raised if another gang holds the devices, or if the CPUs or memory do not suffice."""
 
 
 class StoreFull(StoreError):
-    """The disk or database is full; nothing was written."""
+    """Raised if the disk or database is full; nothing was written."""
 
 
 class LeaseLost(StoreError):
-    """Another server has taken over the work with this database; nothing was written."""
+    """Raised if another server has taken over the work with this database; nothing was written."""
 
 
 class StoreUnusable(StoreError):
-    """The database cannot be used until a person acts. The message says what to do."""
+    """Raised if the database cannot be used until a person acts. The message says what to do."""
 
 
 class KeyUnusable(StoreUnusable):
-    """A key of secrets or stored files is missing or wrong, or what it encrypted is damaged."""
+    """Raised if a key of secrets or stored files is missing or wrong, or if the data that it
+    encrypted is damaged."""
 
 
 class AtomicWrite(Struct, frozen=True, kw_only=True):
@@ -132,7 +134,8 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
 
 
 class JobSummary(Struct, frozen=True, kw_only=True):
-    """A job without its task, for lists of jobs. It can be read without decoding documents."""
+    """A job without its task, for lists of jobs. A summary can be read without decoding
+    documents."""
 
     id: str
     project: str
@@ -200,7 +203,7 @@ class SummaryPage(Struct, frozen=True, kw_only=True):
 
 
 def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
-    """Make a page of at most `limit` summaries. If there is a next page, `found` must have one
+    """Make a page of at most `limit` summaries. If a next page exists, `found` must have one
     summary more than `limit`.
     """
     more = 0 < limit < len(found)
@@ -208,7 +211,7 @@ def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
 
 
 class SealedSecret(Struct, frozen=True, kw_only=True):
-    """A secret's name and its encrypted value. The store never gets the plain text."""
+    """A secret's name and its encrypted value. The store never receives the plain text."""
 
     project: str
     name: str
@@ -217,8 +220,8 @@ class SealedSecret(Struct, frozen=True, kw_only=True):
 
 
 class Store(Protocol):
-    """A store of jobs and of the rows that belong to jobs. Methods that read rows of a project get
-    the project's name, and those that list rows of several projects get a ProjectFilter.
+    """A store of jobs and of the rows that belong to jobs. Methods that read rows of one project
+    take the project's name; methods that list rows of several projects take a ProjectFilter.
     """
 
     async def open(self) -> None:
@@ -226,10 +229,10 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
     async def installation(self) -> str:
-        """The random ID of this installation. It never changes."""
+        """Return the random ID of this installation. It never changes."""
 
     async def fact(self, key: str) -> str | None:
-        """A fact of the installation, or None if it is not stored."""
+        """Return a fact of the installation, or None if it is not stored."""
 
     async def put_fact(self, key: str, value: str) -> None:
         """Store a fact of the installation, or replace it."""
@@ -241,12 +244,12 @@ class Store(Protocol):
 
     async def submit(self, job: JobRecord, event: Event) -> JobRecord:
         """Insert a new job under `job.name` or, if that is in use, under the first free name of
-        NAME-2, NAME-3 and so on. Returns the job as stored.
+        NAME-2, NAME-3 and so on. Return the job as stored.
         """
 
     async def job(self, job_id: str) -> JobRecord: ...
     async def find_job(self, project: str, name_or_id: str) -> JobRecord:
-        """The job of this project that has exactly this name or ID. Raises RowNotFound."""
+        """Return the job of this project that has exactly this name or ID. Raises RowNotFound."""
 
     async def list_jobs(
         self,
@@ -259,18 +262,18 @@ class Store(Protocol):
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
-        """The queued jobs that may start, because `not_before` has passed and no stop is requested.
-        They are sorted by priority, highest first, and then by ID. At most `limit` jobs without a
-        machine are returned, and at most `per_machine` jobs of each machine.
+        """Return the queued jobs that may start, because `not_before` has passed and no stop is
+        requested. They are sorted by priority, highest first, and then by ID. At most `limit` jobs
+        without a machine are returned, and at most `per_machine` jobs of each machine.
         """
 
     async def next_waiting(self, now: datetime) -> datetime | None:
-        """The earliest `not_before` after `now` among queued jobs, or None."""
+        """Return the earliest `not_before` after `now` among queued jobs, or None."""
 
     async def queue_position(self, job: JobRecord, now: datetime | None = None) -> int:
-        """The position of a job in the queue of all projects: 1 for the next job to start, 0 for a
-        job that is not queued. If `now` is given, jobs that may not start before a later time are
-        not counted.
+        """Return the position of a job in the queue of all projects: 1 for the next job to start, 0
+        for a job that is not queued. If `now` is given, jobs that may not start before a later time
+        are not counted.
         """
 
     async def snapshots(self) -> Collection[str]:
@@ -282,26 +285,27 @@ class Store(Protocol):
         """IDs of the jobs that have not ended, or that have an attempt that has not ended."""
 
     async def live_versions(self) -> dict[str, int]:
-        """The version of each job that has not ended, by its ID."""
+        """Return the version of each job that has not ended, by job ID."""
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]: ...
     async def attempt_of_gang(self, gang: str) -> Attempt:
-        """The attempt with this gang. Raises RowNotFound."""
+        """Return the attempt with this gang. Raises RowNotFound."""
 
     async def open_attempts(self, project: ProjectFilter = None) -> Sequence[Attempt]:
-        """All attempts that have not ended. These may cost money now."""
+        """All attempts that have not ended. These attempts may cost money now."""
 
     async def kept_attempts(self) -> Sequence[Attempt]:
-        """All attempts whose gangs are kept for other jobs."""
+        """Return all attempts whose gangs are kept warm for other jobs."""
 
     async def gang_spent(self, gang: str) -> Money:
-        """The total charges for the gang with this name, over all attempts that used the gang."""
+        """Return the total charges for the gang with this name, over all attempts that used the
+        gang."""
 
     async def machine(self, project: str, name: str) -> NamedMachine:
-        """The machine with this name. Raises RowNotFound."""
+        """Return the machine with this name. Raises RowNotFound."""
 
     async def machines(self, project: ProjectFilter = None) -> Sequence[NamedMachine]:
-        """The machines, sorted by project and name."""
+        """Return the machines, sorted by project and name."""
 
     async def jobs_of_machine(self, project: str, name: str) -> Sequence[str]:
         """IDs of the machine's unfinished jobs, oldest first."""
@@ -310,34 +314,36 @@ class Store(Protocol):
         """Delete a machine's row. Raises StaleVersion."""
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
-        """The nodes of an attempt, by rank."""
+        """Return the nodes of an attempt, by rank."""
 
     async def node(self, attempt_id: str, rank: int) -> Node: ...
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
         """Events with an id above `after`, oldest first."""
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
-        """The job's charges, sorted by attempt, rank and time."""
+        """Return the job's charges, sorted by attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        """The sum of the project's entries in the ledger, or only of the time from `since` on."""
+        """Return the sum of the project's entries in the ledger, or only of the entries from
+        `since` on."""
 
     async def sum_ledger(self, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
-        """The ledger added up for each value of the dimensions `by`, the largest sum first. If an
-        entry is only partly in the period, this part is counted. `by` has names of
+        """Return the ledger added up for each value of the dimensions `by`, the largest sum first.
+        If an entry is only partly in the period, only this part is counted. `by` contains names of
         `ledger.DIMENSIONS`, month, tags (as JSON) or tag:NAME.
         """
 
     async def ledger_lines(
         self, which: LedgerFilter, *, after: int = 0, limit: int = 1000
     ) -> Sequence[LedgerLine]:
-        """Entries whose number is above `after` and that touch the period, by number."""
+        """Return the entries that overlap the period and whose number is above `after`, by
+        number."""
 
     async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
-        """Post what all discounts take off in a month: for each discount by name and each subject
-        (attempt), micro-dollars, 0 or more. Only the difference to what was posted for the month is
-        added; a discount that is not named is taken back. Returns the number of new entries.
-        Raises RowNotFound.
+        """Post the total amounts of all discounts in a month: for each discount by name and each
+        subject (attempt), micro-dollars, 0 or more. Only the difference from the amounts posted
+        before is added; a discount that is not named is reversed. Returns the number of new
+        entries. Raises RowNotFound.
         """
 
     async def remove_job(self, job: JobRecord) -> None:
@@ -357,7 +363,7 @@ class Store(Protocol):
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
-        """The job's checkpoints, newest first."""
+        """Return the job's checkpoints, newest first."""
 
     async def forget_checkpoints(self, job_id: str) -> None:
         """Delete the rows of the job's checkpoints. The caller must delete the files."""
@@ -370,13 +376,13 @@ class Store(Protocol):
         """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
-        """The sums of all observations at `since` or later, except prices. There is one sum for
-        each market and kind, sorted in this order.
+        """Return the sums of all observations at `since` or later, except prices. There is one sum
+        for each market and kind, sorted in this order.
         """
 
     async def forget_observations(self, before: datetime) -> None: ...
     async def put_host(self, host: Host) -> None:
-        """Insert or replace the host. Its allocations are kept, even if the host has become
+        """Insert or replace the host. The host's allocations are kept, even if the host has become
         smaller."""
 
     async def hosts(self) -> Sequence[Host]: ...
@@ -384,11 +390,11 @@ class Store(Protocol):
     async def put_secret(self, secret: SealedSecret) -> None: ...
     async def secrets(self, project: str) -> Sequence[SealedSecret]: ...
     async def all_secrets(self) -> Sequence[SealedSecret]:
-        """The secrets of all projects, by project and name."""
+        """Return the secrets of all projects, by project and name."""
 
     async def reseal_secret(self, secret: SealedSecret, sealed: bytes) -> bool:
-        """Replace the encrypted value of a secret. Returns False if it is not `secret.sealed` any
-        more.
+        """Replace the encrypted value of a secret. Return False if the stored value is no longer
+        `secret.sealed`.
         """
 
     async def delete_secret(self, project: str, name: str) -> None:
@@ -412,12 +418,12 @@ class Store(Protocol):
         limit: int = 1000,
         newest: bool = False,
     ) -> Sequence[SealedRecord]:
-        """At most `limit` records of the audit log whose number is larger than `after`, by number:
-        the oldest ones or, if `newest` is set, the newest.
+        """Return at most `limit` records of the audit log whose number is larger than `after`,
+        sorted by number: the oldest ones or, if `newest` is set, the newest.
         """
 
     async def credential(self, digest: str) -> AccountCredential | None:
-        """The token whose SHA-256 in hexadecimal is `digest`, with its account and roles."""
+        """Return the token whose SHA-256 in hexadecimal is `digest`, with its account and roles."""
 
     async def use_token(self, token_id: str, at: datetime) -> None:
         """Record the time of a token's last use."""
@@ -436,23 +442,24 @@ class Store(Protocol):
         """Store a token under its hash. Raises RowNotFound if its account does not exist."""
 
     async def tokens(self, account: str | None = None) -> Sequence[AccountToken]:
-        """The tokens of one account or of all, also the expired and revoked ones."""
+        """Return the tokens of one account or of all accounts, including expired and revoked
+        tokens."""
 
     async def revoke_token(self, token_id: str, account: str | None, at: datetime) -> None:
-        """Revoke a token, only if it belongs to `account`, unless that is None. Raises
+        """Revoke a token. If `account` is not None, the token must belong to this account. Raises
         RowNotFound.
         """
 
     async def add_project(self, project: Project, *, adopt: bool) -> None:
-        """Store a new project. Its name may already be in use by jobs, machines, secrets or roles
-        only if `adopt` is set, because roles in the parent then apply to these. Raises
+        """Store a new project. The name may already be in use by jobs, machines, secrets or roles
+        only if `adopt` is set, because roles in the parent then apply to these as well. Raises
         NameConflict, and RowNotFound if the parent does not exist.
         """
 
     async def move_project(self, former: Project, parent: str | None) -> None:
-        """Move a created project below another one or, for None, to the top. Raises RowNotFound if
-        it is not as `former` says or the parent does not exist, and NameConflict if it is below the
-        project.
+        """Move a created project below another project or, for None, to the top. Raises RowNotFound
+        if the project has changed from `former` or the parent does not exist, and NameConflict if
+        the parent is below the project.
         """
 
     @property
@@ -460,14 +467,14 @@ class Store(Protocol):
         """Archives projects."""
 
     async def projects(self) -> Sequence[Project]:
-        """The projects that were created, and those that exist only as names of jobs."""
+        """Return the projects that were created, and those that exist only as names of jobs."""
 
     @property
     def sign_ins(self) -> SignInStore:
         """Trusted issuers, and sign-ins with their ID tokens."""
 
     async def policies(self) -> PolicyBook:
-        """The policies of all projects."""
+        """Return the policies of all projects."""
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
         """Replace or, for None, delete the policy of a project or of the INSTALLATION."""
@@ -485,19 +492,19 @@ class Store(Protocol):
         """Services, each with its replicas."""
 
     async def grant_role(self, binding: RoleBinding) -> None:
-        """Store a role; if it exists, nothing changes. Raises RowNotFound if the account does not
-        exist."""
+        """Store a role; an existing role is not changed. Add a token. Raises RowNotFound if the
+        account does not exist."""
 
     async def revoke_role(self, binding: RoleBinding) -> None:
         """Delete a role. Raises RowNotFound."""
 
     async def roles(self, project: str | None = None) -> Sequence[RoleBinding]:
-        """The roles that were granted in this project itself, or in all projects."""
+        """Return the roles that were granted in this project itself, or in all projects."""
 
     async def provider_documents(
         self, provider: str, collection: str, name: str | None = None
     ) -> Sequence[ProviderDocument]:
-        """The provider's documents in a collection, sorted by name."""
+        """Return the provider's documents in a collection, sorted by name."""
 
     async def swap_provider_document(
         self, provider: str, document: ProviderDocument, *, delete: bool = False

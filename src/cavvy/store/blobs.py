@@ -43,15 +43,16 @@ class BlobStore:
     crash."""
 
     def __init__(self, root: Path, files: BlobFiles | None = None) -> None:
-        """`files` says how the blobs below `root` are encrypted; without it, they are plain."""
+        """`files` describes how the blobs below `root` are encrypted; without `files`, the blobs
+        are plain."""
         self._root = root
         self._files = files or BlobFiles(root, None, "")
         self._folder_parts = lru_cache(_FOLDERS)(partial(_list_parts, self))
 
     def missing(self, hashes: Iterable[str]) -> list[str]:
-        """Which of the named blobs are not stored. Each is returned once, in the given order. The
-        file times of those that are stored are set to now, so that a garbage collection that runs
-        at the same time keeps them.
+        """Return which of the named blobs are not stored. Each missing name is returned once, in
+        the given order. The file times of the stored blobs are set to now, so that a concurrent
+        garbage collection keeps them.
 
         Raises HashMismatch if a name is not a SHA-256.
         """
@@ -74,11 +75,11 @@ class BlobStore:
         return BlobWriter(self._files, self._target(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Store many small blobs. This takes little longer than to store a few, and they are safe
-        even after a system crash.
+        """Store many small blobs. Storing many blobs takes little longer than storing a few, and
+        the blobs are safe even after a system crash.
 
-        All hashes are checked before anything is written. Raises HashMismatch, StoreFull; no blob
-        is stored then.
+        All hashes are checked before anything is written. Raises HashMismatch, StoreFull; in that
+        case, no blob is stored.
         """
         for name, data in blobs.items():
             _check(name, sha256(data).hexdigest())
@@ -133,8 +134,9 @@ class BlobStore:
         return size
 
     def _resume(self, file: FileIO, part: Path, path: Path) -> OpenFile | None:
-        """Use the file of an unfinished blob. None if it was encrypted and cannot be continued, for
-        instance after a system crash; it is then removed, and the sender begins again.
+        """Use the file of an unfinished blob. Return None if the file was encrypted and cannot be
+        continued, for instance after a system crash; the file is then removed, and the sender
+        begins again.
         """
         if not os.fstat(file.fileno()).st_size:
             return self._files.create(file.fileno(), path)
@@ -152,8 +154,8 @@ class BlobStore:
             raise RowNotFound(f"no blob {name}") from None
 
     def path(self, name: str) -> Path | None:
-        """The path of the blob's file, from which it can be sent; None if it is encrypted. Raises
-        RowNotFound.
+        """Return the path of the blob's file, from which the blob can be sent, or None if the blob
+        is encrypted. Raises RowNotFound.
         """
         path = self._stored(name)
         if not path.is_file():
@@ -161,8 +163,8 @@ class BlobStore:
         return None if is_encrypted(path) else path
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The bytes of a blob. Returns None if the blob is missing or larger than `limit` bytes.
-        Raises HashMismatch if `name` is not a SHA-256.
+        """Return the bytes of a blob. Returns None if the blob is missing or larger than `limit`
+        bytes. Raises HashMismatch if `name` is not a SHA-256.
         """
         try:
             with self._files.open(self._stored(name)) as file:
@@ -172,8 +174,9 @@ class BlobStore:
         return data if len(data) <= limit else None
 
     def folder_parts(self, snapshot: str) -> frozenset[str]:
-        """The names of the blobs in the snapshot of a working folder, including its manifest. If
-        the manifest cannot be read, returns only the manifest's own name. Raises RowNotFound.
+        """Return the names of the blobs in the snapshot of a working folder, including its
+        manifest. If the manifest cannot be read, returns only the manifest's own name. Raises
+        RowNotFound.
         """
         return self._folder_parts(snapshot)
 
@@ -181,8 +184,8 @@ class BlobStore:
         """Remove the blobs that are not in `wanted`, and unfinished uploads, if they are older than
         `older_than`. Returns the number of bytes freed.
 
-        Because of the age limit, blobs are kept that were uploaded for a job whose submission has
-        not arrived yet.
+        Because of the age limit, blobs that were uploaded for a job are kept even if the job's
+        submission has not arrived yet.
         """
         freed, limit = 0, older_than.timestamp()
         kept = {self._stored(name).name for name in wanted if _HASH.fullmatch(name)}
@@ -215,7 +218,7 @@ class ManifestEntry(Struct, frozen=True, kw_only=True):
 
 
 class NotManifest(ValueError):
-    """The blob is not a manifest: it does not list a folder's files."""
+    """Raised if the blob is not a manifest that lists a folder's files."""
 
 
 class FolderManifest(Struct, frozen=True, kw_only=True):
@@ -226,7 +229,7 @@ class FolderManifest(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> frozenset[str]:
-        """The names of the blobs of the folder's files, without the manifest's own."""
+        """Return the names of the blobs of the folder's files, without the manifest itself."""
         return frozenset(entry.sha256 for entry in self.files if entry.sha256 is not None)
 
 
@@ -234,7 +237,8 @@ _decode_manifest = Decoder(FolderManifest).decode
 
 
 def read_manifest(blobs: BlobStore, snapshot: str) -> FolderManifest:
-    """Read a manifest. Raises RowNotFound. Raises NotManifest if the blob does not list files."""
+    """Read a manifest. Raises RowNotFound. Raises NotManifest if the blob does
+    not list files."""
     with blobs.open(snapshot) as file:
         try:
             return _decode_manifest(file.read())
@@ -267,8 +271,8 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
 
 
 class ProjectBlobs:
-    """The blobs of working folders. Each project has a store of its own, so that knowing a hash
-    gives no access to the files of another project.
+    """The blobs of working folders. Each project has its own store, so that a known hash gives no
+    access to the files of another project.
     """
 
     def __init__(self, root: Path, keys: FileKeys | None = None) -> None:
@@ -276,7 +280,8 @@ class ProjectBlobs:
         self._stores: dict[str, BlobStore] = {}
 
     def of(self, project: str) -> BlobStore:
-        """The store of a project. The name must be valid, because it becomes part of a path."""
+        """Return the store of a project. The name must be valid, because it becomes part of a
+        path."""
         if not _PROJECT.fullmatch(project):
             raise RowNotFound(f"{project!r} cannot be the name of a project")
         if project not in self._stores:
@@ -397,8 +402,8 @@ def _put_in_place(part: Path, path: Path) -> None:
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
-    """Flush these files or folders to the disk. Does not use syncfs, because that would also wait
-    for data of jobs on this machine.
+    """Flush these files or folders to the disk. The function does not use syncfs, because syncfs
+    would also wait for data of jobs on this machine.
     """
     with ThreadPoolExecutor(_SYNCS, "sync") as pool:
         for _ in pool.map(_sync, paths):
@@ -415,7 +420,7 @@ def _sync(path: Path) -> None:
 
 
 def _touch(path: Path) -> bool:
-    """Return whether the file exists. Sets its file time to now, so that garbage collection keeps
+    """Return whether the file exists. Set the file time to now, so that garbage collection keeps
     the file."""
     try:
         os.utime(path)

@@ -32,7 +32,7 @@ _RATES = (
 
 
 class _BudgetChanged(Exception):
-    """Rolls the transaction back, with its record in the audit log."""
+    """Raised to roll the transaction back, together with its record in the audit log."""
 
 
 class SqlBudgets:

@@ -1,7 +1,7 @@
 """Signals between the servers of one PostgreSQL database, by LISTEN and NOTIFY.
 
-A signal only makes another server look sooner. It may be lost, for example while a server
-reconnects; each server also looks by itself after some time.
+A signal only makes another server check earlier. A signal may be lost, for example while a server
+reconnects; therefore each server also checks periodically.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class SignalKind(StrEnum):
-    """What a signal is about; its key is in parentheses."""
+    """The subject of a signal; the meaning of its key is in parentheses."""
 
     HINT = "hint"  # reconcile (a key of the worklist)
     LOOK = "look"  # poll (a gang) before its next decision
@@ -42,15 +42,15 @@ _KINDS = frozenset(SignalKind)
 
 
 class ServerSignal(Struct, frozen=True):
-    """One signal to all other servers. `key` has no line breaks."""
+    """One signal to all other servers. `key` contains no line breaks."""
 
     kind: SignalKind
     key: str = ""
 
 
 class ReplicaChannel:
-    """One server's end of the channel. `sender` is its ID. All other servers receive its
-    signals.
+    """One server's endpoint of the channel. `sender` is the server's ID. All other servers receive
+    the server's signals.
     """
 
     def __init__(self, url: str, sender: str) -> None:
@@ -71,14 +71,15 @@ class ReplicaChannel:
         self._thread.start()
 
     def send(self, signal: ServerSignal) -> None:
-        """Send a signal soon, together with others. A signal that waits already is sent once."""
+        """Send a signal soon, together with others. A signal that is already waiting is sent only
+        once."""
         if len(self._waiting) < _WAITING:
             self._waiting[signal] = None
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def close(self) -> None:
-        """Send what waits, and stop listening."""
+        """Send the waiting signals, and stop listening."""
         self._ended.set()
         if self._sending is not None:
             await asyncio.wait([self._sending])
@@ -123,8 +124,8 @@ class ReplicaChannel:
 
 
 def pack_signals(sender: str, signals: Sequence[ServerSignal]) -> Sequence[str]:
-    """Join signals, one a line, into texts that a notification can hold, each with the sender in
-    front. Signals that are too long are left out.
+    """Join signals, one a line, into texts that fit into a notification, each with the sender at
+    the beginning. Signals that are too long are omitted.
     """
     texts, text = [], sender
     for signal in signals:
@@ -140,7 +141,8 @@ def pack_signals(sender: str, signals: Sequence[ServerSignal]) -> Sequence[str]:
 
 
 def _unpack(lines: Sequence[str]) -> Sequence[ServerSignal]:
-    """The signals. Those of an unknown kind, which a newer server has sent, are left out."""
+    """Return the signals. Signals of an unknown kind, which a newer server has sent,
+    are omitted."""
     pairs = [line.split(" ", 1) for line in lines]
     return [ServerSignal(SignalKind(kind), key) for kind, key in pairs if kind in _KINDS]
 

@@ -1,6 +1,6 @@
-"""What the servers of one PostgreSQL database tell each other about agents: when an agent was last
-heard, when it last asked for work, and until when its budget pays. An agent may talk to another
-server than the one that reconciles its job.
+"""What the servers of one PostgreSQL database exchange about agents: when an agent last sent a
+request, when it last requested work, and until when its budget pays. An agent may be connected to
+another server than the one that reconciles its job.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _READ = (
 
 
 class AgentContact(Struct, frozen=True, kw_only=True):
-    """What is known about the agent of one rank, or about a gang if `rank` is GANG."""
+    """The known facts about the agent of one rank, or about a gang if `rank` is GANG."""
 
     attempt_id: str
     rank: int
@@ -43,7 +43,7 @@ class AgentContact(Struct, frozen=True, kw_only=True):
 
 
 class AgentContacts:
-    """Writes this server's facts and reads those of the others."""
+    """Writes this server's facts and reads those of the other servers."""
 
     def __init__(self, url: str, server: str) -> None:
         self._server = server
@@ -51,8 +51,8 @@ class AgentContacts:
         self._after = 0  # `written_at` of the newest row that was read
 
     async def exchange(self, news: Sequence[AgentContact]) -> Sequence[AgentContact]:
-        """Store this server's news and return what the other servers have stored since the last
-        call. Some facts may be returned twice. Raises StoreError.
+        """Store this server's new facts and return those that the other servers have stored since
+        the last call. Some facts may be returned twice. Raises StoreError.
         """
         return await self._workers.do(lambda session: self._exchange(session, news))
 

@@ -68,12 +68,12 @@ decode_devices = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def encode(document: object) -> str:
-    """The JSON text of a domain object."""
+    """Return the JSON text of a domain object."""
     return _encoder.encode(document).decode()
 
 
 def to_micros(time: datetime) -> int:
-    """The time in whole microseconds since 1970. The conversion is exact."""
+    """Return the time in whole microseconds since 1970. The conversion is exact."""
     return (time - _EPOCH) // _MICROSECOND
 
 
@@ -93,7 +93,7 @@ def plain(text: str) -> str:
 
 
 def storable_job(job: JobRecord) -> JobRecord:
-    """The job as it will be returned when it is read again, with the next version."""
+    """Return the job as it will be read later, with the next version."""
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)
 
@@ -104,8 +104,8 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """The node as it will be returned when it is read again, with the next version. JSON has no NaN
-    or infinity, so such values become text in `progress` and are dropped from `telemetry`.
+    """Return the node as it will be read later, with the next version. JSON has no NaN or infinity,
+    so such values become text in `progress` and are dropped from `telemetry`.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):
@@ -133,8 +133,8 @@ def storable_observation(seen: Observation) -> Observation:
 
 
 def check_readable(job: JobRecord) -> tuple[str, str]:
-    """The JSON texts of the job's task and origin. Raises HashMismatch if they could not be read
-    back."""
+    """Return the JSON texts of the job's task and origin. Raises HashMismatch if these texts could
+    not be read back."""
     try:
         task, origin = encode(job.task), encode(job.origin)
         decode_task(task)

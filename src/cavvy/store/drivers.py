@@ -61,7 +61,7 @@ class DatabaseDriver(Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """The database's path or URL for use in messages. The password is left out."""
+        """The database's path or URL for use in messages. The password is omitted."""
         return str(self.path or re.sub(r"(?<=:)[^:/@]+(?=@)|(?<=password=)[^&]+", "***", self.url))
 
     def connect(self, *, readonly: bool = False) -> "DatabaseSession":
@@ -114,7 +114,7 @@ class DatabaseSession:
             raise nothing
 
     def stream(self, sql: str) -> Iterator[Row]:
-        """Run a query with many rows, which are read bit by bit, in the open transaction."""
+        """Run a query with many rows, which are read in small parts, in the open transaction."""
         if self.driver.is_sqlite:
             yield from self._raw.execute(sql)
             return
@@ -123,7 +123,7 @@ class DatabaseSession:
             yield from cursor.execute(sql)
 
     def insert_all(self, table: str, columns: str, rows: Iterable[Row]) -> None:
-        """Insert many rows, in the open transaction. They may refer to each other."""
+        """Insert many rows, in the open transaction. The rows may refer to each other."""
         if self.driver.is_sqlite:
             self._raw.execute("PRAGMA defer_foreign_keys=ON")
             marks = ", ".join("?" * (columns.count(",") + 1))
@@ -208,8 +208,8 @@ def make_driver(url: str, *, journal: str) -> DatabaseDriver:
 
 
 def choose_journal(path: Path, mounts: str) -> str:
-    """The SQLite journal mode: "delete" if the file is on a file system that several machines
-    share, otherwise "wal"."""
+    """Return the SQLite journal mode: "delete" if the file is on a file system that several
+    machines share, otherwise "wal"."""
     return "delete" if is_shared(path, mounts) else "wal"
 
 
@@ -302,7 +302,8 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same transaction may succeed if it is repeated at once (PostgreSQL only)."""
+    """Return whether the same transaction may succeed if it is repeated at once (PostgreSQL
+    only)."""
     return getattr(error, "sqlstate", None) in ("40001", "40P01")
 
 

@@ -1,4 +1,5 @@
-"""The check that lets only the holder of a lease write what belongs to it; see `leases.py`."""
+"""The check that lets only the holder of a lease write the rows that belong to the lease; see
+`leases.py`."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -13,7 +14,8 @@ _CHECK = "SELECT 1 FROM cavvy_leases WHERE name = ? AND holder = ? AND fence = ?
 
 
 class Fence(Struct, frozen=True, kw_only=True):
-    """The right to write: a transaction is refused if the lease has another holder or number."""
+    """The permission to write: a transaction is refused if the lease has another holder or fencing
+    number."""
 
     name: str
     holder: str
@@ -25,9 +27,9 @@ FENCE: ContextVar[Fence | None] = ContextVar("FENCE", default=None)
 
 
 def fenced(work: Callable[[DatabaseSession], _T], fence: Fence) -> Callable[[DatabaseSession], _T]:
-    """Make a unit of work that first checks the fence, in the same transaction, and raises
-    LeaseLost if it is outdated. The row stays locked until the transaction ends, so a new holder
-    waits for it.
+    """Make a unit of work that first checks the fence in the same transaction, and raises LeaseLost
+    if the fence is outdated. The fence's row stays locked until the transaction ends, so a new
+    holder waits for it.
     """
 
     def checked(session: DatabaseSession) -> _T:
@@ -38,7 +40,7 @@ def fenced(work: Callable[[DatabaseSession], _T], fence: Fence) -> Callable[[Dat
 
 
 def check_fence(session: DatabaseSession, fence: Fence) -> None:
-    """Check the fence in the open transaction, and lock its row. Raises LeaseLost."""
+    """Check the fence in the open transaction, and lock the fence's row. Raises LeaseLost."""
     values = (fence.name, fence.holder, fence.number)
     if session.run(_CHECK, values).fetchone() is None:
         raise LeaseLost(

@@ -1,5 +1,5 @@
-"""Locks between the servers that share a folder. They need a file system whose locks work for all
-of them, such as a local disk or NFSv4.
+"""Locks between the servers that share a folder. The locks need a file system whose locks work for
+all servers, such as a local disk or NFSv4.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ _FILES = 64  # names that share one of these files wait for each other
 
 
 class FileLocks:
-    """Locks by name, as files in a folder. Each holder opens the file anew, so the locks also work
+    """Locks by name, as files in a folder. Each holder opens the file again, so the locks also work
     between threads.
     """
 
@@ -22,7 +22,7 @@ class FileLocks:
 
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Hold the lock with this name. Blocks, so use it for short work only."""
+        """Hold the lock with this name. The call blocks, so use it for short work only."""
         file = self._open(name)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -31,8 +31,8 @@ class FileLocks:
             os.close(file)
 
     def try_hold(self, name: str) -> int | None:
-        """The open file of the lock with this name, or None if it is held. Closing it releases the
-        lock.
+        """Return the open file of the lock with this name, or None if the lock is held. Closing the
+        file releases the lock.
         """
         file = self._open(name)
         try:

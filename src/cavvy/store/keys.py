@@ -1,8 +1,8 @@
 """The keys that encrypt data keys.
 
-Each secret is encrypted with a data key of its own, which is stored beside it, encrypted with a
-key that no database contains: one in a file, in a variable of the server's environment, or in AWS
-KMS. To change that key, only the data keys must be encrypted again.
+Each secret is encrypted with its own data key. The data key is stored beside the secret, encrypted
+with a key that no database contains: a key in a file, in a variable of the server's environment, or
+in AWS KMS. If that key changes, only the data keys must be encrypted again.
 """
 
 import errno
@@ -39,7 +39,8 @@ KEY_PLACES = (
 
 
 class KeyPlaceInvalid(ValueError):
-    """The text does not say where a key is. KEY_PLACES says what it may be."""
+    """Raised if the text is not a valid location of a key. KEY_PLACES describes the valid
+    locations."""
 
 
 class WrappingKey(Protocol):
@@ -47,19 +48,20 @@ class WrappingKey(Protocol):
 
     @property
     def id(self) -> str:
-        """The name that is stored with each data key that it has encrypted, in ASCII."""
+        """Return the name, in ASCII, that is stored with each data key that this key has
+        encrypted."""
 
     @property
     def place(self) -> str:
-        """Where the key is, for messages."""
+        """Return the location of the key, for messages."""
 
     def wrap(self, data_key: bytes) -> bytes: ...
     def unwrap(self, wrapped: bytes) -> bytes: ...
 
 
 class AesKey(Struct, frozen=True):
-    """A key for AES-256-GCM that this process knows. Its ID is a hash of it, so the same key in
-    another place has the same ID.
+    """A key for AES-256-GCM in the memory of this process. The key's ID is a hash of the key, so
+    the same key in another location has the same ID.
     """
 
     material: bytes
@@ -87,8 +89,8 @@ class AesKey(Struct, frozen=True):
 
 
 class AwsKmsKey:
-    """A symmetric key in AWS KMS, which never leaves it. Needs the actions kms:Encrypt and
-    kms:Decrypt on the key, and credentials where boto3 searches for them.
+    """A symmetric key in AWS KMS, which never leaves AWS KMS. The key needs the actions kms:Encrypt
+    and kms:Decrypt, and credentials in one of the places where boto3 searches.
     """
 
     def __init__(self, arn: str) -> None:
@@ -137,9 +139,9 @@ class AwsKmsKey:
 class KeyRing:
     """The keys of a server: one that encrypts, and others that only decrypt.
 
-    `current` and `former` say where the keys are. If `current` is empty, the key is the file
-    `folder_key`, which is created at the first use, and its former versions are beside it. Raises
-    KeyPlaceInvalid.
+    `current` and `former` are the locations of the keys. If `current` is empty, the key is the file
+    `folder_key`, which is created at the first use; its former versions are stored beside it.
+    Raises KeyPlaceInvalid.
     """
 
     def __init__(
@@ -161,15 +163,16 @@ class KeyRing:
         return not self._given
 
     def current(self) -> WrappingKey:
-        """The key that encrypts. Raises StoreUnusable if it cannot be read, StoreFull if it cannot
-        be created.
+        """Return the key that encrypts. Raises StoreUnusable if the key cannot be read, StoreFull
+        if it cannot be created.
         """
         if self._given:
             return self._open(self._given)
         return self._read_folder_key()
 
     def all(self) -> Iterator[WrappingKey]:
-        """All keys, the current one first. Raises StoreUnusable for one that cannot be read."""
+        """Yield all keys, the current one first. Raises StoreUnusable for a key that cannot be
+        read."""
         yield self.current()
         yield from map(self._open, self._former)
         if self._given:
@@ -179,7 +182,7 @@ class KeyRing:
             yield _load(path)
 
     def find(self, key_id: str) -> WrappingKey:
-        """The key with this ID. Raises StoreUnusable if there is none."""
+        """Return the key with this ID. Raises StoreUnusable if no such key exists."""
         for key in self.all():
             if key.id == key_id:
                 return key
@@ -189,8 +192,8 @@ class KeyRing:
         )
 
     def renew(self) -> WrappingKey:
-        """Make a new key in the state folder. The old one is kept beside it, named by its ID. A
-        crash between the two steps leaves the old one in use.
+        """Make a new key in the state folder. The old key is kept beside the new one, named by its
+        ID. After a crash between the two steps, the old key is still in use.
         """
         assert self.renewable
         self._read_folder_key()  # it exists from now on
@@ -207,7 +210,8 @@ class KeyRing:
 
     def _read_folder_key(self) -> AesKey:
         """Read the key again at each use, because other servers that share the folder renew it. A
-        key that has vanished, as when the folder is not mounted, is not replaced by a new one.
+        key that has vanished, for example because the folder is not mounted, is not replaced by a
+        new key.
         """
         with explain_key_errors(self._folder_key):
             try:
@@ -232,12 +236,12 @@ class KeyRing:
 
 
 def _find_kms(place: str) -> AwsKmsKey | None:
-    """Check the text for the place of a key, and make the key if it is in AWS KMS. Raises
+    """Check the text for the location of a key, and return the key if it is in AWS KMS. Raises
     KeyPlaceInvalid.
     """
     kind, colon, where = place.partition(":")
     if place and (not colon or not where or kind not in ("file", "env", "aws-kms")):
-        raise KeyPlaceInvalid(f"{place!r} does not say where a key is")
+        raise KeyPlaceInvalid(f"{place!r} is not the location of a key")
     return AwsKmsKey(where) if kind == "aws-kms" else None
 
 

@@ -6,11 +6,12 @@ Two tables belong to the leases. They exist before the schema is created or migr
 * `cavvy_replicas` has a row for each server process, which the process renews. A process counts as
   dead if its row has expired or if its connection to the database has ended.
 * `cavvy_leases` has the holder of each lease and a fencing number, which grows with each new
-  holder. A transaction of a pass first locks this row in share mode and compares the number. So a
-  process that has lost a lease cannot write under it, and a new holder takes the lease only after
-  the transactions of the old one have ended.
+  holder. A transaction of a pass first locks this row in share mode and compares the number.
+  Therefore a process that has lost a lease cannot write under this lease, and a new holder takes
+  the lease only after the transactions of the old holder have ended.
 
-The tables are separate, because renewals would otherwise wait for the transactions that write.
+The leases have their own tables, because renewals would otherwise wait for the transactions that
+write.
 """
 
 import asyncio
@@ -88,19 +89,21 @@ class Replica(Struct, frozen=True, kw_only=True):
 
 
 class LeaseTurn(Struct, frozen=True, kw_only=True):
-    """What one turn has changed: the leases that this server holds since, and no longer holds."""
+    """The changes of one turn: the leases that this server has acquired, and those that it has lost
+    or released."""
 
     gained: Sequence[str] = ()
     lost: Sequence[str] = ()
 
     def then(self, later: "LeaseTurn") -> "LeaseTurn":
-        """Both turns as one. A lease may be in both lists, if it was lost and came back."""
+        """Return both turns as one. A lease may be in both lists, if it was lost and acquired
+        again."""
         return LeaseTurn(gained=[*self.gained, *later.gained], lost=[*self.lost, *later.lost])
 
 
 class ReplicaLeases:
-    """One server's place among the replicas, and its leases. It has a connection of its own, so
-    that renewals do not wait for the server's queries.
+    """One server's registration among the replicas, and its leases. The server uses a separate
+    connection for its leases, so that renewals do not wait for its queries.
     """
 
     def __init__(self, url: str, me: Replica, *, ttl_s: float = TTL_S) -> None:
@@ -117,19 +120,20 @@ class ReplicaLeases:
 
     @property
     def valid(self) -> bool:
-        """Whether no other server can have taken the leases because they expired. Writes are
-        checked by the database; this is for actions outside the database.
+        """Return whether no other server can have taken the leases because they expired. The
+        database checks writes itself; this check is for actions outside the database.
         """
         return self._renewed is not None and time.monotonic() < self._renewed + self._ttl_s
 
     @property
     def host_lease(self) -> str:
-        """The lease that one server on each machine holds."""
+        """Return the lease that one server on each machine holds."""
         return f"host:{self.me.host}"
 
     async def join(self) -> Sequence[Replica]:
-        """Announce this server. Returns the other servers that are alive. Raises StoreUnusable if
-        the database is too new for this program, or this program for one of the servers.
+        """Register this server; return the other servers that are alive.
+        Raises StoreUnusable if the database is too new for this program, or if this program is too
+        new for one of the servers.
         """
         await self._workers.do(_create_tables)
         sent = time.monotonic()
@@ -138,8 +142,8 @@ class ReplicaLeases:
         return others
 
     async def turn(self, unfinished: Collection[str] = ()) -> LeaseTurn:
-        """Renew this server's place and take leases. A lease that another server should hold is
-        first added to `leaving`, and given back in a later turn in which it is not among
+        """Renew this server's registration and take leases. A lease that another server should hold
+        is first added to `leaving`. It is released in a later turn in which it is not among
         `unfinished`, the leases under which a pass runs. Raises StoreUnusable.
         """
         sent, before = time.monotonic(), self.held
@@ -153,8 +157,8 @@ class ReplicaLeases:
         )
 
     async def leave(self) -> None:
-        """Give all leases back and forget this server. Blocks no longer than the connection
-        does.
+        """Release all leases and delete this server's registration. The call blocks no longer than
+        the connection's time limit.
         """
         self.held, self._renewed = {}, None
         try:
@@ -191,7 +195,7 @@ class ReplicaLeases:
     def _turn(
         self, session: DatabaseSession, ready: Sequence[str]
     ) -> tuple[Mapping[str, Fence], Sequence[str], Sequence[Replica]]:
-        """Returns the leases that this server holds now, those that it should give back, and the
+        """Return the leases that this server holds now, those that it should release, and the
         servers that are alive.
         """
         self._announce(session)
@@ -211,7 +215,7 @@ class ReplicaLeases:
     def _share(
         self, stored: Mapping[str, str], alive: Sequence[Replica]
     ) -> tuple[Sequence[str], Sequence[str]]:
-        """The leases to take and those to give back."""
+        """Return the leases to take and those to release."""
         ids = [each.id for each in alive]
         here = [each.id for each in alive if each.host == self.me.host]
         shared = share_leases(self._names, stored, ids, self.me.id)
@@ -229,8 +233,8 @@ class ReplicaLeases:
 
 
 def list_replicas(url: str) -> Sequence[Replica]:
-    """The servers that work with the database now. Blocks. Raises StoreUnusable if the database
-    cannot be reached.
+    """Return the servers that work with the database now. Blocks. Raises StoreUnusable if the
+    database cannot be reached.
     """
     driver = make_driver(url, journal="auto")
     try:

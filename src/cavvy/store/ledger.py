@@ -69,8 +69,8 @@ _ATTEMPT = (
 
 
 def post_bill(session: DatabaseSession, before: Iterable[Charge], after: Sequence[Charge]) -> None:
-    """Post what turns the stored charges of one node into new ones, which have been written in the
-    same transaction. Raises RowNotFound if there is no such attempt.
+    """Post the difference between the stored charges of one node and its new charges, which were
+    written in the same transaction. Raises RowNotFound if the attempt does not exist.
     """
     postings = post(before, after)
     if postings:
@@ -105,7 +105,7 @@ def append_entries(
 def post_discounts(
     session: DatabaseSession, month: datetime, spread: Mapping[str, Mapping[str, int]]
 ) -> int:
-    """Post what discounts take off each subject in a month, less what was posted before, also for
+    """Post the discounts of each subject in a month, less the amounts posted before, including
     discounts that are no longer given. Returns the number of new entries.
     """
     posted = session.run(_DISCOUNTED, (to_micros(month),)).fetchall()
@@ -176,7 +176,7 @@ def read_subject(session: DatabaseSession, subject_id: str) -> LedgerSubject:
 def make_subject(
     attempt: Attempt, user: str, job: str, machine: str, tags: dict[str, str]
 ) -> LedgerSubject:
-    """The subject of the charges of an attempt."""
+    """Return the subject of the charges of an attempt."""
     offer = attempt.offer
     return LedgerSubject(
         id=attempt.id,
@@ -201,7 +201,8 @@ def make_subject(
 def read_lines(
     session: DatabaseSession, which: LedgerFilter, *, after: int, limit: int
 ) -> Sequence[LedgerLine]:
-    """Entries with a number above `after` that touch the period, in the order of their numbers."""
+    """Return the entries with a number above `after` that overlap the period, in the order of their
+    numbers."""
     where, values = _conditions(session, which)
     subject = [f"s.{name}" for name in SUBJECTS.columns]
     entry = ["e.number", *(f"e.{name}" for name in ENTRIES.columns)]
@@ -222,8 +223,8 @@ _ENTRY_COLUMNS = RowCodec(LedgerEntry, "ledger", only=ENTRIES.columns)
 
 
 def add_up(session: DatabaseSession, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
-    """The sums of the entries in the period for each value of the dimensions `by`, the largest
-    first. A dimension is a key of DIMENSIONS, MONTH, TAGS (the tags as JSON) or tag:NAME.
+    """Return the sums of the entries in the period for each value of the dimensions `by`, the
+    largest first. A dimension is a key of DIMENSIONS, MONTH, TAGS (the tags as JSON) or tag:NAME.
     """
     groups: dict[tuple[str, ...], _GroupTotal] = defaultdict(_GroupTotal)
     for month, window in _windows(session, which, by):
@@ -277,7 +278,7 @@ def _value(name: str, stored: str, tags: str, month: str) -> str:
 def _windows(
     session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
 ) -> Iterator[tuple[str, LedgerFilter]]:
-    """The period as a whole or, if sums by month are wanted, each month in it."""
+    """Yield the period as a whole or, if sums by month are wanted, each month in it."""
     if MONTH not in by:
         yield "", which
         return
@@ -296,7 +297,7 @@ def _windows(
 def _read_sums(
     session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
 ) -> Iterator[_PartialSum]:
-    """The sums of entries that are wholly in the period, and the parts of the others."""
+    """Yield the sums of entries that are wholly in the period, and the parts of the others."""
     columns = [name for name in by if name in DIMENSIONS]
     keys = ", ".join([*(DIMENSIONS[name] for name in columns), "s.tags", "s.job_id"])
     where, values = _conditions(session, which)
@@ -320,7 +321,8 @@ def _read_sums(
 
 
 def _conditions(session: DatabaseSession, which: LedgerFilter) -> tuple[str, tuple[object, ...]]:
-    """The SQL condition that an entry `e` with the subject `s` is meant, and touches the period."""
+    """Return the SQL condition that selects an entry `e` with the subject `s` that overlaps the
+    period."""
     where, values = in_projects("e.project", which.projects)
     conditions: list[str] = [where]
     given: list[object] = [*values]

@@ -1,4 +1,4 @@
-"""The files of a log: each contains the bytes from an offset on, plain or encrypted."""
+"""The files of a log: each contains the bytes from an offset on, either plain or encrypted."""
 
 import os
 from collections.abc import Callable
@@ -40,8 +40,8 @@ class LogSegment(Struct):
 
 
 class SegmentFiles:
-    """Reads and writes the files of one project. `current` returns the key for new files, `find`
-    the key that the header of a file names; both are None if all files are plain.
+    """Reads and writes the files of one project. `current` returns the key for new files, and
+    `find` returns the key that the header of a file names; both are None if all files are plain.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SegmentFiles:
         self._current, self._find = current, find
 
     def create(self, segment: LogSegment) -> None:
-        """Create the file, which has no bytes yet. Raises OSError, StoreUnusable, StoreFull."""
+        """Create the file without any bytes. Raises OSError, StoreUnusable, StoreFull."""
         key = self._current() if segment.sealed and self._current else None
         flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC
         fd = os.open(segment.path, flags, 0o600)
@@ -66,7 +66,7 @@ class SegmentFiles:
             os.close(fd)
 
     def read(self, segment: LogSegment, at: int, length: int) -> bytes:
-        """At most `length` bytes from the position `at` in the file. Raises OSError,
+        """Return at most `length` bytes from the position `at` in the file. Raises OSError,
         StoreUnusable.
         """
         fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -98,7 +98,7 @@ class SegmentFiles:
 
 
 def find_segment_size(stored: int, *, sealed: bool) -> int:
-    """The number of bytes of the log in a file of `stored` bytes."""
+    """Return the number of bytes of the log in a file of `stored` bytes."""
     return LOGS.size(stored) if sealed else stored
 
 

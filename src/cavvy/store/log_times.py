@@ -17,8 +17,8 @@ _APART_S = 0.5  # minimum seconds between two pairs
 
 
 def note_arrival(path: Path, offset: int, now_s: float) -> None:
-    """Append a pair. If the disk is full, the pair is not stored, which only makes the times less
-    precise."""
+    """Append a pair. If the disk is full, the pair is not stored,
+    which only makes the times less precise."""
     with suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -28,18 +28,18 @@ def note_arrival(path: Path, offset: int, now_s: float) -> None:
 
 
 def is_due(last_s: float, now_s: float) -> bool:
-    """Whether enough time has passed since the last pair."""
+    """Return whether enough time has passed since the last pair."""
     return now_s - last_s >= _APART_S
 
 
 class LogTimes(Struct, frozen=True, kw_only=True):
-    """The recorded pairs of a log. There are none if the log was stored without times."""
+    """The recorded pairs of a log. The list is empty if the log was stored without times."""
 
     path: Path
 
     def since(self, start_s: float) -> int | None:
-        """The offset of the first byte that arrived at that time or later, accurate to half a
-        second.
+        """Return the offset of the first byte that arrived at that time or later, accurate to half
+        a second.
         """
         try:
             data = self.path.read_bytes()
@@ -49,8 +49,8 @@ class LogTimes(Struct, frozen=True, kw_only=True):
         return next((offset for offset, micros in pairs if micros / 1e6 >= start_s), None)
 
     def between(self, start: int, end: int, limit: int) -> list[tuple[int, float]]:
-        """The first `limit` pairs for the bytes from `start` to `end`, as offsets and seconds since
-        1970. Reads only these pairs and those that a binary search needs.
+        """Return the first `limit` pairs for the bytes from `start` to `end`, as offsets and
+        seconds since 1970. Only these pairs and those that a binary search needs are read.
         """
         try:
             file = self.path.open("rb", buffering=0)

@@ -66,8 +66,8 @@ class _Log(Struct):
 
 class LogStore:
     """A folder with the logs of jobs. Several threads of one process may write and read logs. Other
-    processes may only read them, unless the folder is `shared`: then all writers take turns by a
-    lock on a file, and look at the folder each time.
+    processes may only read the logs, unless the folder is `shared`: in that case, writers lock a
+    file one after another, and read the folder again each time.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class LogStore:
         now_s: float | None = None,
     ) -> int:
         """Append `data`, which begins at `offset` and arrived at `now_s` (seconds since 1970).
-        Returns the offset that is expected next.
+        Return the offset that is expected next.
 
         Bytes that are already stored are ignored. If bytes before `offset` are missing, nothing is
         written, and the offset of the first missing byte is returned. `lost` is the number of
-        missing bytes that the sender cannot send any more; these are skipped. Raises StoreFull, in
-        which case nothing is written.
+        missing bytes that the sender can no longer send; these bytes are skipped. Raises StoreFull,
+        in which case nothing is written.
         """
         base = self._base(project, job_id, attempt, rank)
         with self._writing(base):
@@ -120,15 +120,15 @@ class LogStore:
                 return self._known(base).end
 
     def encrypts(self, project: str) -> bool:
-        """Whether the project's new logs are encrypted."""
+        """Return whether the project's new logs are encrypted."""
         return self._keys is not None and self._keys.of(project).encrypts
 
     def is_quick(self, project: str) -> bool:
-        """Whether `append` needs no key that this process has not used yet."""
+        """Return whether `append` needs no key that this process has not used yet."""
         return self._keys is None or self._keys.of(project).ready
 
     def size(self, project: str, job_id: str, attempt: int, rank: int) -> int:
-        """The offset of the log's end, or 0 if there is no log."""
+        """Return the offset of the log's end, or 0 if no log exists."""
         return self._seen(project, job_id, attempt, rank).end
 
     def read(
@@ -141,7 +141,7 @@ class LogStore:
         limit: int = 1 << 20,
     ) -> LogSlice:
         """Return at most `limit` bytes from `offset` on, or none at the end of the log. If bytes
-        are missing at `offset`, returns a line that reports the gap.
+        are missing at `offset`, return a line that reports the gap.
         """
         while True:
             log = self._seen(project, job_id, attempt, rank)
@@ -161,7 +161,7 @@ class LogStore:
                 self._logs.pop(log.base, None)
 
     def times(self, project: str, job_id: str, attempt: int, rank: int) -> LogTimes:
-        """The times at which the bytes of the log arrived."""
+        """Return the times at which the bytes of the log arrived."""
         return LogTimes(path=_times_path(self._base(project, job_id, attempt, rank)))
 
     def tail(self, project: str, job_id: str, attempt: int, rank: int, lines: int) -> LogSlice:
@@ -186,7 +186,7 @@ class LogStore:
         return LogSlice(data=b"".join(reversed(blocks)), next=log.end)
 
     def ranks(self, project: str, job_id: str) -> list[tuple[int, int]]:
-        """The attempt and the rank of each of the job's logs, sorted."""
+        """Return the attempt and the rank of each of the job's logs, sorted."""
         found = set()
         for path in self._folder(project, job_id).glob("*.log*"):
             if match := _FILE.fullmatch(path.name):
@@ -194,7 +194,7 @@ class LogStore:
         return sorted(found)
 
     def remove(self, project: str, job_id: str) -> None:
-        """Delete all logs of a job; no error if there are none."""
+        """Delete all logs of a job; missing logs are no error."""
         folder = self._folder(project, job_id)
         with self._writing(folder / "all"):
             for base in [base for base in self._logs if base.parent == folder]:
@@ -216,7 +216,7 @@ class LogStore:
         return self._folder(project, job_id) / f"{attempt}.{rank}.log"
 
     def _seen(self, project: str, job_id: str, attempt: int, rank: int) -> _Log:
-        """A copy of the log's state for a reader. The original may be changed by a writer
+        """Return a copy of the log's state for a reader. The original may be changed by a writer
         meanwhile.
         """
         with self._lock:
@@ -295,7 +295,7 @@ class LogStore:
         return segment
 
     def _files(self, log: _Log) -> SegmentFiles:
-        """How the files of the log's project are read and written."""
+        """Return the object that reads and writes the files of the log's project."""
         if self._keys is None:
             return _PLAIN
         keys = self._keys.of(log.base.parent.parent.name)
@@ -323,8 +323,8 @@ def _look(base: Path) -> _Log:
 
 
 def _backwards(log: _Log, files: SegmentFiles) -> Iterator[bytes]:
-    """The log's bytes in blocks, beginning with the last block. A line takes the place of each
-    gap."""
+    """Yield the log's bytes in blocks, beginning with the last block. A line takes the place of
+    each gap."""
     following = log.end
     for segment in reversed(log.segments):
         if segment.end < following:

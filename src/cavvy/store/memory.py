@@ -30,7 +30,7 @@ class MemoryStore(SqlStore):
         """Do nothing, because the database exists already."""
 
     async def close(self) -> None:
-        """Do nothing. The rows are kept until this object is deleted."""
+        """Do nothing: the rows are kept until this object is deleted."""
 
     async def _read(self, work: Callable[[DatabaseSession], _T]) -> _T:
         return read(self._session, work)

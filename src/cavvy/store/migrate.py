@@ -89,8 +89,8 @@ for _name in (*_OF_OFFER, "accelerator_count", "accelerator_part"):
 
 
 def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
-    """Create or migrate the schema. Returns the driver, with the journal mode that the file
-    actually has.
+    """Create or migrate the schema. Return the driver, with the journal mode that the file actually
+    has.
 
     Raises StoreUnusable, StoreFull and the driver's own errors.
     """
@@ -103,7 +103,7 @@ def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDrive
 
 
 def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
-    """Create or migrate the schema in one transaction, which keeps out other processes. If the
+    """Create or migrate the schema in one transaction, which excludes other processes. If the
     transaction fails, all changes to the schema are rolled back.
     """
     if _revision(session) == HEAD:
@@ -128,16 +128,17 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
 
 
 def is_next(revision: str, known: str) -> bool:
-    """Whether a program that knows the schema up to the revision `known` can work with a database
-    at `revision`, because it is at most one newer; see docs/guides/write-a-migration.md.
+    """Return whether a program that supports the schema up to the revision `known` can work with a
+    database at `revision`, because that revision is at most one newer; see
+    docs/guides/write-a-migration.md.
     """
     return int(revision) <= int(known) + 1
 
 
 def refuse_newer(session: DatabaseSession) -> None:
-    """Raise StoreUnusable if a newer program wrote the database, or if it belongs to another
-    program. In PostgreSQL, a database that is one revision newer is accepted: its servers are
-    updated one after the other.
+    """Raise StoreUnusable if a newer program wrote the database, or if the database belongs to
+    another program. In PostgreSQL, a database that is one revision newer is accepted, because its
+    servers are updated one after another.
     """
     revision = _revision(session)
     if revision is None or revision in MIGRATIONS:
@@ -191,8 +192,8 @@ def _set_journal(session: DatabaseSession, journal: str) -> str:
 
 
 def _revision(session: DatabaseSession) -> str | None:
-    """The database's revision, or None if the database is empty. Raises StoreUnusable if it belongs
-    to another program.
+    """Return the database's revision, or None if the database is empty. Raises StoreUnusable if it
+    belongs to another program.
     """
     tables = {
         row[0]

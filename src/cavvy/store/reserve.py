@@ -10,15 +10,15 @@ _RESERVE = 4 * 1024 * 1024  # bytes that SQLite and small files need when the se
 
 
 class StopNotes:
-    """Keeps stop requests for jobs in a file of fixed size. They overwrite the file's bytes, so no
-    free space is needed, and a later process can read them.
+    """Keeps stop requests for jobs in a file of fixed size. New requests overwrite the file's
+    bytes, so no free space is needed, and a later process can read the requests.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> dict[str, str]:
-        """The reasons of the requested stops, keyed by job ID. If the file is missing, it is
+        """Return the reasons of the requested stops, keyed by job ID. If the file is missing, it is
         created if there is space.
         """
         with suppress(OSError, ValueError):
@@ -30,7 +30,7 @@ class StopNotes:
         return {}
 
     def write(self, stops: dict[str, str]) -> None:
-        """Replace all stop requests. If this fails, they are lost when the process ends."""
+        """Replace all stop requests. If this fails, the requests are lost when the process ends."""
         while len(text := json.dumps(stops).encode()) > _NOTES:
             stops.popitem()
         with suppress(OSError):
@@ -43,8 +43,8 @@ class StopNotes:
 
 
 class Reserve:
-    """A file that reserves disk space. When the disk is full, it is deleted so that a server can
-    start."""
+    """A file that reserves disk space. When the disk is full, the file is deleted so that a server
+    can start."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "reserve"
@@ -57,7 +57,7 @@ class Reserve:
                 take_room(self._path, _RESERVE)
 
     def give_up(self) -> bool:
-        """Delete the file; returns whether it existed."""
+        """Delete the file; return whether it existed."""
         try:
             self._path.unlink()
         except OSError:
@@ -66,7 +66,7 @@ class Reserve:
 
 
 def is_full(folder: str) -> bool:
-    """Whether the disk has less free space than the start of a server needs."""
+    """Return whether the disk has less free space than the start of a server needs."""
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize < _RESERVE
 

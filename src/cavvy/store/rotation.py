@@ -12,7 +12,7 @@ from cavvy.store.secrets import SecretSealer, find_key_id
 
 
 class KeyUse(Struct, frozen=True, kw_only=True):
-    """How many secrets and how many data keys of files a key protects. `place` is None if the
+    """The number of secrets and of files' data keys that a key protects. `place` is None if the
     server does not have the key.
     """
 
@@ -24,8 +24,9 @@ class KeyUse(Struct, frozen=True, kw_only=True):
 
 
 class KeyRotation(Struct, frozen=True, kw_only=True):
-    """What `rotate_key` did; `files` is the number of data keys of files. `unreadable` has the
-    project and name of each secret that could not be decrypted and is unchanged, and the reason.
+    """The result of `rotate_key`; `files` is the number of data keys of files. `unreadable`
+    contains the project, name and reason of each secret that could not be decrypted and is
+    unchanged.
     """
 
     key: WrappingKey
@@ -37,8 +38,9 @@ class KeyRotation(Struct, frozen=True, kw_only=True):
 async def list_keys(
     store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
 ) -> list[KeyUse]:
-    """The keys that the server has, the current one first, and then those that it lacks. Values of
-    version 1 count for no key: their key has the empty ID. Raises StoreUnusable.
+    """Return the keys that the server has, the current one first, followed by the keys that it
+    lacks. Values of version 1 are counted under the empty ID, because no key ID is stored with
+    them. Raises StoreUnusable.
     """
     keys = await to_thread(
         lambda: [*sealer.keys.all(), *(file_keys.keys() if file_keys is not None else ())]
@@ -71,10 +73,10 @@ async def list_keys(
 async def rotate_key(
     store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
 ) -> KeyRotation:
-    """Make a new key if the server makes its own, and encrypt all secrets and credentials again
-    with the current one and new data keys, and the data keys of files with theirs. It can be
-    repeated after a crash, because former keys still decrypt. Raises StoreUnusable if the current
-    key cannot be used, StoreFull.
+    """Make a new key if the server makes its own keys. Then encrypt all secrets and credentials
+    again with new data keys and the current key, and the data keys of files with their current
+    keys. The call can be repeated after a crash, because former keys still decrypt. Raises
+    StoreUnusable if the current key cannot be used, StoreFull.
     """
     keys = sealer.keys
     key = await to_thread(keys.renew if keys.renewable else keys.current)
@@ -100,7 +102,8 @@ async def rotate_key(
 
 
 async def _reseal(store: Store, sealer: SecretSealer, secret: SealedSecret) -> bool:
-    """Returns False if the secret was set or deleted meanwhile; a new value has the new key."""
+    """Return False if the secret was set or deleted meanwhile; a new value already uses the new
+    key."""
     sealed = await to_thread(_seal_again, sealer, secret.project, secret.name, secret.sealed)
     return await store.reseal_secret(secret, sealed)
 

@@ -55,8 +55,8 @@ _CONVERSIONS: Mapping[object, tuple[_Convert, _Convert]] = {
 
 @cache
 def insert_into(table: str, columns: tuple[str, ...], then: str = "") -> str:
-    """The SQL that inserts one row, with the values in the order of `columns`. `then` is appended
-    to the SQL."""
+    """Return the SQL that inserts one row, with the values in the order of `columns`. `then` is
+    appended to the SQL."""
     marks = ", ".join("?" * len(columns))
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) {then}"
 
@@ -68,7 +68,8 @@ def insert_many(
     rows: Sequence[Sequence[object]],
     then: str = "",
 ) -> list[Row]:
-    """Insert rows with one statement. Returns the rows that it returns, if `then` asks for any."""
+    """Insert rows with one statement. Return the rows that the statement returns, if `then`
+    requests any."""
     cursor = session.run(
         _insert_many(table, columns, len(rows), then), [x for row in rows for x in row]
     )
@@ -83,8 +84,8 @@ def _insert_many(table: str, columns: tuple[str, ...], count: int, then: str) ->
 
 @cache
 def update_of(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
-    """The SQL that updates `columns` where `key` matches; the statement's values are those of
-    `columns`, then those of `key`.
+    """Return the SQL that updates `columns` where `key` matches; the statement's values are those
+    of `columns`, then those of `key`.
     """
     return f"UPDATE {table} SET {' = ?, '.join(columns)} = ? WHERE {' = ? AND '.join(key)} = ?"
 
@@ -148,7 +149,7 @@ class RowCodec(Generic[_T]):
         return self._kind(**self.fields(row))
 
     def values(self, item: _T) -> list[object]:
-        """The encoded values of an object, in the order of the table's columns."""
+        """Return the encoded values of an object, in the order of the table's columns."""
         values = []
         for name, encode_field in self._encoders:
             value = getattr(item, name)
@@ -205,7 +206,7 @@ _APART = ("rest", "document", "task", "origin")
 
 
 def job_values(job: JobRecord, document: int) -> list[object]:
-    """The encoded values of a job, in the order of JOB_COLUMNS."""
+    """Return the encoded values of a job, in the order of JOB_COLUMNS."""
     task = job.task
     beside = (task.priority, task.machine, encode(task.tags))
     return [*_JOBS.values(job), *beside, encode_rest(job), document]
@@ -255,8 +256,8 @@ class DocumentCache:
             self._kept[job_id] = (written, task, origin)
 
     def written_at(self, job: JobRecord) -> int | None:
-        """The version of the job at which these task and origin objects were written, or None if
-        that is not known.
+        """Return the version of the job at which these task and origin objects were written, or
+        None if that is not known.
         """
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin

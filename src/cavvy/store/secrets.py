@@ -1,4 +1,4 @@
-"""Encrypts secrets, so that no database gets the plain text.
+"""Encrypts secrets, so that no database receives the plain text.
 
 An encrypted value consists of a version, the ID of the key that encrypted its data key, the
 encrypted data key, a nonce, and the ciphertext with its tag. Version 1 had no data key: the key
@@ -24,8 +24,8 @@ class SecretSealer:
         self.keys = keys
 
     def seal(self, project: str, name: str, plain: str) -> bytes:
-        """Encrypt a value. Raises StoreUnusable if the key cannot be used, StoreFull if it cannot
-        be created.
+        """Encrypt a value. Raises StoreUnusable if the key cannot be used,
+        StoreFull if it cannot be created.
         """
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -43,8 +43,8 @@ class SecretSealer:
         return head + nonce + AESGCM(data_key).encrypt(nonce, plain.encode(), bound)
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
-        """Decrypt a value. Raises StoreUnusable if its key cannot be used, or if it was encrypted
-        for another project or name.
+        """Decrypt a value. Raises StoreUnusable if its key cannot be used, or if
+        the value was encrypted for another project or name.
         """
         try:
             return self.open(project, name, sealed)
@@ -55,7 +55,7 @@ class SecretSealer:
             ) from error
 
     def open(self, project: str, name: str, sealed: bytes) -> str:
-        """Like `unseal`, for values that are not secrets of a person."""
+        """Like `unseal`, for values that are not users' secrets."""
         if sealed[:1] == _VERSION_1:
             return self._unseal_version_1(project, name, sealed)
         parts = _split(sealed)
@@ -69,12 +69,14 @@ class SecretSealer:
                     return _decrypt(key.material, sealed[1:], _bound_to(project, name))
                 except StoreUnusable:
                     pass  # it was encrypted with another key
-        raise StoreUnusable("none of the server's keys fits it; restore the key that encrypted it")
+        raise StoreUnusable(
+            "none of the server's keys fits the value; restore the key that encrypted it"
+        )
 
 
 def find_key_id(sealed: bytes) -> str:
-    """The ID of the key that encrypted a value's data key; empty for values of version 1 and for
-    damaged ones.
+    """Return the ID of the key that encrypted a value's data key, or an empty ID for values of
+    version 1 and for damaged values.
     """
     try:
         return _split(sealed).key_id
@@ -83,7 +85,7 @@ def find_key_id(sealed: bytes) -> str:
 
 
 class _SealedParts(Struct, frozen=True):
-    """The parts of an encrypted value. `head` is all before the nonce."""
+    """The parts of an encrypted value. `head` contains all bytes before the nonce."""
 
     key_id: str
     wrapped: bytes
@@ -113,11 +115,11 @@ def _decrypt(key: bytes, body: bytes, bound_to: bytes) -> str:
     try:
         return AESGCM(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], bound_to).decode()
     except (InvalidTag, ValueError) as error:
-        raise StoreUnusable("it is damaged, or belongs to another secret") from error
+        raise StoreUnusable("the value is damaged, or belongs to another secret") from error
 
 
 def _bound_to(project: str, name: str) -> bytes:
-    """The data that ties an encrypted value to its project and name. It includes their lengths, so
-    that project "a" with name "bc" differs from project "ab" with name "c".
+    """Return the data that ties an encrypted value to its project and name. The data includes the
+    lengths of both, so that project "a" with name "bc" differs from project "ab" with name "c".
     """
     return f"{len(project)}:{project}/{name}".encode()

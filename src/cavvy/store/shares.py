@@ -1,6 +1,6 @@
 """Decides which server should hold each lease. Each lease has one preferred server among those that
-are alive, found by hashing both names, so that all servers agree without talking to each other, and
-a server that comes or goes moves only its own share.
+are alive. The server is found by hashing both names, so that all servers agree without
+communication, and a server that starts or stops moves only its own share.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,14 +12,14 @@ SHARDS = 64  # parts into which jobs are divided; never changes, since two versi
 
 
 class LeaseChanges(Struct, frozen=True, kw_only=True):
-    """The leases that a server should take now, and those that it should give back."""
+    """The leases that a server should take now, and those that it should release."""
 
     take: Sequence[str]
     give: Sequence[str]
 
 
 def shard_of(job_id: str) -> str:
-    """The lease of a job."""
+    """Return the lease of a job."""
     number = int.from_bytes(sha256(job_id.encode()).digest()[:4], "big") % SHARDS
     return f"shard:{number:02}"
 
@@ -34,8 +34,8 @@ def share_leases(
     alive: Collection[str],
     me: str,
 ) -> LeaseChanges:
-    """Decide what the server `me` takes and gives back. Of `names`, it takes those that it should
-    hold, if their holder is not alive, and gives back those that another server should hold.
+    """Decide which leases the server `me` takes and releases. Of `names`, it takes the leases that
+    it should hold if their holder is not alive, and releases those that another server should hold.
     """
     take, give = [], []
     for name in sorted(names):
@@ -50,7 +50,8 @@ def share_leases(
 
 
 def find_preferred(name: str, alive: Collection[str]) -> str:
-    """The server that should hold a lease (the highest random weight); "" if none is alive."""
+    """Return the server that should hold a lease (the highest random weight), or "" if no server is
+    alive."""
     return max(alive, key=lambda each: (_weigh(name, each), each), default="")
 
 

@@ -57,7 +57,8 @@ def _list_trusts(session: DatabaseSession) -> Sequence[IssuerTrust]:
 
 
 def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> None:
-    """Roles that a replaced trust gave and the new one does not give end."""
+    """Store a trust. Roles that a replaced trust gave and the new trust does not give are
+    removed."""
     insert = insert_into("trusts", ("name", "document"))
     then = "(name) DO UPDATE SET document = excluded.document" if replace else "DO NOTHING"
     done = session.run(f"{insert} ON CONFLICT {then}", (trust.name, encode(trust)))
@@ -74,7 +75,8 @@ def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> N
 
 
 def _delete_trust(session: DatabaseSession, name: str) -> None:
-    """Its tokens and the roles that it gave end with it. Raises RowNotFound."""
+    """Delete a trust. Its tokens and the roles that it gave are deleted with it. Raises
+    RowNotFound."""
     # The trust first, so that no sign-in by it is in progress when its tokens are deleted.
     if session.run("DELETE FROM trusts WHERE name = ?", (name,)).rowcount == 0:
         raise RowNotFound(f"no trust {name}")
@@ -88,7 +90,8 @@ def _sign_in(
     digest: str,
     id_token: tuple[str, datetime],
 ) -> None:
-    """See `SignInStore.sign_in`. `id_token` is its digest, and the time at which it expires."""
+    """Sign a person in; see `SignInStore.sign_in`. `id_token` is the ID token's digest and expiry
+    time."""
     now, trust = token.created_at, found.trust
     # It locks the row, so that the trust cannot be changed or removed meanwhile.
     lock = "UPDATE trusts SET document = document WHERE name = ? AND document = ?"
@@ -113,7 +116,7 @@ def _sign_in(
 
 
 def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> None:
-    """Store the roles that the groups of a person give in place of those of earlier sign-ins."""
+    """Replace the roles from earlier sign-ins by the roles that the person's groups give now."""
     account, trust = found.account, found.trust
     session.run("DELETE FROM group_roles WHERE account = ? AND trust = ?", (account, trust.name))
     until = now + trust.lifetime
@@ -125,7 +128,7 @@ def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> No
 
 
 def _forget(session: DatabaseSession, now: datetime) -> None:
-    """Delete what is needed no more of old sign-ins and of their tokens and roles."""
+    """Delete the data of old sign-ins that is no longer needed, and their tokens and roles."""
     old = to_micros(now - _KEPT)
     _delete_tokens(session, "SELECT token FROM sign_ins WHERE until < ?", old)
     session.run("DELETE FROM sign_ins WHERE until < ?", (old,))
@@ -133,7 +136,7 @@ def _forget(session: DatabaseSession, now: datetime) -> None:
 
 
 def _delete_tokens(session: DatabaseSession, first: str, value: object) -> None:
-    """Delete the tokens whose IDs a query selects, and those that were created with them."""
+    """Delete the tokens whose IDs a query selects, and the tokens that were created with them."""
     session.run(f"DELETE FROM tokens WHERE id IN {family_of(first)}", (value,))
 
 
@@ -144,8 +147,8 @@ def _find_identity(session: DatabaseSession, issuer: str, subject: str) -> str |
 
 
 def _open_account(session: DatabaseSession, found: SignIn, now: datetime) -> str:
-    """The name of a person's account, which the first sign-in creates or, by the rule of the trust,
-    finds. Raises SignInConflict.
+    """Return the name of a person's account, which the first sign-in creates or, by the rule of the
+    trust, finds. Raises SignInConflict.
     """
     issuer, name = found.trust.issuer, found.account
     if known := _find_identity(session, issuer, found.subject):
@@ -157,8 +160,8 @@ def _open_account(session: DatabaseSession, found: SignIn, now: datetime) -> str
             if known := _find_identity(session, issuer, found.subject):
                 return known  # a sign-in of the same person at the same time has created it
             raise SignInConflict(
-                f"the account {name} exists already, but is not that of this person; an admin can "
-                "remove it"
+                f"the account {name} exists already, but does not belong to this person; an admin "
+                "can remove it"
             ) from error
     else:
         _check_existing(session, name)
@@ -168,8 +171,8 @@ def _open_account(session: DatabaseSession, found: SignIn, now: datetime) -> str
 
 
 def _check_existing(session: DatabaseSession, name: str) -> None:
-    """Raises SignInConflict if no account of this name exists, or if it cannot become that of a
-    person who signs in for the first time.
+    """Raise SignInConflict if no account of this name exists, or if the account cannot be linked to
+    a person who signs in for the first time.
     """
     known = find_account(session, name)
     if known is None:

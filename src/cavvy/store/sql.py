@@ -156,7 +156,7 @@ class SqlStore:
         return await self._readers.do(work)
 
     async def _write(self, work: Callable[[DatabaseSession], _T]) -> _T:
-        """Run a write as one transaction, with the record of the request that it belongs to."""
+        """Run a write as one transaction, together with the audit record of its request."""
         pending = PENDING.get()
         entry = None if pending is None else pending.claim()
         if pending is None or entry is None:
@@ -174,7 +174,7 @@ class SqlStore:
         return await self._writers.do(work if fence is None else fenced(work, fence))
 
     async def bind(self, key: str, value: str) -> str:
-        """Store a fact of the installation unless it is known, and return what is stored."""
+        """Store a fact of the installation if it is missing, and return the stored fact."""
         sql = 'INSERT INTO meta ("key", value) VALUES (?, ?) ON CONFLICT DO NOTHING'
         await self._change(sql, key, value)
         return str(await self._value('SELECT value FROM meta WHERE "key" = ?', key))
@@ -195,7 +195,7 @@ class SqlStore:
         raise RowNotFound(missing)
 
     async def _value(self, sql: str, *values: object) -> Any:
-        """The value of the only column of the first row."""
+        """Return the value of the only column of the first row."""
         return (await self._rows(sql, *values))[0][0]
 
     async def _change(self, sql: str, *values: object) -> int:
@@ -203,7 +203,7 @@ class SqlStore:
         return await self._write(lambda session: session.run(sql, values).rowcount)
 
     async def _change_or(self, nothing: StoreError, sql: str, *values: object) -> None:
-        """Run a statement. If it changes no row, roll back and raise `nothing`."""
+        """Run a statement; if it changes no row, roll back and raise `nothing`."""
         await self._write(lambda session: session.change_or(nothing, sql, values))
 
     async def installation(self) -> str:
@@ -569,8 +569,8 @@ class SqlStore:
 
 
 def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
-    """The SQL condition that `column` has this value, and its parameters. For None, the condition
-    is always true.
+    """Return the SQL condition that `column` has this value, and its parameters. For None, the
+    condition is always true.
     """
     return ("TRUE", ()) if value is None else (f"{column} = ?", (value,))
 
@@ -578,7 +578,7 @@ def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
 def _listing(
     project: ProjectFilter, phases: Collection[JobPhase], cursor: str | None, limit: int
 ) -> tuple[str, tuple[object, ...]]:
-    """The SQL that lists jobs, newest first, and the statement's values. Each phase is read
+    """Return the SQL that lists jobs, newest first, and the statement's values. Each phase is read
     separately from the index, so that jobs in a rare phase are found quickly among 100,000 jobs.
     """
     wanted = [phase for phase in JobPhase if phase in phases]

@@ -1,7 +1,6 @@
 """Stores the submissions that arrive at the same time in one transaction (PostgreSQL). While one
-transaction runs, further submissions gather for the next one. So a submission costs a part of a
-dozen statements instead of all of them, and the locks on names and on the audit log are held less
-often.
+transaction runs, further submissions gather for the next one. Therefore a group of submissions
+shares about a dozen statements, and the locks on names and on the audit log are held less often.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ Answer = JobRecord | Exception
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """A new job, its first event, and the record of its request, if there is one."""
+    """A new job, its first event, and the audit record of its request, if one exists."""
 
     job: JobRecord
     event: Event
@@ -41,7 +40,7 @@ Write = Callable[[Callable[[DatabaseSession], Sequence[Answer]]], Awaitable[Sequ
 
 
 class SubmissionGroup:
-    """Gathers submissions. `write` runs a function in a transaction."""
+    """Gathers submissions in groups; `write` runs a function in a transaction."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -90,8 +89,8 @@ class SubmissionGroup:
 
 
 def insert_jobs(session: DatabaseSession, submissions: Sequence[Submission]) -> Sequence[Answer]:
-    """Insert new jobs in the open transaction, as `insert_job` does for one. The answer to a
-    submission whose job exists already is StaleVersion.
+    """Insert new jobs in the open transaction, as `insert_job` does for one job. A submission whose
+    job exists already gets the result StaleVersion.
     """
     if len(submissions) == 1:
         stored = insert_job(session, submissions[0].job, submissions[0].event)
@@ -126,7 +125,7 @@ def _insert_under_free_names(
 def _insert_rest(
     session: DatabaseSession, made: Sequence[Submission], jobs: Sequence[JobRecord]
 ) -> None:
-    """Insert what belongs to new jobs."""
+    """Insert the documents, events and audit entries of new jobs."""
     rows = [(*check_readable(job), job.origin.snapshot, job.id) for job in jobs]
     insert_many(session, "documents", DOCUMENT_COLUMNS, rows)
     # The jobs are not visible yet, so no other transaction writes their events.

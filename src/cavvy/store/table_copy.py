@@ -1,5 +1,5 @@
-"""Copies all rows of a database into another one, between SQLite and PostgreSQL, and proves that
-they arrived: for `cavvy server adopt`, backups and restores. Both databases are at HEAD.
+"""Copies all rows of a database into another one, between SQLite and PostgreSQL, and verifies the
+copy: for `cavvy server adopt`, backups and restores. Both databases are at HEAD.
 """
 
 import json
@@ -62,7 +62,7 @@ def refuse_rows(session: DatabaseSession) -> None:
 
 def copy_rows(source: DatabaseSession, target: DatabaseSession) -> Sequence[TableDigest]:
     """Copy all rows of `source` into the empty `target`, in the open transactions of both, and
-    compare what arrived. Returns the digests. Raises HashMismatch, and the drivers' errors.
+    verify the copied rows. Returns the digests. Raises HashMismatch, and the drivers' errors.
     """
     for each in (source, target):  # each waits while the other is read and compared
         each.allow_pauses()
@@ -85,12 +85,12 @@ def copy_rows(source: DatabaseSession, target: DatabaseSession) -> Sequence[Tabl
 
 
 def digest_rows(session: DatabaseSession) -> Sequence[TableDigest]:
-    """The content of each table, parents before children."""
+    """Return the content of each table, parents before children."""
     return [_digest(table.name, session.stream(table.select)) for table in _tables()]
 
 
 def read_revision(session: DatabaseSession) -> str:
-    """The revision of the database."""
+    """Return the revision of the database."""
     row = session.run(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
     return "" if row is None else str(row[0])
 
@@ -113,7 +113,7 @@ def _quoted(columns: Sequence[str]) -> str:
 
 @cache
 def _tables() -> Sequence[_CopiedTable]:
-    """All tables of the schema, each after the tables that its rows refer to."""
+    """Return all tables of the schema, each after the tables that its rows refer to."""
     with closing(_MEMORY.connect()) as session:
         run_file(session, SCHEMA)
         names = [

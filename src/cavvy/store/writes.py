@@ -60,7 +60,7 @@ _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"),
 
 
 class WrittenJob(Struct, frozen=True):
-    """A job as it was written. `documents` says whether the job's task and origin were written
+    """A job as it was written. `documents` states whether the job's task and origin were written
     too."""
 
     job: JobRecord
@@ -113,7 +113,7 @@ def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRec
 
 
 def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, str]) -> bool:
-    """Insert the job. Returns False if its name is in use."""
+    """Insert the job; return False if its name is in use."""
     if session.run(_INSERT_JOB, job_values(stored, 1)).rowcount == 0:
         if session.run("SELECT 1 FROM jobs WHERE id = ?", (stored.id,)).fetchone():
             raise StaleVersion(f"job {stored.id} exists already")
@@ -124,7 +124,7 @@ def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, s
 
 
 def remove_job(session: DatabaseSession, job: JobRecord) -> None:
-    """Implements `Store.remove_job` in the open transaction."""
+    """Implement `Store.remove_job` in the open transaction."""
     change = "removed = name, name = id, machine = NULL, version = version + 1"
     where = "id = ? AND project = ? AND version = ?"
     guarded = (job.id, job.project, job.version)
@@ -139,7 +139,7 @@ def remove_job(session: DatabaseSession, job: JobRecord) -> None:
 def save_checkpoint(
     session: DatabaseSession, checkpoint: SavedCheckpoint, on_behalf: int, keep: int
 ) -> SavedCheckpoint:
-    """Implements `Store.save_checkpoint` in the open transaction."""
+    """Implement `Store.save_checkpoint` in the open transaction."""
     lock = (
         "" if session.driver.is_sqlite else " FOR NO KEY UPDATE"
     )  # writers of one job's checkpoints wait for each other

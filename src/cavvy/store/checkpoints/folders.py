@@ -42,7 +42,8 @@ NO_ATTEMPT = -1  # the attempt number returned for a folder that was never used
 
 class CheckpointFolders:
     """The checkpoint folders of all jobs. Jobs share no files, so each job's folder can be cleaned
-    on its own. If other servers use the folders too (`shared`), `locks` has a lock for each job.
+    separately. If other servers use the folders too (`shared`), `locks` contains a lock for each
+    job.
     """
 
     def __init__(self, root: Path, *, shared: bool = False, keys: FileKeys | None = None) -> None:
@@ -51,17 +52,18 @@ class CheckpointFolders:
         self.locks = FileLocks(root / ".locks") if shared else None
 
     def blobs(self, project: str, job_id: str) -> BlobStore:
-        """The files of the job's uploaded checkpoints, and their manifests."""
+        """Return the files of the job's uploaded checkpoints, and their manifests."""
         root = self._job(project, job_id) / "blobs"
         return BlobStore(root, make_blob_files(root, self._keys, project, f"storage/{job_id}"))
 
     def encrypts(self, project: str) -> bool:
-        """Whether the project's files are encrypted, so that no work may write to a folder here."""
+        """Return whether the project's files are encrypted, in which case no work may write to a
+        folder on this machine."""
         return self._keys is not None and self._keys.of(project).encrypts
 
     def last_user(self, project: str, job_id: str) -> int:
-        """The number of the attempt that could last write to the folder, or NO_ATTEMPT if the
-        folder was never used.
+        """Return the number of the attempt that could last write to the folder, or NO_ATTEMPT if
+        the folder was never used.
         """
         try:
             return int((self._job(project, job_id) / "attempt").read_text())
@@ -91,7 +93,7 @@ class CheckpointFolders:
         return name
 
     def read(self, project: str, job_id: str, manifest: str) -> list[CheckpointFile]:
-        """The files that a manifest names. Raises HashMismatch."""
+        """Return the files that a manifest names. Raises HashMismatch."""
         with _open(self.blobs(project, job_id), manifest) as file:
             try:
                 return _decode(file.read())["files"]
@@ -147,8 +149,8 @@ class CheckpointFolders:
                 target.put(name, iter(partial(file.read, _CHUNK), b""))
 
     def remove(self, project: str, job_id: str) -> RemovedCheckpoints:
-        """Delete the job's folder, as far as possible. Other processes may be deleting files in it
-        at the same time.
+        """Delete as much of the job's folder as possible. Other processes may be deleting files in
+        it at the same time.
         """
         job, fault = self._job(project, job_id), ""
         held = _size_of(job)
@@ -169,8 +171,8 @@ FOREVER = timedelta(days=36500)
 
 
 def find_fault(files: Sequence[CheckpointFile]) -> str:
-    """Why these files cannot be stored within a folder, or "" if they can. The files are checked
-    because the sending node is not trusted.
+    """Return why these files cannot be stored within a folder, or "" if they can be stored. The
+    files are checked because the sending node is not trusted.
     """
     for each in files:
         if fault := _fault_of(each):
@@ -201,7 +203,7 @@ def _fault_of(file: CheckpointFile) -> str:
 
 
 def _size_of(folder: Path) -> int:
-    """The bytes of all files below the folder."""
+    """Return the bytes of all files below the folder."""
     size = 0
     for parent, _, files in os.walk(folder):
         for name in files:

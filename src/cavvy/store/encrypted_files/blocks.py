@@ -1,12 +1,12 @@
-"""The format of an encrypted file: a header, and blocks that are encrypted with AES-256-GCM one by
-one, so that any part can be read, and bytes can be appended.
+"""The format of an encrypted file: a header, followed by blocks that are encrypted one by one with
+AES-256-GCM, so that any part can be read and bytes can be appended.
 
-The header contains the ID of the data key and a random salt; from both follows the key of this
-file alone. Each block has a random nonce and is bound to its number and to the name of the file,
-so blocks and files cannot be exchanged. Only the last block may be shorter. To append to it, it is
-written again at the same place with a new nonce. The end of a file is not protected: a program
-that can write to the folder can cut off whole blocks. Blobs are compared with their hash when they
-are used.
+The header contains the ID of the data key and a random salt; the key of this file is derived from
+both. Each block has a random nonce and is bound to its number and to the name of the file, so
+blocks and files cannot be exchanged. Only the last block may be shorter. When bytes are appended,
+the last block is written again at the same place with a new nonce. The end of a file is not
+protected: a program that can write to the folder can cut off whole blocks. The hash of a blob is
+checked when the blob is used.
 """
 
 import os
@@ -27,15 +27,15 @@ _TRIES = 20  # reads of a block that may be written at the same time
 
 
 class FileKey(Struct, frozen=True):
-    """A data key of a project. Each file has a key of its own, which is derived from it."""
+    """A data key of a project. Each file has its own key, which is derived from the data key."""
 
     id: bytes
     material: bytes
 
 
 class BlockLayout(Struct, frozen=True):
-    """Where the blocks of a file are. `first` is the position of the first one, `stored` the size
-    of a whole block as it is stored, both in bytes.
+    """The positions of the blocks in a file. `first` is the position of the first block, and
+    `stored` is the stored size of a whole block, both in bytes.
     """
 
     first: int
@@ -43,11 +43,11 @@ class BlockLayout(Struct, frozen=True):
 
     @property
     def plain(self) -> int:
-        """The bytes that one block holds."""
+        """Return the number of plain bytes in one block."""
         return self.stored - _EXTRA
 
     def size(self, stored: int) -> int:
-        """The number of bytes in a file of `stored` bytes."""
+        """Return the number of plain bytes in a file of `stored` bytes."""
         whole, rest = divmod(max(0, stored - self.first), self.stored)
         return whole * self.plain + max(0, rest - _EXTRA)
 
@@ -74,7 +74,7 @@ class EncryptedFile:
         return self._layout.size(os.fstat(self._fd).st_size)
 
     def read(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes from `offset` on. Raises StoreUnusable, OSError."""
+        """Return at most `length` bytes from `offset` on. Raises StoreUnusable, OSError."""
         end = min(offset + length, self.size)
         if offset >= end:
             return b""
@@ -84,7 +84,7 @@ class EncryptedFile:
         return data[offset - start : end - start]
 
     def append(self, data: bytes) -> None:
-        """Write bytes at the end. If this fails, the file is as it was. Raises StoreUnusable if the
+        """Write bytes at the end. If this fails, the file is unchanged. Raises StoreUnusable if the
         last block cannot be read, OSError.
         """
         size, plain = self.size, self._layout.plain
@@ -101,7 +101,7 @@ class EncryptedFile:
             raise
 
     def _open_block(self, number: int) -> bytes:
-        """Read a block; the last one may be written again meanwhile, by another process too."""
+        """Read a block; another thread or process may write the last block again meanwhile."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 return self._decrypt(number, self._stored_block(number))
@@ -160,7 +160,7 @@ def open_encrypted(
 
 
 def _derive(material: bytes, salt: bytes, name: str) -> bytes:
-    """The key of one file: HKDF (RFC 5869) with its salt and its name."""
+    """Return the key of one file: HKDF (RFC 5869) with the file's salt and name."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 

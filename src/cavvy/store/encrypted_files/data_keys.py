@@ -1,9 +1,10 @@
 """The data keys that encrypt the files of projects.
 
-`ROOT/PROJECT/NUMBER` is a data key of a project, encrypted like a secret with a key that no folder
-of data contains. The one with the highest number encrypts new files. `ROOT/PROJECT/names` is a key
-that replaces the hash of a blob by a name that tells nothing to who does not have the key. Without
-these small files, or without the key that encrypts them, the files of the project are lost.
+`ROOT/PROJECT/NUMBER` is a data key of a project. Like a secret, it is encrypted with a key that no
+folder of data contains. The data key with the highest number encrypts new files.
+`ROOT/PROJECT/names` is a key that turns the hash of a blob into a name that reveals nothing without
+this key. Without these small files, or without the key that encrypts them, the files of the project
+are lost.
 """
 
 import hmac
@@ -35,9 +36,10 @@ SERVER_KEY = "server"
 
 
 class FileKeyPlaces(Struct, frozen=True, kw_only=True):
-    """Where the keys are that encrypt data keys. `common` is for all projects: "" if their files
-    are not encrypted, SERVER_KEY for the key that encrypts secrets. `projects` has other keys for
-    some projects. `server` is the place of the key of secrets, "" if it is in the state folder.
+    """The locations of the keys that encrypt data keys. `common` is the location for all projects:
+    "" if their files are not encrypted, SERVER_KEY for the key that encrypts secrets. `projects`
+    contains other locations for some projects. `server` is the location of the key of secrets, or
+    "" if that key is in the state folder.
     """
 
     common: str = ""
@@ -70,7 +72,8 @@ class FileKeys:
             self._ring(project)
 
     def of(self, project: str) -> "ProjectFileKeys":
-        """The data keys of a project, whose name must be valid, because it becomes a path."""
+        """Return the data keys of a project, whose name must be valid, because the name becomes a
+        part of a path."""
         if project not in self._projects:
             encrypts = bool(self._places.projects.get(project, self._places.common))
             self._projects[project] = ProjectFileKeys(
@@ -79,12 +82,12 @@ class FileKeys:
         return self._projects[project]
 
     def keys(self) -> Iterator[WrappingKey]:
-        """The keys that can encrypt or decrypt data keys. Raises StoreUnusable."""
+        """Yield the keys that can encrypt or decrypt data keys. Raises StoreUnusable."""
         for ring in self._rings.values():
             yield from ring.all()
 
     def uses(self) -> Iterator[FileKeyUse]:
-        """All data keys. Raises OSError."""
+        """Yield all data keys. Raises OSError."""
         for path in sorted(self._root.glob("*/*")):
             if not path.name.endswith(".part"):
                 key_id = find_key_id(path.read_bytes())
@@ -92,8 +95,8 @@ class FileKeys:
 
     def rotate(self) -> tuple[int, Sequence[tuple[str, str, str]]]:
         """Encrypt all data keys again with the current key of their project, and make new ones for
-        new files. Returns how many were encrypted, and the project, name and problem of each that
-        could not be. Raises OSError, StoreFull.
+        new files. Return how many keys were encrypted, and the project, name and problem of each
+        key that could not be encrypted. Raises OSError, StoreFull.
         """
         count, problems = 0, []
         for each in list(self.uses()):
@@ -118,8 +121,8 @@ class FileKeys:
 
 
 class ProjectFileKeys:
-    """The data keys of one project. `encrypts` says whether its new files are encrypted; keys that
-    exist decrypt older ones.
+    """The data keys of one project. `encrypts` states whether the project's new files are
+    encrypted; existing keys decrypt older files.
     """
 
     def __init__(self, folder: Path, sealer: SecretSealer, *, encrypts: bool) -> None:
@@ -131,11 +134,11 @@ class ProjectFileKeys:
 
     @property
     def ready(self) -> bool:
-        """Whether new files can be written without asking for a key."""
+        """Return whether new files can be written without a request for a key."""
         return not self.encrypts or self._newest in self._known
 
     def current(self) -> FileKey:
-        """The key for new files. Raises StoreUnusable, StoreFull."""
+        """Return the key for new files. Raises StoreUnusable, StoreFull."""
         with self._lock, explain_key_errors(self._folder):
             newest = max(self._numbers(), default=0)
             if not newest:
@@ -145,7 +148,7 @@ class ProjectFileKeys:
             return self._numbered(newest)
 
     def find(self, key_id: bytes) -> FileKey:
-        """The key with the ID in the header of a file. Raises StoreUnusable."""
+        """Return the key with the ID in the header of a file. Raises StoreUnusable."""
         number = int.from_bytes(key_id[:_NUMBER_BYTES], "big")
         with self._lock, explain_key_errors(self._folder / str(number)):
             key = self._numbered(number)
@@ -157,8 +160,8 @@ class ProjectFileKeys:
         return key
 
     def hide(self, name: str) -> str | None:
-        """The name under which an encrypted blob with this SHA-256 is stored; None if the project
-        has no encrypted files. Raises StoreUnusable, StoreFull.
+        """Return the name under which an encrypted blob with this SHA-256 is stored, or None if the
+        project has no encrypted files. Raises StoreUnusable, StoreFull.
         """
         with self._lock, explain_key_errors(self._folder / _NAMES):
             if _NAMES not in self._known and not (self._folder / _NAMES).exists():
@@ -203,7 +206,7 @@ class ProjectFileKeys:
         return self._known[name]
 
     def _make(self, name: str) -> None:
-        """Create a key in one step; if another server has just created it, that one is used."""
+        """Create a key in one step; if another server has just created this key, use that key."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = self._write_part(name, secrets.token_bytes(KEY_BYTES))
         with suppress(FileExistsError):

@@ -1,5 +1,5 @@
-"""Blobs as files: plain ones, and encrypted ones, whose names and contents tell nothing to who does
-not have the key.
+"""Blobs as files: plain files, and encrypted files, whose names and contents reveal nothing without
+the key.
 """
 
 import io
@@ -22,7 +22,7 @@ _AT_ONCE = 16 * BLOBS.plain  # bytes that are decrypted together
 
 
 class OpenFile(Protocol):
-    """An open file whose bytes can be read anywhere and written at its end. The methods raise
+    """An open file that can be read at any position and extended at its end. The methods raise
     OSError, StoreUnusable.
     """
 
@@ -52,8 +52,8 @@ class PlainFile:
 
 
 class BlobFiles:
-    """The files of one folder of blobs. `keys` are those of its project, and `label` tells the
-    folder from others; without keys, all files are plain.
+    """The files of one folder of blobs. `keys` are the keys of the folder's project, and `label`
+    distinguishes the folder from others; without keys, all files are plain.
     """
 
     def __init__(self, root: Path, keys: ProjectFileKeys | None, label: str) -> None:
@@ -61,13 +61,14 @@ class BlobFiles:
         self._keys, self._label = keys, label
 
     def target(self, name: str) -> Path:
-        """Where a new blob with this hash is stored. Raises StoreUnusable, StoreFull."""
+        """Return the path where a new blob with this hash is stored. Raises StoreUnusable,
+        StoreFull."""
         hidden = self._keys.hide(name) if self._keys and self._keys.encrypts else None
         return self._plain(name) if hidden is None else self._sealed(hidden)
 
     def stored(self, name: str) -> Path:
-        """Where a blob is stored, if it is: projects that have begun to encrypt keep older blobs,
-        and those that have stopped keep encrypted ones. Raises StoreUnusable, StoreFull.
+        """Return the path of a stored blob: projects that have begun to encrypt keep their older
+        blobs, and projects that have stopped keep encrypted ones. Raises StoreUnusable, StoreFull.
         """
         hidden = self._keys.hide(name) if self._keys else None
         if hidden is not None and (sealed := self._sealed(hidden)).exists():
@@ -115,12 +116,13 @@ class BlobFiles:
 
 
 def is_encrypted(path: Path) -> bool:
-    """Whether the file of a blob is encrypted."""
+    """Return whether the file of a blob is encrypted."""
     return path.name.endswith(_SUFFIX)
 
 
 def make_blob_files(root: Path, keys: FileKeys | None, project: str, label: str) -> BlobFiles:
-    """The files of a folder of blobs of a project; plain ones if the server has no keys at all."""
+    """Return the files of a folder of blobs of a project; the files are plain if the server has no
+    keys."""
     return BlobFiles(root, None if keys is None else keys.of(project), label)
 
 

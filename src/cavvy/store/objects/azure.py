@@ -116,7 +116,7 @@ class AzureContainer(SignedStorage):
 
 
 def _block(number: int) -> str:
-    """The ID of a block in Base64. All block IDs of a blob must have the same length."""
+    """Return the ID of a block in Base64. All block IDs of a blob must have the same length."""
     return base64.b64encode(f"{number:06d}".encode()).decode()
 
 

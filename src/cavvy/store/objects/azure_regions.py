@@ -1,5 +1,5 @@
-"""Finds the region of an Azure storage account. The storage itself does not tell it, so Azure
-Resource Manager is asked, with a service principal:
+"""Finds the region of an Azure storage account. The storage itself does not report its region, so
+Azure Resource Manager is queried with a service principal:
 https://learn.microsoft.com/rest/api/storagerp/storage-accounts/list and
 https://learn.microsoft.com/entra/identity-platform/v2-oauth2-client-creds-grant-flow
 """
@@ -25,18 +25,18 @@ _MOST_PAGES = 100
 
 
 class AzureDirectory(Struct, frozen=True, kw_only=True):
-    """The two services that are asked."""
+    """The two Azure services that are queried."""
 
     login: str = "https://login.microsoftonline.com"
     manager: str = "https://management.azure.com"
 
     def find_region(self, account: str, keys: Mapping[str, str]) -> str:
-        """The region of the account, such as `westeurope`. Raises ObjectError."""
+        """Return the region of the account, such as `westeurope`. Raises ObjectError."""
         tenant, client, secret, subscription = (keys.get(name, "") for name in KEYS)
         if not all((tenant, client, secret, subscription)):
             raise ObjectDenied(
-                "Azure tells the region of a container only to a service principal that may read "
-                f"the account {account}: set {', '.join(KEYS)}"
+                "Azure reports the region of a container only to a service principal that may "
+                f"read the account {account}: set {', '.join(KEYS)}"
             )
         token = self._log_in(tenant, client, secret)
         url = (
@@ -72,7 +72,7 @@ class AzureDirectory(Struct, frozen=True, kw_only=True):
 
 
 def _read(answer: WebAnswer) -> dict[str, Any]:
-    """The reply. Raises ObjectDenied for an error."""
+    """Return the reply. Raises ObjectDenied for an error."""
     try:
         told = json.loads(answer.body)
     except ValueError:
@@ -82,6 +82,6 @@ def _read(answer: WebAnswer) -> dict[str, Any]:
     error = told.get("error") if isinstance(told, dict) else None
     code = error.get("code") if isinstance(error, dict) else error
     raise ObjectDenied(
-        f"Azure does not tell the region of the storage account: HTTP {answer.status}"
+        f"Azure does not report the region of the storage account: HTTP {answer.status}"
         + (f", {code}" if code else "")
     )

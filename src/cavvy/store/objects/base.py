@@ -24,20 +24,20 @@ class ObjectError(Exception):
 
 
 class ObjectMissing(ObjectError):
-    """There is no such object, bucket or container."""
+    """Raised if the object, bucket or container does not exist."""
 
 
 class ObjectDenied(ObjectError):
-    """The credentials are missing, wrong or insufficient."""
+    """Raised if the credentials are missing, wrong or insufficient."""
 
 
 class ObjectTryAgain(ObjectError):
-    """A temporary fault; the same call may succeed later."""
+    """Raised for a temporary fault; the same call may succeed later."""
 
 
 class ObjectInfo(Struct, frozen=True, kw_only=True):
-    """The properties of one object. `md5` is the MD5 of its content in hexadecimal, or "" if it is
-    not known. `tag` changes whenever the content changes.
+    """The properties of one object. `md5` is the MD5 of the object's content in hexadecimal, or ""
+    if it is not known. `tag` changes whenever the content changes.
     """
 
     key: str
@@ -58,11 +58,11 @@ class SignedRequest(Struct, frozen=True, kw_only=True):
 
 
 class ObjectReader(Protocol):
-    """Something that objects can be read from."""
+    """A store from which objects can be read."""
 
     def head(self, key: str) -> ObjectInfo | None:
-        """The object's properties, or None if it does not exist. Raises ObjectDenied,
-        ObjectTryAgain.
+        """Return the object's properties, or None if the object does not exist. Raises
+        ObjectDenied, ObjectTryAgain.
         """
 
     def list(
@@ -79,7 +79,7 @@ class ObjectReader(Protocol):
 
 @runtime_checkable
 class ObjectSigner(Protocol):
-    """Something that signs requests, so that nodes can read its objects without credentials."""
+    """A store that signs requests, so that nodes can read its objects without credentials."""
 
     def sign_get(self, key: str, expires_s: int) -> SignedRequest: ...
 
@@ -90,7 +90,7 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
     server has signed.
 
     An upload in parts has no effect until it is completed. Parts are numbered from 1. Each part
-    except the last has at least PART_BYTES bytes. `bills_parts` says whether the store keeps and
+    except the last has at least PART_BYTES bytes. `bills_parts` states whether the store keeps and
     bills the parts until the upload is completed or aborted.
     """
 
@@ -98,7 +98,7 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
 
     def put(self, key: str, data: bytes) -> None: ...
     def delete(self, key: str) -> None:
-        """Delete an object. No error if the object does not exist."""
+        """Delete the object; a missing object is no error."""
 
     def begin(self, key: str) -> str:
         """Start an upload in parts and return its ID."""
@@ -126,8 +126,8 @@ class RelayedObjects(ObjectReader, Protocol):
 
 
 def part_bytes(size: int) -> int:
-    """The number of bytes in each part of an upload of `size` bytes. It is a whole number of MiB,
-    and large enough that at most MOST_PARTS parts are needed.
+    """Return the number of bytes in each part of an upload of `size` bytes. The size is a whole
+    number of MiB, and large enough that at most MOST_PARTS parts are needed.
     """
     mib = 1024 * 1024
     needed = -(-size // (MOST_PARTS - 1))

@@ -32,7 +32,7 @@ _MOST = 1 << 26  # maximum bytes of an answer, which is kept in memory
 
 
 class WebAnswer(Struct, frozen=True, kw_only=True):
-    """A web server's answer. `status` may be that of an error."""
+    """A web server's answer. `status` may be an error status."""
 
     status: int
     body: bytes
@@ -42,7 +42,7 @@ class WebAnswer(Struct, frozen=True, kw_only=True):
 def ask(
     method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> WebAnswer:
-    """Send a request. Raises ObjectTryAgain if no answer arrives."""
+    """Send a request. Raises ObjectTryAgain if no response arrives."""
     check_host(url)
     request = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     if body is not None:
@@ -64,7 +64,7 @@ def check_host(url: str) -> None:
     """Raise ObjectDenied for hosts that the server must not call for users. An example is a cloud's
     metadata service, which gives credentials to this machine.
 
-    The check is needed because users choose URLs, and get the content of the answers.
+    The check is needed because users choose the URLs and receive the content of the responses.
     """
     parts = urlsplit(url)
     try:
@@ -96,8 +96,8 @@ def check(answer: WebAnswer, what: str) -> WebAnswer:
 
 
 def reason_of(answer: WebAnswer) -> str:
-    """The answer's status and, if there is one, its error code. The answer's text is left out,
-    because it may contain signed data.
+    """Return the response's status and, if it has one, its error code. The response's text is
+    omitted, because it may contain signed data.
     """
     text = answer.body[:4096].decode("utf-8", "replace")
     _, begin, rest = text.partition("<Code>")
@@ -106,7 +106,7 @@ def reason_of(answer: WebAnswer) -> str:
 
 
 def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
-    """The object's properties, read from the headers of the answer to a HEAD request."""
+    """Return the object's properties, read from the headers of the response to a HEAD request."""
     headers = answer.headers
     size = headers.get("content-length", "")
     changed = headers.get("last-modified")
@@ -119,8 +119,8 @@ def found_of(key: str, answer: WebAnswer) -> ObjectInfo:
 
 
 class SignedStorage(ABC):
-    """Objects that are accessed by signed requests. This is the common code of S3 buckets and Azure
-    containers.
+    """Objects that are accessed by signed requests. This class contains the common code of S3
+    buckets and Azure containers.
 
     Subclasses sign the requests. `headers` are sent with every request; `put_headers` are also sent
     with a request that sends a whole object.

@@ -1,8 +1,8 @@
 """Opens the object store that a URL names.
 
-The keys of the storage come from the project's secrets, or else from the server's environment,
-under the names that each cloud's own tools use. Only the server has the keys. It signs requests
-with them, and nodes get the signed requests.
+The storage's keys are taken from the project's secrets or, failing that, from the server's
+environment, under the names that each cloud's own tools use. Only the server has the keys. The
+server signs requests with the keys, and nodes receive the signed requests.
 """
 
 import configparser
@@ -55,8 +55,8 @@ class ObjectLocation(Struct, frozen=True, kw_only=True):
 
 
 def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """The keys to use for one project. If the project's secrets contain a key of one family, such
-    as AWS, no key of that family is taken from the server's environment.
+    """Return the keys to use for one project. If the project's secrets contain a key of one family,
+    such as AWS, no key of that family is taken from the server's environment.
     """
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}

@@ -1,4 +1,4 @@
-"""Finds the regions of buckets by asking their storages, within a time limit for all of them."""
+"""Finds the regions of buckets through their storages, within a time limit for all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -17,7 +17,8 @@ _OWN_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class FoundRegions(Struct, frozen=True, kw_only=True):
-    """The regions of the buckets that told one, and the reasons why the others did not, by URL."""
+    """The regions of the buckets whose storages report one, and the reasons why the other regions
+    are unknown, by URL."""
 
     regions: Mapping[str, str]
     problems: Mapping[str, str]
@@ -26,7 +27,7 @@ class FoundRegions(Struct, frozen=True, kw_only=True):
 def find_regions(
     urls: Sequence[str], keys: Mapping[str, str], now: Callable[[], datetime], patience_s: float
 ) -> FoundRegions:
-    """Ask for the region of each bucket; blocks for at most `patience_s` seconds in total."""
+    """Query the region of each bucket; block for at most `patience_s` seconds in total."""
     calls = {url: partial(find_region, url, keys, now) for url in urls}
     answers = call_all(calls, patience_s)
     return FoundRegions(
@@ -36,16 +37,16 @@ def find_regions(
 
 
 def find_region(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> str:
-    """The region of a bucket in lower case, such as `eu-west-1`; `eu` for a multi-region of Google.
-    Raises ObjectError, with the reason, for a storage that does not tell it.
+    """Return the region of a bucket in lower case, such as `eu-west-1`; `eu` for a multi-region of
+    Google. Raises ObjectError, with the reason, for a storage that does not report its region.
     """
     if url.startswith("s3:") and any(keys.get(each) for each in _OWN_ENDPOINTS):
-        raise ObjectDenied("the bucket is at an endpoint of its own, and not at AWS")
+        raise ObjectDenied("the bucket has a custom endpoint that does not belong to AWS")
     place = open_place(url, keys, now).place
     if isinstance(place, AzureContainer):
         if not place.root.endswith(_AZURE):
-            raise ObjectDenied("the container is at an endpoint of its own, and not at Azure")
+            raise ObjectDenied("the container has a custom endpoint that does not belong to Azure")
         return AzureDirectory().find_region(place.account, keys)
     if not isinstance(place, XmlBucket):
-        raise ObjectDenied("the storage does not tell its region")
+        raise ObjectDenied("the storage does not report its region")
     return place.region()

@@ -21,9 +21,10 @@ from cavvy.store.objects.signing import AmazonKey, RequestSigner, quote_key
 
 
 class XmlBucket(SignedStorage):
-    """One bucket. `endpoint` is the root of the service's URLs, such as
-    https://s3.eu-west-1.amazonaws.com. `in_host` is whether the bucket's name is part of the host;
-    `regional` is whether the endpoint is Amazon's for some region, maybe not that of the bucket.
+    """A bucket with an XML interface. `endpoint` is the root of the service's URLs,
+    such as https://s3.eu-west-1.amazonaws.com. `in_host` states whether the bucket's name is part
+    of the host; `regional` states whether the endpoint is Amazon's for some region, which may
+    differ from the bucket's region.
     """
 
     bills_parts: ClassVar = True
@@ -96,10 +97,11 @@ class XmlBucket(SignedStorage):
         return SignedRequest(method="PUT", url=self._sign("PUT", key, query, expires_s))
 
     def region(self) -> str:
-        """The bucket's region in lower case, as its storage tells it. Raises ObjectError.
+        """Return the bucket's region in lower case, as its storage reports it. Raises ObjectError.
 
-        Amazon tells it in a header of each answer, also of a refusal; Google tells it as the
-        bucket's location: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html and
+        Amazon reports the region in a header of each response, including refusals; Google reports
+        it as the bucket's location:
+        https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html and
         https://cloud.google.com/storage/docs/xml-api/get-bucket-location
         """
         if isinstance(self._signer, AmazonKey):
@@ -108,10 +110,10 @@ class XmlBucket(SignedStorage):
                 return region.lower()
             if answer.status == 404:
                 raise ObjectMissing(f"the bucket {self.name} does not exist")
-            raise ObjectDenied(f"the storage does not tell the region of the bucket {self.name}")
+            raise ObjectDenied(f"the storage does not report the region of the bucket {self.name}")
         root = self._listed({"location": ""}, "bucket")
         if not (found := _text(root, "LocationConstraint") or (root.text or "").strip()):
-            raise ObjectDenied(f"the storage does not tell the region of the bucket {self.name}")
+            raise ObjectDenied(f"the storage does not report the region of the bucket {self.name}")
         return found.lower()
 
     def find_region(self) -> None:
@@ -153,7 +155,7 @@ def _read_entry(entry: Xml.Element) -> ObjectInfo:
 
 
 def _md5(tag: str, headers: Mapping[str, str]) -> str:
-    """The MD5 of an object, or "" if it is not known. The ETag is the MD5 if the object was
+    """Return the MD5 of an object, or "" if it is not known. The ETag is the MD5 if the object was
     uploaded in one piece and not encrypted with a separate key.
     """
     plain = tag.strip('"')

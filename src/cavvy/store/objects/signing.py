@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RequestSigner(Protocol):
-    """Signs requests. The signature is added to the query of the URL."""
+    """Signs requests; the signature is added to the query of the URL."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int
@@ -112,7 +112,7 @@ class NoSigner(Struct, frozen=True, kw_only=True):
 
 
 def quote_key(key: str) -> str:
-    """An object's key, quoted for the path of a URL."""
+    """Return an object's key, quoted for the path of a URL."""
     return quote(key, safe="/-_.~")
 
 
@@ -124,7 +124,7 @@ def _query(query: Mapping[str, str]) -> str:
 def _to_sign(
     algorithm: str, method: str, url: str, query: Mapping[str, str], scope: str
 ) -> tuple[str, str]:
-    """The text to sign, and the query in the form that the signature requires."""
+    """Return the text to sign, and the query in the form that the signature requires."""
     parts = urlsplit(url)
     signed = _query(query)
     request = (

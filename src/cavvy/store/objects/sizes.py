@@ -16,16 +16,16 @@ _MIB = 1 << 20
 def find_sizes(
     urls: Sequence[str], keys: Mapping[str, str], now: Callable[[], datetime], patience_s: float
 ) -> Mapping[str, int | ObjectError]:
-    """The size of the objects at each URL in MiB, or the reason why it is unknown; blocks for at
-    most `patience_s` seconds in total.
+    """Return the size of the objects at each URL in MiB, or the reason why the size is unknown;
+    block for at most `patience_s` seconds in total.
     """
     return call_all({url: partial(_measure, url, keys, now) for url in urls}, patience_s)
 
 
 def _measure(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> int:
-    """The size of the objects at the URL in MiB. Raises ObjectError."""
+    """Return the size of the objects at the URL in MiB. Raises ObjectError."""
     if not url.startswith(BUCKETS):
-        raise ObjectDenied("it cannot be listed from here")
+        raise ObjectDenied("the objects cannot be listed from this server")
     opened = locations.open_place(url, keys, now)
     place, key, total, after = opened.place, opened.key, 0, ""
     one = place.head(key) if key and not key.endswith("/") else None
@@ -38,7 +38,7 @@ def _measure(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> 
         if not after:
             break
     else:
-        raise ObjectDenied(f"it has more than {_MOST_PAGES * 1000:,} objects")
+        raise ObjectDenied(f"the URL has more than {_MOST_PAGES * 1000:,} objects")
     if not total:
         raise ObjectMissing("no object exists there")
     return max(1, round(total / _MIB))

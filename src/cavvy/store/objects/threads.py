@@ -1,8 +1,8 @@
 """Runs calls to storages in separate threads, with a time limit.
 
-So a storage that accepts a request and never answers does not block the server. Requests to other
-storages have to wait only while all threads are waiting for storages that do not answer. After
-LIMIT_S seconds, such a request fails with this reason.
+Therefore a storage that accepts a request and never responds does not block the server. Requests to
+other storages have to wait only while all threads are waiting for storages that do not respond.
+After LIMIT_S seconds, such a request fails with this reason.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 async def in_thread_to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `in_thread`, but waits for the end of the call without a time limit. Each request that
+    """Like `in_thread`, but wait for the end of the call without a time limit. Each request that
     the call sends has its own limit.
     """
     return await asyncio.get_running_loop().run_in_executor(

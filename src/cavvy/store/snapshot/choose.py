@@ -18,8 +18,8 @@ _COLLAPSED = 0.5
 
 
 def refreshed_path() -> Path:
-    """The path of the snapshot that `cavvy catalog refresh` writes: `catalog.db` in the state
-    folder.
+    """Return the path of the snapshot that `cavvy catalog refresh` writes: `catalog.db` in the
+    state folder.
     """
     from cavvy.settings import home
 
@@ -27,8 +27,8 @@ def refreshed_path() -> Path:
 
 
 def path_in_use() -> Path:
-    """The path of the snapshot in use: the refreshed one if it is usable and not older than the
-    shipped one, else the shipped one.
+    """Return the path of the snapshot in use: the refreshed one if it is usable and not older than
+    the shipped one, else the shipped one.
     """
     refreshed = refreshed_path()
     if not refreshed.exists():
@@ -41,8 +41,8 @@ def path_in_use() -> Path:
 
 
 def problem_of_refreshed() -> str | None:
-    """Why the snapshot in the state folder is not in use, or None if it is in use or does not
-    exist.
+    """Return why the snapshot in the state folder is not in use, or None if it is in use or does
+    not exist.
     """
     refreshed = refreshed_path()
     if not refreshed.exists():

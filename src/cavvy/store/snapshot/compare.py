@@ -7,8 +7,8 @@ from cavvy.store.snapshot.reader import CatalogSnapshot
 
 
 class OfferChange(Struct, frozen=True, kw_only=True):
-    """One offer that is new, was removed or has another price. Rates are in micro-US-dollars per
-    hour.
+    """One offer that was added or removed, or whose price changed. Rates are in micro-US-dollars
+    per hour.
     """
 
     kind: str
@@ -47,6 +47,6 @@ def _only(kind: str, here: dict[str, int], there: dict[str, int]) -> Iterator[Of
 
 
 def _size(change: OfferChange) -> float:
-    """The factor by which the price grew or shrank."""
+    """Return the factor by which the price grew or shrank."""
     ratio = change.ratio or 1.0
     return ratio if ratio >= 1 else 1 / ratio

@@ -1,5 +1,5 @@
-"""Finds near misses: rows that fail only one constraint. For each constraint, the rows that fail it
-by the least come first.
+"""Finds near misses, which are rows that fail only one constraint. For each constraint, the rows
+that miss it by the least come first.
 """
 
 import sqlite3
@@ -27,8 +27,8 @@ _Group = tuple[float, Constraint, RowSelection]
 def nearest(
     connection: sqlite3.Connection, need: ResourceSpec, filters: NeedFilters, wanted: int
 ) -> Iterator[tuple[Constraint, OfferRow]]:
-    """The `wanted` nearest misses, at most one per instance type and constraint. If two misses are
-    equally near, the cheaper one comes first.
+    """Yield the `wanted` nearest misses, at most one per instance type and constraint. If two
+    misses are equally near, the cheaper one comes first.
     """
     found: list[tuple[float, OfferRow, Constraint]] = []
     for distance, constraint, selection in sorted(
@@ -68,7 +68,7 @@ def _take(
 def _groups(
     connection: sqlite3.Connection, need: ResourceSpec, filters: NeedFilters
 ) -> Iterator[_Group]:
-    """All rows that fail only one constraint, in groups of equal distance. For the constraint
+    """Yield all rows that fail only one constraint, in groups of equal distance. For the constraint
     PRICE, the distance of a group is a lower bound.
     """
     fitting = filters.fitting()
@@ -118,7 +118,7 @@ def _condition_groups(
 
 
 def _gap(need: ResourceSpec, constraint: Constraint, fact: float, cpus: float = 0) -> float:
-    """By how much the value `fact` fails the constraint, computed as in `catalog/fit`."""
+    """Return by how much the value `fact` fails the constraint, computed as in `catalog/fit`."""
     match constraint:
         case Constraint.CPUS:
             return relative_gap(fact, need.cpus_min, need.cpus_max)
@@ -131,7 +131,7 @@ def _gap(need: ResourceSpec, constraint: Constraint, fact: float, cpus: float = 
 
 
 def _order(row: OfferRow) -> Sequence[int | str]:
-    """The sort key of a row, equal to the one that `catalog/fit.order` uses."""
+    """Return the sort key of a row, equal to the one that `catalog/fit.order` uses."""
     return (
         row.rate,
         row.provider,

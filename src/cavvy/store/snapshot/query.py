@@ -1,5 +1,5 @@
-"""Builds and runs the SQL that matches offers with a task's requirements. It filters rows, counts
-the rows that fail, and reads the others in the order of their prices.
+"""Builds and runs the SQL that matches offers with a task's requirements. The module filters rows,
+counts the rows that fail, and reads the other rows in the order of their prices.
 """
 
 import sqlite3
@@ -197,8 +197,8 @@ def count(connection: sqlite3.Connection, filters: NeedFilters) -> MatchCounts:
 def walk(
     connection: sqlite3.Connection, selection: RowSelection, *, limit: int | None = None
 ) -> Iterator[OfferRow]:
-    """Yield the selected rows, sorted by price, location, shape and purchase option. Reads only as
-    many rows as the caller takes.
+    """Yield the selected rows, sorted by price, location, shape and purchase option. Only as many
+    rows are read as the caller takes.
     """
     shapes, values = selection.shapes_sql()
     if _is_sorting_quicker(connection, selection, limit or _ASKED):
@@ -217,7 +217,7 @@ def walk(
 def replace_condition(
     filters: NeedFilters, old: ShapeCondition, sql: str, values: tuple[object, ...]
 ) -> tuple[ShapeCondition, ...]:
-    """The conditions of `filters`, with `old` replaced by a new condition."""
+    """Return the conditions of `filters`, with `old` replaced by a new condition."""
     return tuple(
         replace(condition, sql=sql, values=values) if condition is old else condition
         for condition in filters.conditions
@@ -227,8 +227,8 @@ def replace_condition(
 def _is_sorting_quicker(
     connection: sqlite3.Connection, selection: RowSelection, asked: int
 ) -> bool:
-    """Whether it is faster to read and sort all rows of the selected shapes than to read rows in
-    the order of their prices until enough of them match.
+    """Return whether it is faster to read and sort all rows of the selected shapes than to read
+    rows in the order of their prices until enough of them match.
     """
     shapes, values = selection.shapes_sql()
     columns = " + ".join(
@@ -288,7 +288,7 @@ def _sort_packs(connection: sqlite3.Connection, need: ResourceSpec) -> Accelerat
 
 
 def _conditions(need: ResourceSpec) -> Iterator[ShapeCondition]:
-    """The conditions on shapes that follow from a requirement, in the order in which they are
+    """Yield the conditions on shapes that follow from a requirement, in the order in which they are
     checked."""
     if need.instance is not None:
         yield ShapeCondition(
@@ -321,7 +321,7 @@ def _conditions(need: ResourceSpec) -> Iterator[ShapeCondition]:
 
 
 def _network(need: NetworkNeed) -> Iterator[ShapeCondition]:
-    """The condition on the network. If a row lacks the requested fabric, its distance is not
+    """Yield the condition on the network. If a row lacks the requested fabric, its distance is not
     computed."""
     speed = "COALESCE(shape.network_mbps, 0)"
     tests = [f"{speed} >= ?"] if need.min_mbps is not None else []
@@ -337,7 +337,7 @@ def _network(need: NetworkNeed) -> Iterator[ShapeCondition]:
 
 
 def _memory_by_cpus(need: ResourceSpec, each_mib: int) -> ShapeCondition:
-    """The condition on the memory per CPU, which applies in addition to other bounds."""
+    """Return the condition on the memory per CPU, which applies in addition to other bounds."""
     tests = ["shape.memory_mib > 0", "shape.vcpus > 0", "shape.memory_mib >= shape.vcpus * ?"]
     tests += ["shape.memory_mib >= ?"] if need.memory_min_mib is not None else []
     tests += ["shape.memory_mib <= ?"] if need.memory_max_mib is not None else []
@@ -366,7 +366,7 @@ def _range(
 
 
 def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tuple[int, ...], float]:
-    """The requested locations, and the share of all rows that are in them."""
+    """Return the requested locations, and their share of all rows."""
     found: dict[int, int] = {}
     for name in wanted:
         sql = (

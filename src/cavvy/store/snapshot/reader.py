@@ -101,7 +101,7 @@ class CatalogSnapshot:
         misses: int = 5,
         reserved: bool = False,
     ) -> OfferMatches:
-        """Implements `Catalog.match`; `reserved` also includes offers with a commitment."""
+        """Implement `Catalog.match`; `reserved` also includes offers with a commitment."""
         try:
             return self._match(need, limit, misses, reserved)
         except sqlite3.DatabaseError as error:
@@ -137,11 +137,11 @@ class CatalogSnapshot:
         )
 
     def all_offers(self) -> Iterator[Offer]:
-        """All offers, sorted by price. Used to compare and copy snapshots."""
+        """Return all offers, sorted by price. The offers are used to compare and copy snapshots."""
         return self._offers(query.walk(self._connection, query.everything()))
 
     def egress(self) -> Mapping[str, Money]:
-        """The price per GB of data sent to the internet, keyed by "provider/region" and by
+        """Return the price per GB of data sent to the internet, keyed by "provider/region" and by
         "provider"."""
         found = self._connection.execute(
             "SELECT provider, region, micros_per_gb FROM egress WHERE target = 'internet'"
@@ -152,7 +152,7 @@ class CatalogSnapshot:
         }
 
     def egress_dates(self) -> Mapping[str, date]:
-        """The dates of the prices that `egress` returns, with the same keys."""
+        """Return the dates of the prices that `egress` returns, with the same keys."""
         return {
             f"{provider}/{region}" if region else provider: as_of
             for provider, region, target, _, _, as_of in self.egress_rows()
@@ -160,7 +160,8 @@ class CatalogSnapshot:
         }
 
     def egress_rows(self) -> Iterator[tuple[str, str, str, Money, str, date]]:
-        """Every egress price: provider, region ("" for all), target, price per GB, source, date."""
+        """Yield every egress price: provider, region ("" for all), target, price per GB, source,
+        date."""
         sources = self._known_sources()
         found = self._connection.execute(
             "SELECT provider, region, target, micros_per_gb, source FROM egress"
@@ -206,7 +207,7 @@ class CatalogSnapshot:
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
         """For each provider and purchase option: the number of instance types with accelerators
         that have no such price, and the number of all the provider's instance types with
-        accelerators. Combinations for which no price is missing are left out.
+        accelerators. Combinations for which no price is missing are omitted.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(
@@ -238,8 +239,8 @@ class CatalogSnapshot:
         )
 
     def machines(self, provider: str) -> Mapping[str, Offer]:
-        """One offer of each instance type of a provider, from which the instance type's properties
-        can be read."""
+        """Return one offer of each instance type of a provider, from which the instance type's
+        properties can be read."""
         rows = (
             row
             for row in query.walk(self._connection, query.everything())
@@ -248,8 +249,8 @@ class CatalogSnapshot:
         return {offer.instance_type: offer for offer in self._offers(rows)}
 
     def rates(self, provider: str | None = None) -> Iterator[tuple[str, int]]:
-        """The key and the rate (micro-US-dollars per hour) of every offer of one provider, or of
-        all providers.
+        """Yield the key and the rate (micro-US-dollars per hour) of every offer of one provider, or
+        of all providers.
         """
         for row in query.walk(self._connection, query.everything()):
             if provider in (None, row.provider):
@@ -263,7 +264,7 @@ class CatalogSnapshot:
                 )
 
     def regions(self) -> tuple[tuple[str, str, str | None], ...]:
-        """All combinations of provider, region and area, sorted by provider and region."""
+        """Return all combinations of provider, region and area, sorted by provider and region."""
         return tuple(
             self._connection.execute(
                 "SELECT DISTINCT provider, region, area FROM place ORDER BY 1, 2"

@@ -29,7 +29,7 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
     """Copy a snapshot from a file, a folder or a URL, check it and use it from now on. Returns its
     path.
 
-    If that fails, raises SnapshotError and keeps the current catalog.
+    If that fails, raise SnapshotError and keep the current catalog.
     """
     with _new_file() as new:
         if "://" in place:
@@ -45,7 +45,8 @@ def refresh_offers(
     fetched: Mapping[str, Sequence[Offer]], *, today: date, partial: Collection[str] = ()
 ) -> Path:
     """Use a new snapshot from now on, in which the fetched offers replace all old offers of their
-    providers. For a provider in `partial`, they replace only the old offers with the same keys.
+    providers. For a provider in `partial`, the fetched offers replace only the old offers with the
+    same keys.
     """
     with _new_file() as new:
         with CatalogSnapshot.open() as old:
@@ -62,7 +63,8 @@ def refresh_offers(
 def _merged(
     old: CatalogSnapshot, fetched: Mapping[str, Sequence[Offer]], partial: Collection[str]
 ) -> Iterator[Offer]:
-    """The new offers, then the old ones. The writer keeps the first of several with equal keys."""
+    """Yield the new offers, then the old ones. If several offers have equal keys, the writer keeps
+    the first one."""
     for offers in fetched.values():
         yield from offers
     for offer in old.all_offers():
@@ -84,7 +86,7 @@ def _egress(old: CatalogSnapshot) -> Iterator[EgressPrice]:
 
 @contextmanager
 def _new_file() -> Iterator[Path]:
-    """Yield the path of a new file next to the catalog. Also deletes files that interrupted
+    """Yield the path of a new file next to the catalog. Also delete files that interrupted
     refreshes have left behind.
     """
     folder = choose.refreshed_path().parent

@@ -1,4 +1,5 @@
-"""Writes a snapshot from a list of offers. Used by the build script and by `cavvy catalog refresh`.
+"""Writes a snapshot from a list of offers. The build script and `cavvy catalog refresh` use this
+module.
 
 With the same SQLite version, equal offers give an identical file.
 """
