@@ -1,1 +1,1 @@
-"""The data plane of serving: it takes requests for services and passes them to replicas."""
+"""The data plane of serving: it receives requests for services and passes them to replicas."""

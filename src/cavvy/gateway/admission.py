@@ -1,4 +1,5 @@
-"""Whether a request may enter a service: its key, its rate and its size, before it is queued."""
+"""Decides whether a request may enter a service, by its key, its rate and its size, before the
+request is queued."""
 
 import time
 from typing import TYPE_CHECKING
@@ -19,8 +20,8 @@ def admit_client(
     target: bytes,
     now: float,
 ) -> str | None:
-    """The ID of the request's key, "" if the service needs none, or None if the request was
-    refused. `target` is what the replica will see.
+    """Return the ID of the request's key, "" if the service needs no key, or None if the request
+    was refused. `target` is the request target that the replica will see.
     """
     key_id = ""
     if service.keys:

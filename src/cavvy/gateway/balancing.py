@@ -1,8 +1,8 @@
-"""Which replica takes a request: pure functions over loads.
+"""Chooses the replica for a request: pure functions over loads.
 
-Without affinity, the replica with the fewest requests in flight takes it. With affinity, consistent
-hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016) finds the first replica
-clockwise of the key whose load stays within `load_factor` times the mean.
+Without affinity, the request is sent to the replica with the fewest requests in flight. With
+affinity, consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016) finds the
+first replica clockwise of the key whose load stays within `load_factor` times the mean.
 """
 
 import math
@@ -21,7 +21,7 @@ def hash_key(key: bytes) -> int:
 
 
 def make_ring(ids: Sequence[str]) -> Ring:
-    """A ring of replicas, each named by its position in `ids`."""
+    """Return a ring of replicas, each named by its position in `ids`."""
     points = sorted(
         (hash_key(b"%b/%d" % (name.encode(), point)), position)
         for position, name in enumerate(ids)
@@ -31,9 +31,10 @@ def make_ring(ids: Sequence[str]) -> Ring:
 
 
 def choose_least(loads: Sequence[int], start: int) -> int:
-    """The position of the replica with the least load, or -1 if all are FULL.
+    """Return the position of the replica with the lowest load, or -1 if all are FULL.
 
-    Of equals, the first from `start` on, so that callers who move `start` take turns.
+    If several replicas have the lowest load, the first one from `start` on is chosen, so that
+    callers who increase `start` distribute requests evenly.
     """
     if len(loads) == 1:
         return 0 if loads[0] < FULL else -1
@@ -49,8 +50,8 @@ def choose_least(loads: Sequence[int], start: int) -> int:
 def choose_by_key(
     ring: Ring, key: int, loads: Sequence[int], total: int, load_factor: float
 ) -> int:
-    """The position of the key's replica, or of the next one clockwise that may take one more
-    request; -1 if all are FULL. `total` is the load of all replicas.
+    """Return the position of the key's replica, or of the next one clockwise that may take one more
+    request, or -1 if all are FULL. `total` is the total load of all replicas.
     """
     points, owners = ring
     if not points:

@@ -1,7 +1,8 @@
-"""The bodies of HTTP/1.1 messages: where each one ends.
+"""Finds the ends of the bodies of HTTP/1.1 messages.
 
-`feed` takes bytes as they come and returns the body's bytes among them; what follows the body is in
-`rest`. Chunked bodies are decoded strictly and written anew, so that no unusual chunk goes on.
+`feed` takes bytes as they arrive and returns those that belong to the body; the bytes after the
+body are in `rest`. Chunked bodies are decoded strictly and encoded again, so that no unusual chunk
+is passed on.
 """
 
 import re
@@ -42,7 +43,7 @@ class LengthBody:
 
 
 class OpenBody:
-    """A body that ends with its connection."""
+    """A body that ends when its connection ends."""
 
     __slots__ = ("done", "rest")
 
@@ -55,7 +56,7 @@ class OpenBody:
 
 
 class ChunkedBody:
-    """A chunked body. `feed` raises HeadError at the first byte that is not as it must be."""
+    """A chunked body. `feed` raises HeadError at the first invalid byte."""
 
     __slots__ = ("_buffer", "_left", "_trailers", "done", "rest")
 
@@ -129,7 +130,7 @@ Body = LengthBody | OpenBody | ChunkedBody
 
 
 def make_body(length: int) -> Body:
-    """The body that a head announces."""
+    """Return the body that a head announces."""
     if length == NO_LENGTH:
         return ChunkedBody()
     if length == UNTIL_CLOSE:

@@ -1,7 +1,8 @@
-"""Deferred calls in a folder, so that they outlive the gateway: `ID.call` is the request, `ID.sent`
-marks that a replica has got it, `ID.result` is the response, `ID.index` says whose it is.
+"""Stores deferred calls in a folder, so that they survive a restart of the gateway: `ID.call` is
+the request, `ID.sent` marks that a replica has received the request, `ID.result` is the response,
+and `ID.index` identifies the owner of the call.
 
-A file appears whole, by a rename, and is on the disk before its client is told.
+Each file is created complete, by a rename, and is on the disk before its client is notified.
 """
 
 import os
@@ -29,7 +30,7 @@ class StoredResult(Struct, frozen=True, kw_only=True):
 
 
 class KnownCall(Struct, kw_only=True):
-    """What is kept in memory of a call."""
+    """The part of a call that is kept in memory."""
 
     service: str
     key_id: str
@@ -38,7 +39,7 @@ class KnownCall(Struct, kw_only=True):
 
 
 class CallStore:
-    """The folder. All methods block; `expire` and `put` are called by one thread."""
+    """Stores deferred calls in a folder. All methods block; one thread calls `expire` and `put`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +69,8 @@ class CallStore:
             (self._folder / f"{call_id}.{kind}").unlink(missing_ok=True)
 
     def list_known(self) -> dict[str, KnownCall]:
-        """The calls of an earlier process. What is incomplete or too old is removed."""
+        """Return the calls of an earlier process. Files of calls that are incomplete or too old are
+        removed."""
         now = time.time()
         found = {}
         for path in sorted(self._folder.iterdir()):
@@ -85,7 +87,8 @@ class CallStore:
         return found
 
     def list_open(self) -> Iterator[tuple[StoredCall, bool]]:
-        """Calls without a result, the oldest first, and whether a replica has got them."""
+        """Return the calls without a result, oldest first, and whether a replica has received
+        them."""
         for path in sorted(self._folder.glob("*.call"), key=lambda each: each.stat().st_mtime_ns):
             call = msgspec.msgpack.decode(path.read_bytes(), type=StoredCall)
             yield call, path.with_suffix(".sent").exists()

@@ -1,8 +1,8 @@
-"""A part of a service's requests for the replicas of its newest revision, and what both revisions
-answered. Without a canary, a service has none of this.
+"""Sends a share of a service's requests to the replicas of its newest revision, and counts the
+responses of both revisions. A service without a canary does not use this module.
 
-Of each hundred requests, exactly the asked share goes to the canary, at random places: every n-th
-request could always be of the same client.
+Of each hundred requests, exactly the requested share is sent to the canary, at random positions,
+because every n-th request could always come from the same client.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ _FASTEST_S = 1e-6
 
 
 class RevisionFacts(Struct, frozen=True, kw_only=True):
-    """Counters that only grow. An answer with a status of 500 or more and a lost connection are
+    """Counters that only grow. Responses with a status of 500 or more and lost connections are
     errors. `logs` and `squares` are sums over the natural logarithms of the seconds from the
-    replica's start to the last byte, of the `timed` requests: those without an error, and those
-    that the client gave up.
+    replica's start of a request to its last byte. They cover the `timed` requests: those without an
+    error, and those that the client aborted.
     """
 
     requests: int
@@ -69,8 +69,8 @@ class CanarySplit:
         self._both = len(set(are_new)) == 2
 
     def narrow(self, loads: Sequence[int]) -> Sequence[int]:
-        """The loads, in which the replicas of the other revision are FULL: whose turn it is takes
-        the request, if it has room.
+        """Return the loads, in which the replicas of the other revision are FULL, so that a replica
+        of the revision whose turn it is takes the request if it has room.
         """
         if not self._turns:
             percent = self.share.percent
@@ -87,8 +87,8 @@ class CanarySplit:
         return loads
 
     def record(self, is_new: bool, failed: bool, taken_s: float) -> None:
-        """A request has ended. It counts only while both revisions have replicas: requests of
-        another time say nothing about the other revision.
+        """Record that a request has ended. The request counts only while both revisions have
+        replicas, because other requests allow no comparison of the revisions.
         """
         if not self._both:
             return

@@ -1,6 +1,6 @@
-"""The gateway's TLS: one certificate, and others for single host names, chosen by SNI.
+"""The gateway's TLS: one main certificate, and others for single host names, chosen by SNI.
 
-Certificates of host names are files `HOST.pem` in a folder, with the certificate, those of its
+Certificates of host names are files `HOST.pem` in a folder, each with the certificate, those of its
 authorities and the key; `_.example.com.pem` is for all names directly below example.com. Files that
 were replaced or added are used for new connections within seconds.
 """
@@ -18,8 +18,8 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class HostCertificates:
-    """Raises GatewayConfigError if the main certificate cannot be used. One of a single name that
-    cannot be used is passed over.
+    """The certificates in use. Raises GatewayConfigError if the main certificate cannot be used. An
+    unusable certificate of a single name is skipped.
     """
 
     def __init__(self, files: TlsFiles) -> None:

@@ -1,7 +1,7 @@
-"""Keys of clients: found by their hash, with a limit of the rate for each.
+"""The keys of clients, which are looked up by their hash, with a rate limit for each key.
 
-A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. It is not passed on to replicas, not
-even to those of another service without keys, and neither logged nor kept.
+A client sends its key as `Authorization: Bearer KEY` or `X-API-Key: KEY`. The key is not passed on
+to replicas, not even to those of another service without keys, and is neither logged nor stored.
 """
 
 import math
@@ -17,12 +17,12 @@ SERVICE_KEY = "cavvysvc_"  # keys that Cavvy makes begin with it
 
 
 def holds_service_key(value: bytes) -> bool:
-    """Whether the value of Authorization or X-API-Key has the key of a service."""
+    """Return whether the value of Authorization or X-API-Key contains a key of a service."""
     return SERVICE_KEY.encode() in value
 
 
 def read_secret(head: RequestHead) -> bytes:
-    """The key that a request shows; b"" if it shows none."""
+    """Return the key in a request, or b"" if the request has no key."""
     if head.api_key:
         return head.api_key
     if head.authorization[:7].lower() == b"bearer ":
@@ -31,8 +31,8 @@ def read_secret(head: RequestHead) -> bytes:
 
 
 class ServiceKeys:
-    """The keys of a service. `used` has the time of each key's last request, in seconds since 1970;
-    keys that were not used are not in it.
+    """The keys of a service. `used` contains the time of each key's last request, in seconds since
+    1970; unused keys are not listed.
     """
 
     def __init__(self, keys: Iterable[ClientKey], needed: bool, now: float) -> None:
@@ -46,23 +46,24 @@ class ServiceKeys:
         self.used: dict[str, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether requests need a key."""
+        """Return whether requests need a key."""
         return self._needed
 
     def find(self, head: RequestHead, clock: float) -> ClientKey | None:
-        """The key of a request, or None. `clock` is in seconds since 1970."""
+        """Return the key of a request, or None. `clock` is the current time in seconds since
+        1970."""
         key = self._find(head, clock)
         if key is not None:
             self.used[key.id] = clock
         return key
 
     def knows(self, head: RequestHead, clock: float) -> bool:
-        """Whether a request has one of the keys. It does not count as a use."""
+        """Return whether a request has one of the keys. The check does not count as a use."""
         return self._find(head, clock) is not None
 
     def _find(self, head: RequestHead, clock: float) -> ClientKey | None:
-        """The time that this takes tells nothing of the keys: hashes are looked up by a hash that
-        has a secret of this process, and compared as a whole.
+        """Find a key in a time that reveals nothing about the keys: keys are looked up by a hash
+        with a secret of this process, and then compared as a whole.
         """
         digest = sha256(read_secret(head)).digest()
         key = self._keys.get(digest)
@@ -73,12 +74,13 @@ class ServiceKeys:
         return key
 
     def wait_s(self, key: ClientKey, now: float) -> int:
-        """Count a request of the key: 0, or the whole seconds after which it may call again."""
+        """Count a request of the key; return 0, or the whole seconds after which the key may be
+        used again."""
         found = self._buckets.get(key.id)
         return 0 if found is None else math.ceil(found[1].take(now))
 
     def adopt(self, old: "ServiceKeys") -> None:
-        """Go on counting where the same keys of an older route were."""
+        """Continue the counts of the same keys in an older route."""
         ids = {key.id for key in self._keys.values()}
         self.used = {name: at for name, at in old.used.items() if name in ids}
         for name, (key, bucket) in old._buckets.items():

@@ -1,4 +1,5 @@
-"""How long a service without replicas takes until one is ready, and what a client is told of it."""
+"""Measures how long a service without replicas needs until one is ready, and estimates the time for
+clients."""
 
 import math
 
@@ -6,7 +7,8 @@ WEIGHT = 0.3  # of the newest cold start in the smoothed value
 
 
 class ColdStarts:
-    """The cold starts of a service. One begins with the first request that finds no replica."""
+    """The cold starts of a service. A cold start begins with the first request that finds no
+    replica."""
 
     __slots__ = ("_since", "count", "estimate_s")
 
@@ -20,7 +22,7 @@ class ColdStarts:
             self._since = now
 
     def end(self, now: float) -> None:
-        """A replica became ready."""
+        """Record that a replica has become ready."""
         if self._since is None:
             return
         took = now - self._since
@@ -42,11 +44,13 @@ def estimate_retry_s(
     slots: int,
     service_s: float,
 ) -> int | None:
-    """Whole seconds after which a request has a chance, for Retry-After; None if nothing is known.
+    """Return the whole seconds after which a request is likely to succeed, for Retry-After, or None
+    if nothing is known.
 
-    Without a ready replica, what is left of the cold start; if it takes longer than it usually
-    does, as long again as it has already taken. With one, the time in which the slots work off the
-    backlog, at the mean service time.
+    Without a ready replica, the estimate is the rest of the usual cold start; if the cold start
+    takes longer than usual, the estimate is the time that it has already taken. With a ready
+    replica, the estimate is the time in which the slots process the backlog at the mean service
+    time.
     """
     if ready:
         return max(1, math.ceil(backlog * service_s / max(slots, 1)))

@@ -21,7 +21,8 @@ PathPrefix = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 
 
 class GatewayConfigError(ValueError):
-    """The file or the value cannot be used; the text says where and what was expected."""
+    """Raised if the file or the value cannot be used; the text says where the fault is and what was
+    expected."""
 
 
 class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +46,8 @@ class Affinity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key that may call the service. Keys are random, so that a plain hash protects them."""
+    """A key that permits calls to the service. Keys are random, so a plain hash is enough to
+    protect them."""
 
     id: str
     sha256: Digest
@@ -55,7 +57,8 @@ class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """So many requests a second may come, and `burst` at once."""
+    """The number of requests per second that are permitted, and the number `burst` that may arrive
+    at once."""
 
     per_s: Annotated[float, msgspec.Meta(gt=0)]
     burst: Count = 1
@@ -66,8 +69,8 @@ class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """So many percent of the requests go to the replicas that are canaries, while they have room.
-    Counting begins anew with another revision.
+    """The percentage of the requests that are sent to canary replicas while these have room.
+    Counting starts again with each revision.
     """
 
     revision: int
@@ -75,7 +78,7 @@ class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A service: which requests are its own, and how they are passed on."""
+    """A service: the requests that belong to it, and how these requests are passed on."""
 
     name: Name
     hosts: tuple[Host, ...] = ()  # none: every host name
@@ -103,7 +106,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class GatewayLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds for each client connection and for all of them."""
+    """Limits for each client connection and for all connections together."""
 
     head_bytes: Count = 32_768
     headers: Count = 128
@@ -145,7 +148,7 @@ def read_config(path: Path) -> GatewayConfig:
 
 
 def check_routes(services: tuple[ServiceRoute, ...]) -> None:
-    """Raises GatewayConfigError if two services have a name or a route in common."""
+    """Raise GatewayConfigError if two services have a name or a route in common."""
     seen: dict[tuple[str, str], str] = {}
     names = set()
     for service in services:

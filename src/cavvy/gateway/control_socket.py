@@ -1,6 +1,6 @@
 """The control socket: the control plane sets services and replicas, and reads statistics.
 
-A Unix socket that only its owner can open. Each line is a JSON object with a `type`; each is
+A Unix socket that only its owner can open. Each line is a JSON object with a `type`; each object is
 answered by one line, in order.
 """
 
@@ -33,11 +33,11 @@ class ReadStatistics(Struct, frozen=True, forbid_unknown_fields=True, tag="stati
 
 
 class AwaitCold(Struct, frozen=True, forbid_unknown_fields=True, tag="cold"):
-    """The reply comes when requests wait for the first replica of a service."""
+    """Wait until requests wait for the first replica of a service; the reply is sent then."""
 
 
 class StopGateway(Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):
-    """Requests that wait or are in flight may finish, for so long."""
+    """Stop the gateway; requests that wait or are in flight may finish within the given time."""
 
     drain_s: float = 30.0
 
@@ -68,7 +68,7 @@ class ControlSocket:
         return not all(each.at_eof() for each in self._readers)
 
     async def open(self) -> None:
-        """Replaces the socket of a process that is gone. Raises OSError."""
+        """Open the socket, and replace the socket of a process that has ended. Raises OSError."""
         self._path.unlink(missing_ok=True)
         before = os.umask(0o177)  # so that the socket never has more rights
         try:

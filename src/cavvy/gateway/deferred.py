@@ -1,7 +1,8 @@
-"""`Prefer: respond-async`: the client gets 202 at once, and the response later at a URL.
+"""`Prefer: respond-async`: the client receives 202 at once, and fetches the response later from a
+URL.
 
-Deferred calls wait in the same queue as all others. A call that a replica had got when the gateway
-ended is repeated if it is idempotent; else its result is 502.
+Deferred calls wait in the same queue as all others. A call that a replica had received when the
+gateway ended is repeated if it is idempotent; otherwise its result is 502.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeferredRequest:
-    """Reads the body of a call that will be deferred, for a client's connection."""
+    """Reads the body of a client's call that will be deferred."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class DeferredRequest:
 
 
 class ResultRequest:
-    """A client asks for the result of a deferred call."""
+    """A client's request for the result of a deferred call."""
 
     held_bytes = 0
 
@@ -133,13 +134,15 @@ class DeferredSink:
             exchange, self.exchange = self.exchange, None
             if exchange is not None:
                 exchange.abort()
-                self._finish_own(502, AnswerCode.TOO_LARGE, "the response is too large to be kept")
+                self._finish_own(
+                    502, AnswerCode.TOO_LARGE, "the response is too large to be stored"
+                )
         elif done and self._head is not None and self.exchange is not None:
             start, *lines = self._head.fields.split(b"\r\n")[:-1]
             self._finish(start, lines, b"".join(self._pieces))
 
     def send_interim(self, head: ResponseHead) -> None:
-        """There is no client that could read it."""
+        """Ignore an interim response, because no client is connected to read it."""
 
     def switch(self, head: ResponseHead, payload: bytes) -> None:
         self.cut()
@@ -153,7 +156,7 @@ class DeferredSink:
     def end(self) -> None: ...
 
     def want_body(self) -> None:
-        """Called before the replica gets the request."""
+        """Record that a replica takes the request; called before the replica receives it."""
         self._calls.store.mark_sent(self._call_id)
 
     def pause_body(self) -> None: ...
@@ -196,7 +199,7 @@ class DeferredCalls:
             _log.error("a deferred call failed", exc_info=task.exception())
 
     async def accept(self, request: DeferredRequest, body: bytes) -> None:
-        """Store the call, answer 202 and let it wait for a replica."""
+        """Store the call, answer 202 and queue the call for a replica."""
         connection, service = request.connection, request.service
         route = service.route
         kept = sum(1 for known in self._known.values() if known.service == route.name)
@@ -206,7 +209,7 @@ class DeferredCalls:
                 connection.answer(
                     429,
                     AnswerCode.TOO_MANY,
-                    f"{kept} deferred calls of the service are kept already",
+                    f"{kept} deferred calls of the service are stored already",
                     service.retry_s(),
                 )
             return
@@ -243,7 +246,7 @@ class DeferredCalls:
         self._start(service, call)
 
     def resume(self, find: Callable[[str], "ServiceQueue | None"]) -> None:
-        """Go on with the calls of an earlier process."""
+        """Continue the calls of an earlier process."""
         for call, sent in self.store.list_open():
             service = find(call.service)
             head = parse_request(call.head, self._limits)
@@ -278,7 +281,7 @@ class DeferredCalls:
             known.done = True
 
     async def show(self, request: ResultRequest) -> None:
-        """Answer a client that asks for a result."""
+        """Answer a client that requests a result."""
         connection, service, call_id = request.connection, request.service, request.call_id
         known = self._known.get(call_id)
         owner = (service.route.name, request.key_id)
@@ -288,7 +291,7 @@ class DeferredCalls:
             return
         request_id = connection.request_id.decode()
         if known is None or not mine:
-            data = write_answer(404, AnswerCode.NO_RESULT, "no such result is kept", request_id)
+            data = write_answer(404, AnswerCode.NO_RESULT, "no such result is stored", request_id)
         elif result is None:
             data = write_answer(
                 202,
@@ -305,14 +308,14 @@ class DeferredCalls:
         connection.answer_bytes(data)
 
     def expire(self) -> None:
-        """Remove what is too old; called from time to time."""
+        """Remove calls that are too old; called periodically."""
         now = time.time()
         for call_id in [each for each, known in self._known.items() if known.expires_at <= now]:
             del self._known[call_id]
             self._thread.submit(self.store.remove, call_id)
 
     async def close(self) -> None:
-        """Wait until what was begun is stored."""
+        """Wait until all started writes are finished."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         self._thread.shutdown()
@@ -322,7 +325,7 @@ class DeferredCalls:
 
 
 def _write_head(head: RequestHead, target: bytes, credentials: bytes, length: int) -> bytes:
-    """The head of a call as its replica will get it."""
+    """Return the head of a call as its replica will receive it."""
     fields = head.without(frozenset({b"prefer", b"content-length"})) + credentials
     start = b"%b %b HTTP/1.1\r\n" % (head.method, target)
     return start + fields + b"Content-Length: %d\r\n\r\n" % length

@@ -1,4 +1,4 @@
-"""The gateway's front: all connections of clients, and the services behind them."""
+"""The gateway's entry point: all connections of clients, and the services behind them."""
 
 import asyncio
 import time
@@ -51,8 +51,8 @@ class Door:
     # what the process and the control socket call
 
     def set_services(self, routes: tuple[ServiceRoute, ...]) -> None:
-        """Replace the services. Those that stay keep their replicas and requests. Raises
-        GatewayConfigError.
+        """Replace the services. Services that stay keep their replicas and
+        requests. Raises GatewayConfigError.
         """
         check_routes(routes)
         services = {}
@@ -92,7 +92,8 @@ class Door:
             self._calls.expire()
 
     def take_cold(self) -> tuple[str, ...]:
-        """The services whose requests began to wait for a first replica since the last call."""
+        """Return the services whose requests have begun to wait for a first replica since the last
+        call."""
         found = tuple(sorted(self.cold))
         self.cold.clear()
         self.cold_told.clear()
@@ -106,7 +107,8 @@ class Door:
         return len(self._connections)
 
     def close_idle(self) -> None:
-        """The gateway stops: connections end with their request."""
+        """Close idle connections because the gateway stops; other connections end with their
+        request."""
         self.stopping = True
         for connection in tuple(self._connections):
             connection.close_idle()
@@ -114,7 +116,7 @@ class Door:
     # what clients' connections call
 
     def enter(self, connection: InboundConnection) -> bool:
-        """A client has connected; whether there is room for it."""
+        """Register a new client connection; return whether there is room for it."""
         self._connections.add(connection)
         return len(self._connections) <= self.limits.connections
 
@@ -127,7 +129,7 @@ class Door:
     def open_request(
         self, connection: InboundConnection, head: RequestHead, now: float
     ) -> OpenRequest | None:
-        """The request of a head, or None if it was refused."""
+        """Return the request of a head, or None if the request was refused."""
         service = self._routes.find(head.host, head.target)
         if service is None:
             return self._open_unrouted(connection, head, now)
@@ -170,8 +172,8 @@ class Door:
         below: bytes,
         now: float,
     ) -> OpenRequest | None:
-        """A request of the service. The replica will see `target`; `below` is the part of the path
-        after the service's prefix.
+        """Open a request of the service. The replica will see `target`; `below` is the part of the
+        path after the service's prefix.
         """
         route = service.route
         key_id = ""
@@ -230,7 +232,7 @@ class Door:
         head: RequestHead,
         target: bytes,
     ) -> bytes:
-        """The head as a replica gets it."""
+        """Return the head as a replica receives it."""
         more = b""
         if head.authorization or head.api_key:
             more = service.list_credentials(head)

@@ -1,7 +1,7 @@
-"""One request and its response, from the client's connection to the replica's.
+"""One request and its response, from the client's connection to the replica's connection.
 
-The client's side feeds the body in; the replica's side writes the response to the sink. Between the
-two stands the queue of the service.
+The client's side supplies the body; the replica's side writes the response to the sink. The queue
+of the service is between the two sides.
 """
 
 from asyncio import TimerHandle
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 
 
 class ResponseSink(Protocol):
-    """Where the response of an exchange goes."""
+    """The receiver of an exchange's response."""
 
     def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
-        """The head of the response and the first bytes of its body."""
+        """Receive the head of the response and the first bytes of its body."""
 
     def send(self, payload: bytes, done: bool) -> None:
-        """More of the body."""
+        """Receive more bytes of the body."""
 
     def send_interim(self, head: ResponseHead) -> None:
-        """A response with a status below 200, other than 101."""
+        """Receive a response with a status below 200, except 101."""
 
     def switch(self, head: ResponseHead, payload: bytes) -> None:
-        """The replica changes the protocol: from here on bytes pass as they are."""
+        """Switch the protocol: from now on, bytes are passed on unchanged."""
 
     def answer(self, status: int, code: AnswerCode, message: str, retry_s: int | None) -> None:
-        """The gateway answers in place of a replica."""
+        """Receive a response that the gateway sends in place of a replica."""
 
     def cut(self) -> None:
-        """The response broke off after its head."""
+        """Handle a response that was interrupted after its head."""
 
     def end(self) -> None:
-        """The exchange is over, and its replica is free again."""
+        """Handle the end of the exchange; its replica is free again."""
 
     def want_body(self) -> None:
-        """A replica has taken the request."""
+        """Handle that a replica has taken the request."""
 
     def pause_body(self) -> None: ...
 
@@ -51,7 +51,8 @@ class ResponseSink(Protocol):
 
 
 class Exchange:
-    """What few requests change is an attribute of the class until it is set."""
+    """One exchange. Values that few requests change are attributes of the class until they are
+    set."""
 
     started_at = 0.0
     held_bytes = 0
@@ -92,7 +93,7 @@ class Exchange:
         self._framed = head.length == NO_LENGTH
 
     def begin(self) -> None:
-        """The head has come, and with it perhaps a part of the body."""
+        """Begin: the head has arrived, perhaps with a part of the body."""
         self._begun = True
         affinity = self.service.route.affinity
         if affinity is None or self._find_key(affinity):
@@ -100,7 +101,7 @@ class Exchange:
             self.service.admit(self)
 
     def feed(self, payload: bytes, done: bool) -> bool:
-        """More of the request's body; False if it is larger than it may be."""
+        """Add bytes of the request's body; return False if the body is larger than permitted."""
         size = len(payload)
         self._size += size
         if self._size > self.service.route.body_max:
@@ -126,7 +127,7 @@ class Exchange:
         return True
 
     def _find_key(self, affinity: Affinity) -> bool:
-        """Set the key; False if too little of the body has come to know it."""
+        """Set the key; return False if too little of the body has arrived to find the key."""
         if affinity.by == "header":
             key = self.head.get_header(affinity.header.encode())
         elif self.body_done or len(self._prefix) >= affinity.prefix_bytes:
@@ -137,7 +138,7 @@ class Exchange:
         return True
 
     def take_bytes(self) -> bytes:
-        """What a replica gets first: the head and the body so far."""
+        """Return the first bytes for a replica: the head and the body so far."""
         held = self.held
         if not held:
             return self.out_head
@@ -146,7 +147,8 @@ class Exchange:
         return data
 
     def forget_large_body(self) -> None:
-        """The body is too large, or the request not idempotent: there is no second try."""
+        """Drop a body that is too large, or whose request is not idempotent; the request cannot be
+        retried then."""
         if self.held_bytes > self.keep_bytes:
             self.held.clear()
             self.keep_bytes = self.held_bytes = 0
@@ -155,7 +157,7 @@ class Exchange:
         return self.head.idempotent and self.attempts < 2 and self.held_bytes <= self.keep_bytes
 
     def abort(self) -> None:
-        """The client has left: free the place in the queue or the replica."""
+        """Free the place in the queue or the replica, because the client has disconnected."""
         self.gone = True
         if self.timer is not None:
             self.timer.cancel()

@@ -1,10 +1,11 @@
-"""The heads of HTTP/1.1 messages: a strict grammar, and what the gateway must know of them.
+"""Parses the heads of HTTP/1.1 messages by a strict grammar, and extracts the fields that the
+gateway uses.
 
-A head is refused unless it has one reading (RFC 9112): CRLF ends each line, no line is folded, no
-space stands before a colon, and at most one field tells the length of the body. The head that goes
-on is written anew, so that the next server cannot read it in another way. Both planes of the
-contract suite and `tests/hostile` try this; httptools is the second opinion in
-tests/unit/test_gateway_heads.py.
+A head is refused unless it has only one interpretation (RFC 9112): CRLF ends each line, no line is
+folded, no space precedes a colon, and at most one field states the length of the body. The head
+that is passed on is written again, so that the next server cannot interpret it differently. The
+contract suite tests this with both data planes, `tests/hostile` tests it with hostile input, and
+tests/unit/test_gateway_heads.py compares it with httptools.
 """
 
 import re
@@ -68,8 +69,9 @@ _OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP}
 
 
 def _compile_search(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Finds the fields with these names, in any case and with `_` for `-` (some servers take both
-    for the same). Grouped by first letters, it is faster than a look at each field.
+    """Make a search for the fields with these names, in any case and with `_` for `-`, because some
+    servers treat the two alike. The search is grouped by first letters, which is faster than
+    checking each field.
     """
 
     def write(name: bytes) -> bytes:
@@ -91,7 +93,7 @@ _SEARCH_RESPONSE = _compile_search(_OF_RESPONSES)
 
 
 class HeadError(Exception):
-    """The message is refused; `status` is the answer to a client that sent it."""
+    """Raised if the message is refused; `status` is the answer to a client that sent it."""
 
     def __init__(self, status: int, what: str) -> None:
         super().__init__(what)
@@ -100,10 +102,11 @@ class HeadError(Exception):
 
 
 class RequestHead:
-    """The head of a request. `fields` are those that go on to the replica, each with its CRLF.
+    """The head of a request. `fields` are the fields that are passed on to the replica, each with
+    its CRLF.
 
-    Requests with the same bytes share one: it does not change once it is parsed. What few requests
-    have is an attribute of the class until it is set.
+    Requests with the same bytes share one object, which does not change after parsing. Values that
+    few requests have are attributes of the class until they are set.
     """
 
     length = 0  # of the body; NO_LENGTH: it is chunked
@@ -125,8 +128,8 @@ class RequestHead:
         self.fields = fields
 
     def get_header(self, name: bytes) -> bytes:
-        """The value of the first field of this name (in lower case) among those that go on, or of
-        one that was taken out because the gateway needs it.
+        """Return the value of the first field with this name (in lower case), either of a field
+        that is passed on or of one that was removed because the gateway needs it.
         """
         if name in _NEEDED:
             return bytes(getattr(self, _NEEDED[name]))
@@ -137,7 +140,7 @@ class RequestHead:
         return b""
 
     def without(self, names: frozenset[bytes]) -> bytes:
-        """The fields without those of these names."""
+        """Return the fields without those that have these names."""
         return b"".join(
             line + b"\r\n"
             for line in self.fields.split(b"\r\n")[:-1]
@@ -146,8 +149,8 @@ class RequestHead:
 
 
 class ResponseHead:
-    """The head of a response. `fields` is the status line and the fields that go on to the client,
-    each with its CRLF. Responses with the same bytes share one.
+    """The head of a response. `fields` is the status line and the fields that are passed on to the
+    client, each with its CRLF. Responses with the same bytes share one object.
     """
 
     __slots__ = ("close", "fields", "length", "status", "upgrade")
@@ -161,8 +164,8 @@ class ResponseHead:
 
 
 class HeadMemo:
-    """Heads that were parsed before: clients and replicas repeat them, and finding one takes a
-    tenth of the time of parsing it. Credentials are not kept.
+    """Caches parsed heads: clients and replicas repeat heads, and a look-up takes a tenth of the
+    time of parsing. Heads with credentials are not cached.
     """
 
     def __init__(self, limits: GatewayLimits) -> None:
@@ -194,7 +197,7 @@ class HeadMemo:
 
 
 def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
-    """The head, which includes its empty line. Raises HeadError."""
+    """Parse a head, which includes its empty line. Raises HeadError."""
     match = _REQUEST.fullmatch(head)
     if match is None:
         raise _explain_mismatch(head)
@@ -231,7 +234,9 @@ def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
 
 def _explain_mismatch(head: bytes) -> HeadError:
     if head.startswith(b"PRI * HTTP/2.0"):
-        return HeadError(505, "this gateway speaks HTTP/1.1; HAProxy before it speaks HTTP/2")
+        return HeadError(
+            505, "this gateway supports only HTTP/1.1; HAProxy in front of it supports HTTP/2"
+        )
     return HeadError(400, "the head of the request is not valid HTTP/1.1")
 
 
@@ -242,7 +247,7 @@ def _keep_value(request: RequestHead, role: int, value: bytes) -> None:
         request.upgrade = value
     elif role == _EXPECT:
         if value.lower() != b"100-continue":
-            raise HeadError(417, "the only expectation that is known is 100-continue")
+            raise HeadError(417, "the only supported expectation is 100-continue")
         request.expect = request.version == 1
     elif role == _AUTHORIZATION:
         if request.authorization:
@@ -275,7 +280,7 @@ def _settle_host(request: RequestHead, host: bytes | None) -> None:
     elif b"#" in target:
         raise HeadError(400, "the target of the request has a fragment")
     if request.method == b"CONNECT":
-        raise HeadError(405, "the gateway is no forward proxy")
+        raise HeadError(405, "the gateway is not a forward proxy")
     if host is None:
         if request.version == 1:
             raise HeadError(400, "the request has no Host field")
@@ -287,7 +292,8 @@ def _settle_host(request: RequestHead, host: bytes | None) -> None:
 
 
 def _read_connection(request: RequestHead) -> None:
-    """Fields that Connection names end here, unless the gateway itself gives them a meaning."""
+    """Read the field Connection. Fields that it names are not passed on, unless the gateway itself
+    uses them."""
     names = {option.strip(b" \t") for option in request.connection.lower().split(b",")}
     if b"close" in names:
         request.close = True
@@ -325,12 +331,12 @@ def _read_length(before: int | None, value: bytes) -> int:
 
 def _read_coding(before: bytes | None, value: bytes) -> bytes:
     if before is not None or value.lower() != b"chunked":
-        raise HeadError(501, "the only transfer coding that is known is a single chunked")
+        raise HeadError(501, "the only supported transfer coding is a single chunked")
     return value
 
 
 def parse_response(head: bytes, method: bytes) -> ResponseHead:
-    """The head of a response to a request with this method. Raises HeadError."""
+    """Parse the head of a response to a request with this method. Raises HeadError."""
     match = _RESPONSE.fullmatch(head)
     if match is None:
         raise HeadError(502, "the head of the response is not valid HTTP/1.1")

@@ -1,4 +1,4 @@
-"""Connections of clients: HTTP/1.1 with keep-alive, one request at a time."""
+"""The connections of clients: HTTP/1.1 with keep-alive, one request at a time."""
 
 import asyncio
 from time import monotonic
@@ -25,19 +25,19 @@ _FIRST = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefgh
 
 
 class OpenRequest(Protocol):
-    """What a connection does with the request that it reads."""
+    """The interface between a connection and the request that it reads."""
 
     head: RequestHead
     held_bytes: int
 
     def begin(self) -> None:
-        """The head has come, and with it perhaps a part of the body."""
+        """Begin: the head has arrived, perhaps with a part of the body."""
 
     def feed(self, payload: bytes, done: bool) -> bool:
-        """More of the body, which was decoded; False if it is larger than it may be."""
+        """Add decoded bytes of the body; return False if the body is larger than permitted."""
 
     def abort(self) -> None:
-        """The client has left."""
+        """Abort the request, because the client has disconnected."""
 
 
 class InboundConnection(asyncio.Protocol):
@@ -153,7 +153,7 @@ class InboundConnection(asyncio.Protocol):
             self.transport.close()
 
     def check(self, now: float) -> None:
-        """Called once a second: end what takes too long."""
+        """End requests that take too long; called once a second."""
         limits = self._door.limits
         request = self._request
         if self._stalled_at and now - self._stalled_at > limits.stall_s:
@@ -169,7 +169,7 @@ class InboundConnection(asyncio.Protocol):
                 self.transport.close()
         elif self._body is not None and not self._paused:
             if now - self._body_at > limits.body_idle_s and not self._expects:
-                self._give_up(408, AnswerCode.SLOW, "the body of the request stopped coming")
+                self._give_up(408, AnswerCode.SLOW, "the body of the request stopped arriving")
         elif isinstance(request, Exchange):
             self._check_answer(request, now)
 
@@ -188,7 +188,7 @@ class InboundConnection(asyncio.Protocol):
     # requests
 
     def _pump(self) -> None:
-        """Take requests from the buffer, as long as there is one and none is open."""
+        """Take requests from the buffer as long as it contains one and no request is open."""
         while self._buffer and self._request is None and not self._closing:
             data = self._buffer
             end = data.find(b"\r\n\r\n") + 4
@@ -251,12 +251,12 @@ class InboundConnection(asyncio.Protocol):
             self._body = None
             self._buffer = body.rest
         if (payload or body.done) and not request.feed(payload, body.done):
-            self._give_up(413, AnswerCode.TOO_LARGE, "the body is larger than it may be")
+            self._give_up(413, AnswerCode.TOO_LARGE, "the body is larger than permitted")
         elif self._body is not None and request.held_bytes > self._door.limits.hold_bytes:
             self._hold(request)
 
     def _hold(self, request: OpenRequest) -> None:
-        """Read no more of a body that no replica takes yet."""
+        """Pause reading a body while no replica has taken its request."""
         if not isinstance(request, Exchange) or request.upstream is None:
             self._pause()
 
@@ -322,7 +322,7 @@ class InboundConnection(asyncio.Protocol):
             self._pass_on(early)
 
     def _end_half(self) -> None:
-        """The replica sends no more through the tunnel."""
+        """Handle that the replica sends no more bytes through the tunnel."""
         self._closing = True
         if self._half_closed or not self.transport.can_write_eof():
             self.transport.close()
@@ -330,7 +330,7 @@ class InboundConnection(asyncio.Protocol):
             self.transport.write_eof()
 
     def _pass_on(self, data: bytes) -> None:
-        """Bytes of a tunnel for the replica; none: its end."""
+        """Pass bytes of a tunnel to the replica; no bytes mean the end."""
         request = self._request
         if isinstance(request, Exchange) and request.upstream is not None:
             if data:
@@ -339,7 +339,7 @@ class InboundConnection(asyncio.Protocol):
                 request.upstream.transport.write_eof()
 
     def answer(self, status: int, code: AnswerCode, message: str, retry_s: int | None) -> None:
-        """The gateway's own response to the open request."""
+        """Send the gateway's own response to the open request."""
         request = self._request
         if self._body is not None or self._half_closed:
             self._closing = True
@@ -347,11 +347,11 @@ class InboundConnection(asyncio.Protocol):
         self.end()
 
     def exchange_request(self, request: OpenRequest | None) -> None:
-        """Another object goes on with the open request."""
+        """Let another object continue the open request."""
         self._request = request
 
     def reply(self, body: bytes, head: RequestHead) -> None:
-        """The gateway's own JSON for a request that was not opened."""
+        """Send the gateway's own JSON response to a request that was not opened."""
         if head.length:
             self._closing = True
         close = b"Connection: close\r\n" if self._closing else b""
@@ -367,7 +367,7 @@ class InboundConnection(asyncio.Protocol):
             self.transport.close()
 
     def answer_bytes(self, data: bytes) -> None:
-        """A whole response, with its Content-Length."""
+        """Send a whole response, with its Content-Length."""
         self.transport.write(data)
         self.end()
 
@@ -421,7 +421,7 @@ class InboundConnection(asyncio.Protocol):
         head: RequestHead,
         retry_s: int | None = None,
     ) -> None:
-        """Answer a request that was not opened; its body is not read."""
+        """Answer a request that was not opened, without reading its body."""
         if head.length:
             self._closing = True
         self._write_own(status, code, message, retry_s, head)
@@ -434,14 +434,14 @@ class InboundConnection(asyncio.Protocol):
     def _refuse(
         self, status: int, code: AnswerCode, message: str, retry_s: int | None = None
     ) -> None:
-        """Answer bytes that are no request. What follows them has no meaning."""
+        """Answer bytes that are not a request. Bytes after them are ignored."""
         self.request_id = self._door.make_request_id()
         self._closing = True
         self._write_own(status, code, message, retry_s, None)
         self._linger()
 
     def _give_up(self, status: int, code: AnswerCode, message: str) -> None:
-        """End the open request in its middle."""
+        """Abort the open request in the middle."""
         request, self._request = self._request, None
         started = self._started
         if request is not None:
@@ -475,7 +475,8 @@ class InboundConnection(asyncio.Protocol):
         )
 
     def _linger(self) -> None:
-        """Close, but read on for a while: a reset would destroy the answer on its way."""
+        """Close the connection, but continue reading for a while: a reset would destroy the
+        response in transit."""
         self._closing = self._lingers = True
         self._body = None
         self._buffer = b""
@@ -488,8 +489,9 @@ class InboundConnection(asyncio.Protocol):
             self.transport.close()
 
     def _probe(self, number: int) -> None:
-        """The client sends no more. If it has left, an interim response shows it: its kernel
-        answers with a reset. A client that only closed its half skips interim responses.
+        """Check whether a client that sends no more bytes is still connected. If the client has
+        disconnected, its kernel answers an interim response with a reset. A client that closed only
+        its sending side skips interim responses.
         """
         request = self._request
         if not self._half_closed or request is None or self._started or self.transport.is_closing():

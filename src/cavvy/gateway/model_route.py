@@ -1,7 +1,7 @@
-"""The routes of OpenAI's API over all services with models: the body's `model` selects the service.
+"""The routes of OpenAI's API for all services with models: the body's `model` selects the service.
 
-Of a body, at most so much is read as a request may have without a replica (`limits.hold_bytes`). If
-it is longer, `model` must be in that part.
+At most `limits.hold_bytes` of a body are read, which is the limit for requests without a replica.
+If the body is longer, `model` must be in that part.
 """
 
 import re
@@ -28,7 +28,7 @@ Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "Open
 
 
 def is_model_path(head: RequestHead) -> bool:
-    """Whether these routes take the request, even if a service has a path above it."""
+    """Return whether these routes handle the request, even if a service has a path above it."""
     if not head.target.startswith(_ROOT):
         return False
     path = head.target.partition(b"?")[0]
@@ -45,7 +45,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 class ModelRoutes:
-    """Which services have which models."""
+    """The services of each model."""
 
     def __init__(
         self, services: Iterable["ServiceQueue"], open_request: Open, hold_bytes: int
@@ -60,8 +60,8 @@ class ModelRoutes:
     def answer(
         self, connection: "InboundConnection", head: RequestHead, now: float, clock: float
     ) -> "OpenRequest | bool | None":
-        """The request of a head that no service's own path has: an open request, None if it was
-        answered, or False if its path is not one of these.
+        """Return the request of a head that matches no service's own path: an open request, None if
+        the request was answered, or False if its path is not one of these routes.
         """
         if not is_model_path(head):
             return False
@@ -71,9 +71,9 @@ class ModelRoutes:
         return None
 
     def find(self, name: str, head: RequestHead, clock: float) -> "list[ServiceQueue]":
-        """The services with this model; if there are several, only those that the request's key
-        opens, and, if it opens none, those without keys: no client of a service with keys is taken
-        away by a service without.
+        """Return the services with this model. If several services have it, return those that the
+        request's key opens or, if the key opens none, those without keys: a service without keys
+        never takes clients from a service with keys.
         """
         found = self._services.get(name, [])
         if len(found) < 2:
@@ -91,7 +91,7 @@ class ModelRoutes:
 
 
 class ModelRequest:
-    """A request whose service is not known until its body names a model."""
+    """A request whose service is unknown until its body names a model."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class ModelRequest:
         self._held.clear()
 
     def _pass_on(self, service: "ServiceQueue", body: bytes, done: bool) -> bool:
-        """Make the connection's request one of the service."""
+        """Convert the connection's request into a request of the service."""
         self.held_bytes = 0
         self._connection.exchange_request(None)
         request = self._routes.open_request(self._connection, service, self.head, self._now)
@@ -156,7 +156,8 @@ class ModelRequest:
 
 
 def read_model(body: bytes, whole: bool) -> str | None:
-    """The string `model` of a JSON object, of which only the beginning may be there."""
+    """Return the string `model` of a JSON object, of which perhaps only the beginning has
+    arrived."""
     if whole:
         try:
             return _decode(body).model

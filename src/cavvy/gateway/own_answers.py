@@ -1,7 +1,8 @@
-"""Responses that the gateway itself writes, in JSON.
+"""Writes the gateway's own responses in JSON.
 
-`{"error": {"code": ..., "message": ..., "type": ..., "param": null, "request_id": ...}}`, which
-clients of OpenAI's API understand; with a status below 400, `call` stands for `error`.
+The format is `{"error": {"code": ..., "message": ..., "type": ..., "param": null, "request_id":
+...}}`, which clients of OpenAI's API understand; with a status below 400, the key is `call` instead
+of `error`.
 """
 
 from enum import StrEnum
@@ -35,7 +36,7 @@ _PHRASES = {
 
 
 class AnswerCode(StrEnum):
-    """Why the gateway answers itself."""
+    """The reason why the gateway itself answers."""
 
     BAD_REQUEST = "bad-request"
     NO_SERVICE = "no-such-service"
@@ -67,7 +68,7 @@ def write_answer(
     close: bool = False,
     without_body: bool = False,
 ) -> bytes:
-    """The bytes of a response. `without_body`: it answers HEAD."""
+    """Return the bytes of a response. `without_body` is set for responses to HEAD."""
     fields: dict[str, str | None] = {
         "code": code.value,
         "message": message,

@@ -1,4 +1,4 @@
-"""The field Prefer of requests (RFC 7240): `respond-async` and `wait`."""
+"""Parses the field Prefer of requests (RFC 7240): `respond-async` and `wait`."""
 
 from cavvy.domain.values import Struct
 
@@ -9,7 +9,7 @@ class Preferences(Struct, frozen=True, kw_only=True):
 
 
 def read_prefer(value: bytes) -> Preferences:
-    """Preferences that are unknown or not valid are ignored, as the RFC says."""
+    """Read the preferences. Unknown and invalid preferences are ignored, as the RFC requires."""
     respond_async = False
     wait_s = None
     for part in value.split(b","):

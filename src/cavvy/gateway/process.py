@@ -1,4 +1,4 @@
-"""The gateway's process: listeners, the tick of each second, and an orderly end."""
+"""The gateway's process: listeners, the tick of each second, and an orderly shutdown."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,8 @@ _GC_THRESHOLDS = (20_000, 20, 100)  # requests leave no cycles: reference counts
 
 
 def run(arguments: Sequence[str]) -> int:
-    """`python -m cavvy.gateway CONFIG.json`: serve until a signal or the control socket ends it."""
+    """Run `python -m cavvy.gateway CONFIG.json`: serve until a signal or the control socket stops
+    the process."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m cavvy.gateway CONFIG.json\n")
         return 2
@@ -44,8 +45,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def serve(config: GatewayConfig) -> None:
-    """Prints one line of JSON with the port when it takes requests. Raises OSError,
-    GatewayConfigError.
+    """Serve; print one line of JSON with the port when the gateway accepts requests. Raises
+    OSError, GatewayConfigError.
     """
     tls = None if config.tls is None else HostCertificates(config.tls).context
     calls = DeferredCalls(CallStore(Path(config.state)), config.limits)

@@ -1,4 +1,4 @@
-"""How often requests may come: token buckets for the service, its keys, addresses or headers."""
+"""Limits the rate of requests by token buckets for the service, its keys, addresses or headers."""
 
 import math
 import posixpath
@@ -17,7 +17,8 @@ _MOST_BUCKETS = 10_000  # of each limit; the bucket that was unused for longest 
 
 
 class TokenBucket:
-    """Holds at most `burst` tokens and gains `per_s` a second; each request takes one."""
+    """A token bucket with at most `burst` tokens that gains `per_s` tokens a second; each request
+    takes one token."""
 
     __slots__ = ("_at", "_burst", "_per_s", "_tokens")
 
@@ -28,7 +29,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float) -> float:
-        """Take a token: 0.0, or the seconds after which there is one."""
+        """Take a token; return 0.0, or the seconds until a token is available."""
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
         self._at = now
         if self._tokens >= 1:
@@ -37,12 +38,12 @@ class TokenBucket:
         return (1 - self._tokens) / self._per_s
 
     def give_back(self) -> None:
-        """The request for which a token was taken is refused for another reason."""
+        """Return a token, because its request was refused for another reason."""
         self._tokens = min(self._burst, self._tokens + 1)
 
 
 class LimitedRate:
-    """One limit, with a bucket for each client that it counts apart."""
+    """One limit, with a bucket for each client that is counted separately."""
 
     def __init__(self, limit: RateLimit) -> None:
         self.limit = limit
@@ -76,7 +77,7 @@ class LimitedRate:
 
 
 def _make_plain(target: bytes) -> bytes:
-    """The target, with a path as programs understand it: `//v1/../v1/%61` is `/v1/a`."""
+    """Return the target with its path normalised as programs do: `//v1/../v1/%61` is `/v1/a`."""
     path, mark, query = target.partition(b"?")
     if not _UNUSUAL.search(path):
         return target
@@ -95,8 +96,8 @@ class ServiceRates:
     def take(
         self, head: RequestHead, target: bytes, key: str, peer: bytes, now: float
     ) -> tuple[RateLimit, int] | None:
-        """Count a request in each limit that covers it. Returns the limit that has no room, and the
-        whole seconds after which it has; then the request counts nowhere.
+        """Count a request in each limit that covers it. If a limit is exhausted, return this limit
+        and the whole seconds until it permits a request; the request is then counted in no limit.
         """
         taken: list[TokenBucket] = []
         target = _make_plain(target)
@@ -113,6 +114,6 @@ class ServiceRates:
         return None
 
     def adopt(self, old: "ServiceRates") -> None:
-        """Go on counting where the same limits of an older route were."""
+        """Continue the counts of the same limits in an older route."""
         before = {each.limit: each for each in old._rates}
         self._rates = [before.get(each.limit, each) for each in self._rates]

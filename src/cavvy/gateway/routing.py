@@ -1,4 +1,4 @@
-"""Which service a request is for: by its host name, and by the longest prefix of its path."""
+"""Finds the service of a request by its host name and by the longest prefix of its path."""
 
 from collections.abc import Iterable
 from typing import Generic, TypeVar
@@ -9,7 +9,8 @@ T = TypeVar("T")
 
 
 class Routes(Generic[T]):
-    """Finds services. A service without host names takes those that no other service names."""
+    """Finds the service of each request. A service without host names gets the requests
+    for host names that no other service has."""
 
     def __init__(self, services: Iterable[tuple[ServiceRoute, T]]) -> None:
         table: dict[bytes, list[tuple[bytes, T]]] = {}
@@ -23,7 +24,7 @@ class Routes(Generic[T]):
         self._any = table.get(b"", [])
 
     def find(self, host: bytes, target: bytes) -> T | None:
-        """The service of a request with this Host field and target."""
+        """Return the service of a request with this Host field and target."""
         rows = self._table.get(host)
         if rows is None:
             rows = self._table.get(_without_port(host).lower(), self._any)
@@ -44,11 +45,11 @@ def _without_port(host: bytes) -> bytes:
 
 
 def is_below(target: bytes, prefix: bytes) -> bool:
-    """Whether the path of a target is the prefix, or in it."""
+    """Return whether the path of a target equals the prefix or is below it."""
     return target.startswith(prefix) and target[len(prefix) : len(prefix) + 1] in (b"", b"/", b"?")
 
 
 def strip_prefix(target: bytes, prefix: bytes) -> bytes:
-    """The target as the replica sees it."""
+    """Return the target as the replica sees it."""
     rest = target[len(prefix) :]
     return rest if rest.startswith(b"/") else b"/" + rest

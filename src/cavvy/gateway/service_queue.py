@@ -1,7 +1,7 @@
-"""A service: its replicas, and the requests that wait for one of them, first come first served.
+"""A service: its replicas, and the requests that wait for one of them, in the order of arrival.
 
-A request waits while no replica is ready or all of them are busy. It is refused only if too many
-wait already, or if its own time is over.
+A request waits while no replica is ready or all replicas are busy. A request is refused only if too
+many requests wait already, or if its own time limit has passed.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ _GONE_KEPT = 32  # replicas that are gone and whose work is still told
 
 
 class ServiceQueue:
-    """`wake` is called with the service's name when a request waits and there is no replica."""
+    """The queue of one service. `wake` is called with the service's name when a request waits and
+    the service has no replica."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class ServiceQueue:
     # what clients' connections call
 
     def admit(self, exchange: Exchange) -> None:
-        """Start the request or let it wait."""
+        """Start the request, or queue it."""
         self.counters.arrivals += 1
         if not self._waiting or all(each.avoid is not None for each in self._waiting):
             position = self._choose(exchange)
@@ -68,7 +69,7 @@ class ServiceQueue:
         self._wait(exchange, exchange.arrived_at)
 
     def abort(self, exchange: Exchange) -> None:
-        """The client has left."""
+        """Abort the request, because the client has disconnected."""
         self.counters.aborted += 1
         if exchange in self._waiting:
             del self._waiting[exchange]
@@ -82,8 +83,9 @@ class ServiceQueue:
             self.free(pool, exchange, now)
 
     def list_credentials(self, head: RequestHead) -> bytes:
-        """Fields for the replica, if the service has no keys of its own that they could hold. The
-        key of another service stays here: a model may have selected this one.
+        """Return the credential fields for the replica, which are passed on only if the service has
+        no keys of its own that they could contain. The key of another service is not passed on: the
+        request's model may have selected this service.
         """
         fields = b""
         if not self.keys:
@@ -94,15 +96,15 @@ class ServiceQueue:
         return fields
 
     def refuse(self) -> None:
-        """The gateway answers a request before it is admitted. It does not count as an arrival:
-        who may not call shall not start replicas.
+        """Refuse a request before it is admitted. The request does not count as an arrival, because
+        clients without permission must not start replicas.
         """
         self.counters.refused += 1
 
     # what replicas call
 
     def free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
-        """A slot of the replica is free; the first request that waits takes it."""
+        """Free a slot of the replica; the first waiting request takes it."""
         self.counters.change_in_flight(-1, now, exchange.started_at)
         pool.work.end(exchange.key_id, now)
         pool.in_flight -= 1
@@ -118,13 +120,13 @@ class ServiceQueue:
             self._start(self._take(waiting), pool, now)
 
     def update(self, pool: ReplicaPool) -> None:
-        """The replica may take requests again."""
+        """Update the state of a replica that may take requests again."""
         if not pool.draining:
             self._set_load(pool)
             self._dispatch()
 
     def requeue(self, exchange: Exchange, now: float) -> None:
-        """No replica has seen the request: it goes on elsewhere, before all that wait."""
+        """Queue a request again that no replica has seen, before all waiting requests."""
         position = self._choose(exchange)
         if position >= 0:
             self._start(exchange, self._replicas[position], now)
@@ -132,7 +134,7 @@ class ServiceQueue:
             self._wait(exchange, now, first=True)
 
     def lose(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
-        """A replica's connection ended in the middle of a request."""
+        """Handle a replica's connection that ended in the middle of a request."""
         if exchange.responding:
             self.counters.lost += 1
             exchange.sink.cut()
@@ -199,7 +201,7 @@ class ServiceQueue:
         self._dispatch()
 
     def adopt(self, old: "ServiceQueue") -> None:
-        """Take the replicas, requests and counters of the same service under an older route."""
+        """Take over the replicas, requests and counters of the same service in an older route."""
         self.counters = old.counters
         self.keys.adopt(old.keys)
         self.rates.adopt(old.rates)
@@ -318,7 +320,7 @@ class ServiceQueue:
             exchange.sink.answer(
                 429,
                 AnswerCode.QUEUE_FULL,
-                f"{len(self._waiting)} requests wait already for a replica",
+                f"{len(self._waiting)} requests are already waiting for a replica",
                 self.retry_s(),
             )
             return

@@ -1,4 +1,4 @@
-"""What a service has done: counters that only grow, so that a reader takes differences.
+"""The statistics of a service: counters that only grow, so that a reader computes differences.
 
 The autoscaler reads them over the control socket. Times are in seconds of a monotonic clock.
 """
@@ -16,7 +16,7 @@ _SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % 
 
 
 def bucket_of(latency_us: int) -> int:
-    """The bucket of a latency: four for each power of two."""
+    """Return the bucket of a latency; there are four buckets for each power of two."""
     if latency_us < 4:
         return max(latency_us, 0)
     shift = latency_us.bit_length() - 1 - _SUB_BITS
@@ -24,7 +24,7 @@ def bucket_of(latency_us: int) -> int:
 
 
 def upper_bound_of(bucket: int) -> int:
-    """The smallest latency in microseconds above the bucket."""
+    """Return the smallest latency in microseconds above the bucket."""
     if bucket < 4:
         return bucket + 1
     shift = (bucket >> _SUB_BITS) - 1
@@ -32,7 +32,8 @@ def upper_bound_of(bucket: int) -> int:
 
 
 def find_quantile(buckets: Mapping[int, int], share: float) -> float | None:
-    """The latency in seconds that this share of the requests did not exceed; None without any."""
+    """Return the latency in seconds that this share of the requests did not exceed, or None without
+    requests."""
     total = sum(buckets.values())
     seen = 0
     for bucket in sorted(buckets):
@@ -51,7 +52,7 @@ class ReplicaFacts(Struct, frozen=True, kw_only=True):
 
 
 class ServiceFacts(Struct, frozen=True, kw_only=True):
-    """The statistics of a service at a moment."""
+    """The statistics of a service at one moment."""
 
     name: str
     at_s: float  # of the gateway's monotonic clock
@@ -85,7 +86,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
 
 
 class ServiceCounters:
-    """The counters behind `ServiceFacts`, changed by each request."""
+    """The counters of `ServiceFacts`, which each request changes."""
 
     __slots__ = (
         "_changed_at",
@@ -119,7 +120,7 @@ class ServiceCounters:
         self._seconds: deque[int] = deque(maxlen=60)
 
     def change_in_flight(self, change: int, now: float, started_at: float = 0.0) -> None:
-        """One more request (or less, if `change` is -1) that started at `started_at`."""
+        """Count one more request (or one less, if `change` is -1) that started at `started_at`."""
         self.concurrency_s += self.in_flight * (now - self._changed_at)
         self._changed_at = now
         self.in_flight += change

@@ -20,7 +20,7 @@ PRICE_FIELD = b"Cavvy-Price-Micros"
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """A connection to a replica. It serves one exchange at a time."""
+    """A connection to a replica. The connection serves one exchange at a time."""
 
     __slots__ = ("_body", "_buffer", "_ends", "_exchange", "_tunnel", "closed", "pool", "transport")
 
@@ -36,7 +36,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.closed = False
 
     def begin(self, exchange: Exchange) -> None:
-        """Send the request, or what there is of it."""
+        """Send the request, or the part of it that has arrived."""
         self._exchange = exchange
         self._body = None
         exchange.upstream = self
@@ -46,7 +46,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.write(exchange.take_bytes())
 
     def abort(self) -> None:
-        """The client has left. A request cannot be taken back, except with its connection."""
+        """Abort the request of a client that has disconnected, by closing the connection: a request
+        cannot be cancelled in any other way."""
         self._exchange = None
         self.transport.abort()
 
@@ -132,7 +133,7 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.failed = True
         elif head.status == 101:
             if not exchange.head.upgrade:
-                raise HeadError(502, "the replica changed the protocol without being asked")
+                raise HeadError(502, "the replica changed the protocol without a request to do so")
             self._tunnel = True
             exchange.sink.switch(head, rest)
             return
@@ -155,7 +156,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish(exchange, reusable=not (head.close or body.rest or head.length == 0))
 
     def _finish(self, exchange: Exchange, reusable: bool) -> None:
-        """The response is complete. If its request is not, the connection is of no more use."""
+        """Complete the response. If the request is not complete, the connection cannot be used
+        again."""
         self._exchange = exchange.upstream = None
         if not (reusable and exchange.body_done) or self.closed:
             self.closed = True
@@ -173,7 +175,7 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class ReplicaPool:
-    """A replica: its slots and its idle connections."""
+    """One replica: its slots and its idle connections."""
 
     def __init__(self, service: "ServiceQueue", address: ReplicaAddress) -> None:
         self.service = service
@@ -191,7 +193,7 @@ class ReplicaPool:
         self._served = self._failed = 0
 
     def start(self, exchange: Exchange) -> None:
-        """Give the exchange one of the replica's slots."""
+        """Assign one of the replica's slots to the exchange."""
         self.in_flight += 1
         idle = self._idle
         while idle:
@@ -221,7 +223,8 @@ class ReplicaPool:
             connection.begin(exchange)
 
     def _refuse(self, exchange: Exchange) -> None:
-        """The replica takes no connections: try it again later, and the request elsewhere."""
+        """Handle that the replica accepts no connections: try this replica again later, and send
+        the request to another one."""
         self._failed += 1
         if not self.cooling and not self.draining:
             self.cooling = True
@@ -235,7 +238,7 @@ class ReplicaPool:
             self.service.requeue(exchange, now)
 
     def warm(self) -> None:
-        """The replica may be tried (again)."""
+        """Mark the replica as available again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -243,7 +246,7 @@ class ReplicaPool:
         self.service.update(self)
 
     def release(self, exchange: Exchange, connection: UpstreamConnection | None) -> None:
-        """The response is complete; the connection is given back if it can be used again."""
+        """Release the connection after a complete response; it is kept if it can be used again."""
         self._served += 1
         if connection is not None:
             if self.draining:
@@ -259,12 +262,12 @@ class ReplicaPool:
         self.service.free(self, exchange, now)
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """An idle connection was closed by the replica."""
+        """Forget an idle connection that the replica has closed."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def lose(self, exchange: Exchange) -> None:
-        """The connection ended before the response did."""
+        """Handle a connection that ended before the response."""
         self._failed += 1
         now = monotonic()
         self._record_loss(exchange, now)
@@ -272,7 +275,7 @@ class ReplicaPool:
         self.service.lose(exchange, self, now)
 
     def refuse_answer(self, exchange: Exchange) -> None:
-        """The replica's response is not valid HTTP."""
+        """Handle a response of the replica that is not valid HTTP."""
         self._failed += 1
         now = monotonic()
         self._record_loss(exchange, now)
@@ -284,7 +287,7 @@ class ReplicaPool:
             self.service.canary.record(self.address.canary, True, now - exchange.started_at)
 
     def drain(self) -> None:
-        """Take no more requests; those in flight finish."""
+        """Accept no more requests; those in flight finish."""
         self.draining = True
         if self._timer is not None:
             self._timer.cancel()

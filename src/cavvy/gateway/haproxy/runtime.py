@@ -1,7 +1,7 @@
 """HAProxy's runtime API: servers are added and change state without a reload.
 
-The socket takes one line of commands and closes. Documented in HAProxy's management guide, 9.3;
-`add server` needs HAProxy 2.6 or newer.
+The socket accepts one line of commands and closes. The API is documented in HAProxy's management
+guide, 9.3; `add server` needs HAProxy 2.6 or newer.
 """
 
 import csv
@@ -22,7 +22,7 @@ _CHECK = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mar
 
 
 class HaproxyRefused(Exception):
-    """HAProxy did not carry a command out; the text is its answer."""
+    """Raised if HAProxy did not execute a command; the text is its answer."""
 
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class HaproxyRuntime:
         self._numbers: dict[str, int] = {}
 
     def command(self, text: str) -> str:
-        """The answer to a line. Raises OSError."""
+        """Return the answer to a line of commands. Raises OSError."""
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(_TIMEOUT_S)
             line.connect(str(self._path))
@@ -60,9 +60,10 @@ class HaproxyRuntime:
     def set_replicas(
         self, service: str, addresses: Iterable[ReplicaAddress], concurrency: int
     ) -> None:
-        """Make these the servers of the service. Raises HaproxyRefused, OSError.
+        """Make these replicas the servers of the service. Raises HaproxyRefused, OSError.
 
-        New servers are ready before old ones are taken out, so that there is always one.
+        New servers are made ready before old ones are removed, so that a server is always
+        available.
         """
         backend = name_backend(service)
         known = self._known.setdefault(service, {})
@@ -81,7 +82,7 @@ class HaproxyRuntime:
         self._delete_old(backend, known)
 
     def _delete_old(self, backend: str, known: dict[str, ReplicaAddress]) -> None:
-        """Delete servers whose last request has ended; HAProxy refuses for the others."""
+        """Delete servers whose last request has ended; HAProxy refuses to delete the others."""
         for row in self._list_rows(backend):
             name = row["svname"]
             if name not in known and name not in (HOLD, "BACKEND") and row["scur"] == "0":
