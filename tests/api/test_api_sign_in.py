@@ -407,7 +407,9 @@ async def test_a_token_for_another_client_is_refused(api: Api, issuer: Issuer) -
 async def test_a_person_cannot_become_an_account_that_is_not_theirs(
     api: Api, issuer: Issuer
 ) -> None:
-    assert "does not belong to this person" in await refused(api, issuer.sign(**{**ADA, "email": "ci"}))
+    assert "does not belong to this person" in await refused(
+        api, issuer.sign(**{**ADA, "email": "ci"})
+    )
     await sign_in(api, issuer.sign(**ADA))
     again = {**ADA, "sub": "u-2"}
     assert "does not belong to this person" in await refused(api, issuer.sign(**again))

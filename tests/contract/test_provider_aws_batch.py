@@ -148,8 +148,8 @@ class TestAwsBatch(VmContract):
             ("gpu-spot", "g4dn.xlarge", Purchase.SPOT, 210_000),
         }
         facts = dict(asyncio.run(provider.whoami()))["queues without offers"]
-        assert "mixed: its compute environment must have one instance type" in facts
-        assert "serverless: its compute environment has the type FARGATE" in facts
+        assert "mixed: the queue's compute environment must have one instance type" in facts
+        assert "serverless: the queue's compute environment has the type FARGATE" in facts
 
     def test_new_prices_of_the_catalog_are_used(self, account: BatchPlace) -> None:
         async def read() -> int:

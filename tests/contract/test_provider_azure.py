@@ -603,7 +603,7 @@ class TestAzure(RestContract):
             network = account.api.networks
             account.api.slow_networks = True
             for _ in range(2):
-                with pytest.raises(TryAgain, match="still making the network cavvy-eastus"):
+                with pytest.raises(TryAgain, match="still creating the network cavvy-eastus"):
                     await harness.ours.launch(gang)
                 assert account.api.bodies == {}
             network["network", "cavvy-eastus"]["properties"]["provisioningState"] = "Failed"

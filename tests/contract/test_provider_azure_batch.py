@@ -280,7 +280,7 @@ class TestAzureBatch(RestContract):
             (seen,) = await harness.ours.gangs(gang.name)
             assert (seen.state, seen.preempted) == (GangState.ENDED, True)
             assert seen.nodes[0].ended_at == at
-            assert "Azure took a spot machine back" in seen.reason
+            assert "Azure reclaimed a spot machine" in seen.reason
 
         asyncio.run(scenario())
 

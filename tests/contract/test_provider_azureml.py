@@ -266,7 +266,7 @@ class TestAzureMl(RestContract):
             await account.wait(timedelta(minutes=1))
             (seen,) = await harness.ours.gangs(gang.name)
             assert (seen.state, seen.preempted) == (GangState.ENDED, True)
-            assert ("pre-empted" if fails else "took the job's nodes back") in seen.reason
+            assert ("pre-empted" if fails else "reclaimed the job's nodes") in seen.reason
             assert ("cancel" in account.api.calls) == (not fails)
             assert account.billed() == 0
 
@@ -294,7 +294,9 @@ class TestAzureMl(RestContract):
             CloudFault(404, "ResourceGroupNotFound", "no such group"),
             False,
         )
-        with pytest.raises(Refused, match=r"\[providers.azureml\] resource_group: there is no"):
+        with pytest.raises(
+            Refused, match=r"\[providers.azureml\] resource_group: the resource group"
+        ):
             asyncio.run(account.provider("ours").offers())
 
     def test_the_jobs_of_another_installation_are_not_listed(self, account: AzureMlPlace) -> None:

@@ -208,7 +208,7 @@ class TestGcp(RestContract):
         assert all(each.rate == listed[each.instance_type, each.purchase] for each in offers)
         facts = dict(asyncio.run(provider.whoami()))
         assert facts["machine types without a known price"] == "a4-highgpu-8g"
-        left_out = "machine types whose GPUs the catalog does not know"
+        left_out = "machine types with GPUs that are not in the catalog"
         assert facts[left_out] == "g4-standard-6"
 
     def test_a_read_of_offers_goes_on_when_its_caller_gives_up(self, account: RestPlace) -> None:

@@ -64,7 +64,7 @@ class TestHyperstack(RestContract):
 
     def test_an_account_without_an_ssh_key_gets_a_hint(self, account: RestPlace) -> None:
         account.api.keys = []
-        with pytest.raises(Refused, match="no environment with an SSH key; make both"):
+        with pytest.raises(Refused, match="no environment with an SSH key; create both"):
             asyncio.run(account.provider("ours").offers())
 
     @pytest.mark.parametrize(

@@ -225,7 +225,9 @@ class TestIbm(RestContract):
         offers = asyncio.run(account.provider("ours").offers())
         assert {each.zone for each in offers} == {f"{HOME}-2"}
         account.api.subnets = [make_subnet(f"{HOME}-2", "broken", "failed")]
-        with pytest.raises(Refused, match=rf"no zone of {HOME} has a fitting subnet; make a VPC"):
+        with pytest.raises(
+            Refused, match=rf"no zone of {HOME} has a suitable subnet; create a VPC"
+        ):
             asyncio.run(account.provider("ours").offers())
 
     @pytest.mark.proves(PROOF, "spot")

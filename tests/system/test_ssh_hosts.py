@@ -156,7 +156,7 @@ def test_check_says_who_and_what(around: Around) -> None:
             assert told["h1"].startswith("root@10.99.0.1: accelerators 2 x T4")
             assert "none" in told["h2"]
             assert "the name has no address" in told["gone"]
-            assert told["none-*"] == "it matches no Host of the SSH configuration"
+            assert told["none-*"] == "the pattern matches no Host of the SSH configuration"
             assert {offer.zone for offer in await provider.offers()} == {"h1", "h2", None}
 
     play(scenario())

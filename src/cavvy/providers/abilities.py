@@ -1,7 +1,8 @@
 """The optional abilities of providers, beyond the four methods of the provider interface.
 
-A provider lists its abilities in `Manifest.abilities`; callers ask `ability(provider, WHO_AM_I)`.
-The contract suite checks that a provider implements exactly the abilities that it declares.
+A provider lists its abilities in `Manifest.abilities`; callers request one by `ability(provider,
+WHO_AM_I)`. The contract suite checks that a provider implements exactly the abilities that it
+declares.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ class HoldsVolumes(Protocol):
     """
 
     async def volumes(self) -> Sequence[VolumeLocation]:
-        """The locations of the named volumes that exist. Raises TryAgain, Refused."""
+        """Return the locations of the named volumes that exist. Raises TryAgain, Refused."""
 
 
 class BillsVolumes(Protocol):
@@ -62,7 +63,7 @@ class HasParts(Protocol):
     """
 
     def silent(self) -> Sequence[str]:
-        """The parts that did not answer the last call of `offers`, each with the reason.
+        """Return the parts that did not answer the last call of `offers`, each with the reason.
 
         A job that fits no available offer waits for these parts. If no part answers, `offers`
         raises an error.
@@ -70,7 +71,7 @@ class HasParts(Protocol):
 
 
 class SignalsChanges(Protocol):
-    """A provider that signals changes of a gang. A lost signal does no harm, because the control
+    """A provider that signals changes of a gang. A lost signal is harmless, because the control
     plane also polls.
     """
 
@@ -91,7 +92,7 @@ class ChecksTasks(Protocol):
     """A provider that can reject a task before the task runs."""
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
-        """The reasons why the provider cannot run the task; () if it can."""
+        """Return the reasons why the provider cannot run the task, or () if it can run the task."""
 
 
 class WhoAmI(Protocol):
@@ -104,23 +105,24 @@ class WhoAmI(Protocol):
 
 
 class TellsQuotas(Protocol):
-    """A provider that can report the account's quotas and their use; `cavvy quota` shows them."""
+    """A provider that can report the account's quotas and their use, which `cavvy quota` shows."""
 
     async def quotas(self) -> Sequence[Quota]:
-        """The quotas that limit the provider's offers. Raises TryAgain, Refused."""
+        """Return the quotas that limit the provider's offers. Raises TryAgain, Refused."""
 
     def untold_quotas(self) -> Sequence[str]:
-        """The regions whose quotas the last call of `quotas` could not read, each with the reason;
-        () if there are none. If no region answers, `quotas` raises an error.
+        """Return the regions whose quotas the last call of `quotas` could not read, each with the
+        reason; the list is empty if all were read. If no region answers, `quotas` raises an error.
         """
 
 
 class StatesPolicy(Protocol):
-    """A provider that can list the rights it needs; `cavvy check NAME --policy` prints them."""
+    """A provider that can list the permissions it needs, which `cavvy check NAME --policy`
+    prints."""
 
     def policy(self) -> str:
-        """The minimum rights of the provider's account, in the infrastructure's own format. Works
-        offline.
+        """Return the minimum permissions of the provider's account, in the infrastructure's own
+        format. Works offline.
         """
 
 
@@ -128,8 +130,8 @@ class ExportsTasks(Protocol):
     """A provider that can write a task as a job of its infrastructure, for `cavvy export`."""
 
     def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:
-        """The task in the infrastructure's own format. The job runs without Cavvy's agent. Works
-        offline. If `offer` is None, the job requests any suitable resources.
+        """Return the task in the infrastructure's own format. The job runs without Cavvy's agent.
+        Works offline. If `offer` is None, the job requests any suitable resources.
         """
 
 
@@ -143,13 +145,13 @@ class RelaysAgents(Protocol):
     """
 
     async def relay(self) -> None:
-        """Relay for every gang of this installation until cancelled. Lost connections are
-        restored.
+        """Relay for every gang of this installation until cancelled. The relay restores lost
+        connections.
         """
 
 
 class JoinInvitation(Struct, frozen=True, kw_only=True):
-    """Two commands that do the same: each joins a machine with the invitation's single-use
+    """Two equivalent commands, each of which joins a machine with the invitation's single-use
     token."""
 
     shell: str
@@ -168,36 +170,36 @@ class JoinedMachine(Struct, frozen=True, kw_only=True):
 
 
 class ServesNodes(Protocol):
-    """A provider whose machines call the server. The server's API passes these calls to the
-    provider without reading them.
+    """A provider whose machines send requests to the server. The server's API passes these requests
+    to the provider without reading them.
     """
 
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> JoinInvitation:
-        """Create an invitation. Machines with the same `group` share a network and can run a gang
-        together. Raises Refused.
+        """Create an invitation. Machines with the same `group` share a network
+        and can run a gang together. Raises Refused.
         """
 
     async def machines(self) -> Sequence[JoinedMachine]:
-        """The machines that have joined and were not dismissed."""
+        """Return the machines that have joined and were not dismissed."""
 
     async def dismiss(self, name: str) -> None:
         """End the machine's work and revoke its token. Raises NotFound, TryAgain."""
 
     async def script(self) -> bytes:
-        """The script that the join command fetches and runs; it contains no secret."""
+        """Return the script that the join command fetches and runs; it contains no secret."""
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
-        """Answer a machine's call; the answer may take as long as a long poll. Raises Refused (the
-        machine must leave for good), NotFound, TryAgain.
+        """Answer a machine's request; the answer may take as long as a long poll. Raises Refused
+        (the machine must leave for good), NotFound, TryAgain.
         """
 
 
 class KeepsNodes(Protocol):
-    """A provider whose infrastructure keeps the nodes of a gang after the gang's work, for the next
-    gang, and bills them meanwhile. Such a gang counts as ended once its nodes are gone or in use by
-    the next one.
+    """A provider whose infrastructure keeps a gang's nodes after the gang's work for the next gang,
+    and bills them meanwhile. Such a gang counts as ended once its nodes are gone or in use by the
+    next one.
     """
 
     async def release(self, name: str) -> None:
@@ -210,8 +212,8 @@ class Closeable(Protocol):
     """A provider that has open files or connections. Its gangs keep running after `close`."""
 
     async def close(self) -> None:
-        """Close the files and connections. This must be the last call, and must be made in the
-        event loop in which the provider was used.
+        """Close the files and connections. This must be the last call, made in the event loop in
+        which the provider was used.
         """
 
 
@@ -246,7 +248,7 @@ SIGNALS_CHANGES: Ability[SignalsChanges] = Ability(
     name="signals changes",
     methods=("changed",),
     purpose="Reports a change of a gang at once; without this ability, the control plane notices "
-    "it at the next poll.",
+    "a change at the next poll.",
 )
 RUNS_AGENTS_HERE: Ability[RunsAgentsHere] = Ability(
     name="runs agents here",
@@ -261,7 +263,10 @@ CHECKS_TASKS: Ability[ChecksTasks] = Ability(
 WHO_AM_I: Ability[WhoAmI] = Ability(
     name="identity",
     methods=("whoami",),
-    purpose="`cavvy check`: reports the identity in use, and what this identity can access.",
+    purpose=(
+        "`cavvy check`: reports the identity in use, and the resources that this identity "
+        "can access."
+    ),
 )
 TELLS_QUOTAS: Ability[TellsQuotas] = Ability(
     name="quotas",
@@ -288,7 +293,7 @@ RELAYS_AGENTS: Ability[RelaysAgents] = Ability(
 SERVES_NODES: Ability[ServesNodes] = Ability(
     name="serves nodes",
     methods=("invite", "machines", "dismiss", "script", "answer"),
-    purpose="Lets machines join through the API, and answers their calls.",
+    purpose="Lets machines join through the API, and answers their requests.",
 )
 KEEPS_NODES: Ability[KeepsNodes] = Ability(
     name="keeps nodes",

@@ -40,27 +40,28 @@ class TryAgain(ProviderError):
 
 
 class NoCapacity(ProviderError):
-    """This offer is unavailable now; the caller should try another offer."""
+    """Raised if this offer is unavailable now; the caller should try another offer."""
 
 
 class Refused(ProviderError):
-    """A quota, the credentials or a policy forbid the call; a person must act."""
+    """Raised if a quota, the credentials or a policy forbid the call; a person must act."""
 
     kind = FailureKind.REFUSED
 
 
 class KeyFileRefused(ProviderError):
-    """A project may not set this key file; it may name files or addresses of the server."""
+    """Raised if a project may not set this key file, because the file may name files or addresses
+    of the server."""
 
 
 class QuotaTooSmall(Refused):
-    """The user's quota is too small for the request, even if capacity is free."""
+    """Raised if the user's quota is too small for the request, even if capacity is free."""
 
     kind = FailureKind.QUOTA
 
 
 class PartlyUnknown(TryAgain):
-    """Only some parts of the provider reported their gangs. `seen` are the gangs that are known;
+    """Raised if only some parts of the provider reported their gangs. `seen` are the known gangs;
     others may exist.
     """
 
@@ -70,7 +71,7 @@ class PartlyUnknown(TryAgain):
 
 
 class NotFound(ProviderError):
-    """The named object does not exist."""
+    """Raised if the named object does not exist."""
 
 
 class Feature(StrEnum):
@@ -177,8 +178,8 @@ class AgentEndpoint(Struct, frozen=True, kw_only=True):
 
 
 class GangSpec(Struct, frozen=True, kw_only=True):
-    """The gang to start. It contains only what a provider needs to start nodes: an agent receives
-    the command and the secrets when it claims its rank.
+    """The gang to start. The gang spec contains only what a provider needs to start nodes: an agent
+    receives the command and the secrets when it claims its rank.
     """
 
     name: str  # unique, deterministic, contains the installation's id; at most 63 of [a-z0-9-]
@@ -222,10 +223,12 @@ class Provider(Protocol):
     manifest: Manifest
 
     async def offers(self) -> Sequence[Offer]:
-        """The capacity available now, with prices. Keys are unique. Raises TryAgain, Refused."""
+        """Return the capacity available now, with prices. Keys are unique. Raises TryAgain,
+        Refused."""
 
     async def launch(self, gang: GangSpec) -> None:
-        """Request all nodes or none. If a gang with this name exists, running or ended, do nothing.
+        """Request all nodes or none. If a gang with this name exists, running or ended, nothing is
+        done.
 
         Raises NoCapacity, Refused (nothing is left running), TryAgain (the gang may have started:
         check with `gangs`). If machines were started and deleted again, `gangs` reports them as
@@ -233,18 +236,18 @@ class Provider(Protocol):
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        """Return this installation's gangs, or only the named one; [] if the provider knows no such
-        gang. Raises TryAgain, or PartlyUnknown if only some gangs are known.
+        """Return this installation's gangs, or only the named one; return [] if the provider knows
+        no such gang. Raises TryAgain, or PartlyUnknown if only some gangs are known.
 
         An ended gang is listed for at least an hour, so that its bill can be closed.
         """
 
     async def remove(self, name: str) -> None:
-        """Start removing the gang; do nothing if the gang is gone. Raises TryAgain."""
+        """Start removing the gang; do nothing if the gang no longer exists. Raises TryAgain."""
 
 
 def wall_clock() -> datetime:
-    """The current time in UTC: the default clock of a provider context."""
+    """Return the current time in UTC; the default clock of a provider context."""
     return datetime.now(UTC)  # noqa: TID251 - tests and the simulator pass another clock
 
 

@@ -2,7 +2,7 @@
 share.
 
 A provider writes a record before it buys anything, so that a launch is known even if the reply was
-lost or the server died. A provider calls `refresh` before it lists its gangs, because another
+lost or the server crashed. A provider calls `refresh` before it lists its gangs, because another
 server may have launched a gang. If another server has changed a record first, a write raises
 TryAgain, and the record is read again.
 """
@@ -27,7 +27,8 @@ _N = TypeVar("_N", bound=NamedRecord)
 
 
 class ChangedElsewhere(TryAgain):
-    """Another server has changed the record first. The ledger has read the record again."""
+    """Raised if another server has changed the record first. The ledger has read the record
+    again."""
 
 
 class LaunchLedger(Generic[_N]):
@@ -48,7 +49,7 @@ class LaunchLedger(Generic[_N]):
         self._writing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def lock(self, name: str) -> asyncio.Lock:
-        """A lock for this process's work on the gang with this name."""
+        """Return a lock for this process's work on the gang with this name."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     def get(self, name: str) -> _N | None:

@@ -1,4 +1,4 @@
-"""Describes how a node learns that its provider will reclaim it. Providers declare these
+"""Describes how a node detects that its provider will reclaim it. Providers declare these
 descriptions, and agents follow them.
 """
 
@@ -52,8 +52,8 @@ class NoticeReply(Struct, frozen=True, kw_only=True):
 
 
 class NoticeSource(Struct, frozen=True, kw_only=True):
-    """One URL that the node polls over plain HTTP. An empty answer, or the status 404, 410 or 204,
-    means that there is no notice.
+    """One URL that the node polls over plain HTTP. An empty response, or the status 404, 410 or
+    204, means that there is no notice.
 
     The answer is a string, an object, or, if `list_field` is set, an object with a list of events.
     An event is a notice if every field in `match` has one of the values listed for it. If the
@@ -81,7 +81,7 @@ class NoticeSource(Struct, frozen=True, kw_only=True):
 
 
 def make_notice_fields(sources: Sequence[NoticeSource]) -> list[dict[str, object]]:
-    """The value of `notices` in an agent's configuration. It is documented in
+    """Return the value of `notices` in an agent's configuration. It is documented in
     docs/concepts/agent-protocol.md.
     """
     return [_without_none(_fields(each)) for each in sources]

@@ -8,16 +8,17 @@ from cavvy.spec.support import read_options, refusals
 
 
 def refuses_all(provider: Provider) -> str:
-    """The reason why the provider cannot run even a minimal task; "" if it can run one."""
+    """Return the reason why the provider cannot run even a minimal task, or "" if it can run
+    one."""
     minimal = TaskSpec(name="check", run="true", session=provider.manifest.only_sessions)
     reasons = list_objections(minimal, provider)
     return reasons[0].reason if reasons else ""
 
 
 def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
-    """The objections, without duplicates: work that is no session, features that the manifest lists
-    as unsupported, then unknown options, then the provider's own objections. An unknown option to
-    which the provider itself objects is listed only with the provider's reason.
+    """Return the objections, without duplicates: work that is no session, features that the
+    manifest lists as unsupported, then unknown options, then the provider's own objections. An
+    unknown option to which the provider itself objects is listed only with the provider's reason.
     """
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()
@@ -33,7 +34,7 @@ def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
 
 
 def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
-    """The objection to a task that is no session, if the provider runs only sessions."""
+    """Return the objection to a task that is not a session, if the provider runs only sessions."""
     if task.session or not manifest.only_sessions:
         return []
     reason = f"{manifest.title} run only interactive sessions; start one with `cavvy dev`"
@@ -41,8 +42,8 @@ def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
 
 
 def _object_to_options(task: TaskSpec, manifest: Manifest) -> list[Objection]:
-    """An objection to each option that the manifest does not list. `Manifest.options` also contains
-    options that only `cavvy export` reads, so that the same task can be exported and run.
+    """Return an objection to each option that the manifest does not list. `Manifest.options` also
+    contains options that only `cavvy export` reads, so that the same task can be exported and run.
     """
     name, known = manifest.name, manifest.options
     found = []

@@ -2,8 +2,9 @@
 no secrets, and a simulated cloud can replay it in tests.
 
 A string in a call is recorded only if it is known to be safe: it is in one of the fields `_KEPT`,
-or in a reply about products (`_PRODUCTS`), or is the name of an object that Cavvy made. All other
-strings are masked. Machines and other objects in the account that Cavvy did not make are left out.
+or in a reply about products (`_PRODUCTS`), or is the name of an object that Cavvy created. All
+other strings are masked. Machines and other objects in the account that Cavvy did not create are
+omitted.
 """
 
 import asyncio
@@ -114,8 +115,8 @@ class _Recording(Struct, kw_only=True):
 
 
 class CallRecorder:
-    """Records calls for the gangs of one provider that have the label `TAG`. While there is no such
-    gang, nothing is recorded. `clock` returns seconds that never go back.
+    """Records calls for the gangs of one provider that have the label `TAG`. While no such gang
+    exists, nothing is recorded. `clock` returns seconds that never decrease.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class CallRecorder:
 
     def begin(self, gang: GangSpec) -> bool:
         """Start a recording if the gang has the label, its time limit is at most `LONGEST_JOB`, and
-        fewer than `_MOST_OPEN` gangs are being recorded. Returns whether a recording was started.
+        fewer than `_MOST_OPEN` gangs are being recorded. Return whether a recording was started.
         """
         self._drop_old()
         short = gang.longest is not None and gang.longest <= LONGEST_JOB
@@ -144,7 +145,7 @@ class CallRecorder:
         return True
 
     def recorded(self) -> Sequence[str]:
-        """The names of the gangs that are being recorded."""
+        """Return the names of the gangs that are being recorded."""
         self._drop_old()
         return list(self._open)
 
@@ -176,7 +177,7 @@ class CallRecorder:
             each.add(plain, len(text))
 
     async def end(self, gang: str) -> None:
-        """End the gang's recording, if there is one, and write it to a file."""
+        """End the gang's recording, if one exists, and write it to a file."""
         recording = self._open.pop(gang, None)
         if recording is not None:
             whole = {**self._head, "gang": gang, "calls": recording.calls}
@@ -207,14 +208,15 @@ class CallRecorder:
 
 
 def redact_body(body: object) -> object:
-    """The body of a request, with secrets, account ids and names that users chose masked."""
+    """Return the body of a request, in which secrets, account ids and names chosen by users are
+    masked."""
     return _keep_safe(body, ours=True)
 
 
 def redact_reply(call: str, reply: object) -> object:
-    """A reply, with secrets, account ids and names that users chose masked, and without objects
-    that Cavvy did not make. `call` is the method and the path, or, for AWS, the region, the service
-    and the operation.
+    """Return a reply, in which secrets, account ids and names chosen by users are masked, and from
+    which objects that Cavvy did not create are removed. `call` is the method and the path or, for
+    AWS, the region, the service and the operation.
     """
     if isinstance(reply, str):  # an id, or the message of an error
         return _clean(reply)
@@ -227,8 +229,9 @@ def redact_reply(call: str, reply: object) -> object:
 
 
 def _keep_safe(value: object, *, ours: bool) -> object:
-    """The value, with all strings masked that are not known to be safe. If `ours` is True, the
-    value belongs to an object that Cavvy made, so no items are removed from the lists in it.
+    """Return the value, in which all strings that are not known to be safe are masked. If `ours` is
+    True, the value belongs to an object that Cavvy created, so no items are removed from the lists
+    in it.
     """
     match value:
         case Mapping():
@@ -258,7 +261,7 @@ def _keep_field(key: str, value: object, table: Mapping[object, object], *, ours
 
 
 def _mask_secrets(value: object) -> object:
-    """The value, with secrets and account ids masked."""
+    """Return the value, with secrets and account ids masked."""
     match value:
         case Mapping():
             return {
@@ -273,7 +276,7 @@ def _mask_secrets(value: object) -> object:
 
 
 def _mask_all(value: object) -> object:
-    """The value, with all strings and numbers masked."""
+    """Return the value, with all strings and numbers masked."""
     match value:
         case Mapping():
             return {str(key): _mask_all(each) for key, each in value.items()}
@@ -301,8 +304,8 @@ def _is_secret(field_name: str) -> bool:
 
 
 def _is_ours(table: Mapping[object, object]) -> bool:
-    """Whether the table describes an object that Cavvy made: one of its strings is the name of such
-    an object, or a path that ends with the name.
+    """Return whether the table describes an object that Cavvy created: one of its strings is the
+    name of such an object, or a path that ends with the name.
     """
     return any(
         isinstance(each, str) and _OURS.fullmatch(each.rsplit("/")[-1]) for each in table.values()
@@ -310,7 +313,7 @@ def _is_ours(table: Mapping[object, object]) -> bool:
 
 
 def _is_foreign(value: object) -> bool:
-    """Whether the value describes an object in the account that Cavvy did not make."""
+    """Return whether the value describes an object in the account that Cavvy did not create."""
     if not isinstance(value, Mapping) or _is_ours(value):
         return False
     return any(_fold(str(key)) in _NAMES for key in value)

@@ -1,5 +1,5 @@
 """HTTP requests that do not follow redirects. A redirect could send a token to another address,
-such as the login page of a proxy, and repeats a POST without its body.
+such as the login page of a proxy, and would repeat a POST without its body.
 """
 
 import urllib.request

@@ -76,8 +76,8 @@ _NOT_PROVIDERS = frozenset(
 
 
 class BadSettings(ProviderError):
-    """A settings table names no installed provider, or has an unknown key or an invalid value. The
-    message names the entry and suggests a valid one.
+    """Raised if a settings table names no installed provider, or has an unknown key or an invalid
+    value. The message names the entry and suggests a valid one.
     """
 
 
@@ -90,7 +90,7 @@ class KnownProvider(Struct, frozen=True, kw_only=True):
 
 
 def list_known() -> Mapping[str, KnownProvider]:
-    """Every installed provider, by name. Blocks while entry points are read."""
+    """Return every installed provider, by name. The call blocks while entry points are read."""
     found = _own()
     for name, module in _foreign():
         found.setdefault(name, KnownProvider(name=name, module=module))
@@ -98,8 +98,8 @@ def list_known() -> Mapping[str, KnownProvider]:
 
 
 def manifests() -> Sequence[Manifest]:
-    """The manifests of all installed providers, sorted by name. Imports the modules of all
-    providers.
+    """Return the manifests of all installed providers, sorted by name. The modules of all providers
+    are imported.
     """
     return [manifest_of(known) for _, known in sorted(list_known().items())]
 
@@ -107,8 +107,8 @@ def manifests() -> Sequence[Manifest]:
 def judge_readiness(
     offer: Offer, usable: Collection[tuple[str, str]], installed: Collection[str]
 ) -> Readiness:
-    """Whether a job can run on the offer. `usable` contains the (provider, region) pairs that can
-    run jobs now. `installed` contains the names of the installed providers.
+    """Return whether a job can run on the offer. `usable` contains the (provider, region) pairs
+    that can run jobs now. `installed` contains the names of the installed providers.
     """
     if (offer.provider, offer.region) in usable:
         return Readiness.READY
@@ -116,8 +116,8 @@ def judge_readiness(
 
 
 def enabled(tables: Tables) -> Sequence[KnownProvider]:
-    """The providers that the settings enable. Imports no provider. Raises BadSettings if a table
-    names no installed provider.
+    """Return the providers that the settings enable. Imports no provider. Raises BadSettings if a
+    table names no installed provider.
     """
     found = _own()
     if any(name not in found for name in tables):
@@ -156,7 +156,7 @@ def make(
 
     `context.home` is the folder of all providers; each provider gets a subfolder. `state` returns
     the documents of the named provider; if it is None, documents exist only in memory. `account`
-    replaces the provider's name in both, for a provider that is created a second time.
+    replaces the provider's name in both arguments, for a provider that is created a second time.
     """
     settings = check_settings(manifest_of(known), table)
     folder = context.home / (account or known.name)
@@ -182,7 +182,7 @@ def manifest_of(known: KnownProvider) -> Manifest:
 
 def check_settings(manifest: Manifest, table: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the table with defaults filled in. Settings without a value and without a default are
-    left out. Raises BadSettings.
+    omitted. Raises BadSettings.
     """
     known = {setting.name: setting for setting in (ENABLED, *manifest.settings)}
     for name in table:
@@ -196,7 +196,8 @@ def check_settings(manifest: Manifest, table: Mapping[str, Scalar]) -> dict[str,
 
 
 def settings_page() -> str:
-    """The reference page of all providers' settings and unsupported features, as Markdown."""
+    """Return the reference page of all providers' settings and unsupported features, as
+    Markdown."""
     on = sorted(known.name for known in _own().values() if known.by_default)
     lines = [
         "# Providers",
@@ -311,8 +312,9 @@ def _own() -> dict[str, KnownProvider]:
 
 
 def _foreign() -> Sequence[tuple[str, str]]:
-    """The names and modules of third-party providers. Most installations have none, and to import
-    importlib.metadata takes longer than to look for one, so the folders are searched first.
+    """Return the names and modules of third-party providers. Most installations have none, and
+    importing importlib.metadata takes longer than searching the folders, so the folders are
+    searched first.
     """
     if not any(_may_declare(Path(folder)) for folder in sys.path):
         return []
@@ -322,7 +324,8 @@ def _foreign() -> Sequence[tuple[str, str]]:
 
 
 def _may_declare(folder: Path) -> bool:
-    """Whether a package that is installed in this folder of `sys.path` may declare providers."""
+    """Return whether a package that is installed in this folder of `sys.path` may declare
+    providers."""
     if folder.is_file():  # packages in a zip file, which only importlib.metadata can read
         return True
     try:

@@ -14,9 +14,9 @@ OPTION = "image"
 def require_images(
     offers: Iterable[Offer], named: object, find_default: Callable[[Offer], object]
 ) -> list[Offer]:
-    """Return the offers. `find_default` finds the provider's own image for an offer. If it raises
-    Refused for an offer, the offer requires the option `image`. If the settings name an image
-    (`named`), no offer requires the option.
+    """Return the offers. `find_default` finds the provider's own image for an offer. If
+    `find_default` raises Refused for an offer, the offer requires the option `image`. If the
+    settings name an image (`named`), no offer requires the option.
     """
     if named:
         return list(offers)

@@ -1,4 +1,4 @@
-"""Settings that several providers share. Imports no module that opens connections."""
+"""Settings that several providers share. The module imports no module that opens connections."""
 
 from cavvy.providers.base import ProviderSetting, SettingKind
 
@@ -6,14 +6,14 @@ _CONSENT = "Above 0, a job needs consent to costs, as for any paid offer."
 
 
 def text(name: str, consequence: str, default: str | None = None) -> ProviderSetting:
-    """A string setting. If `default` is None, the setting is unset by default."""
+    """Return a string setting. If `default` is None, the setting is unset by default."""
     return ProviderSetting(
         name=name, kind=SettingKind.TEXT, default=default, consequence=consequence
     )
 
 
 def flag(name: str, consequence: str, *, default: bool = False) -> ProviderSetting:
-    """A setting that is true or false."""
+    """Return a setting that is true or false."""
     return ProviderSetting(
         name=name, kind=SettingKind.FLAG, default=default, consequence=consequence
     )
@@ -28,7 +28,7 @@ def number(
     minimum: float = 0,
     whole: bool = False,
 ) -> ProviderSetting:
-    """A numeric setting. If `default` is None, the setting is unset by default."""
+    """Return a numeric setting. If `default` is None, the setting is unset by default."""
     return ProviderSetting(
         name=name,
         kind=SettingKind.INTEGER if whole else SettingKind.NUMBER,
@@ -40,8 +40,8 @@ def number(
 
 
 def login_node() -> tuple[ProviderSetting, ...]:
-    """The settings for reaching a batch system's login node, and for the folder that its nodes
-    share (read by `batch.login_session.read_where`).
+    """Return the settings for reaching a batch system's login node, and for the folder that its
+    nodes share (read by `batch.login_session.read_where`).
     """
     return (
         text(
@@ -60,7 +60,7 @@ def login_node() -> tuple[ProviderSetting, ...]:
 
 
 def gpu_rates() -> ProviderSetting:
-    """The prices of a cluster's accelerators, by kind (parsed by
+    """Return the prices of a cluster's accelerators, by kind (parsed by
     `batch.shapes.AcceleratorRates`).
     """
     meaning = (
@@ -71,28 +71,29 @@ def gpu_rates() -> ProviderSetting:
 
 
 def gpu_price() -> ProviderSetting:
-    """The price of each accelerator of a cluster."""
+    """Return the price of each accelerator of a cluster."""
     return _price(
-        "price_usd_gpu_hr", f"Jobs pay this for each accelerator that they hold. {_CONSENT}"
+        "price_usd_gpu_hr", f"Jobs pay this for each accelerator that they use. {_CONSENT}"
     )
 
 
 def node_price() -> ProviderSetting:
-    """The price of a cluster's node without accelerators."""
+    """Return the price of a cluster's node without accelerators."""
     held = "a whole node, and proportionally less for a part of its CPUs"
     return _price("price_usd_node_hr", f"Jobs without accelerators pay this for {held}. {_CONSENT}")
 
 
 def price_setting(more: str = "") -> ProviderSetting:
-    """The price of a user's own machine. `more` describes the provider's other price settings."""
+    """Return the price of a user's own machine. `more` describes the provider's other price
+    settings."""
     consequence = (
-        "Jobs pay this for each accelerator that they hold, or once per node if they hold none. "
+        "Jobs pay this for each accelerator that they use, or once per node if they use none. "
     )
     return _price("price_usd_hr", f"{consequence}{more}{_CONSENT}")
 
 
 def isolation_setting(*, namespaces: bool) -> ProviderSetting:
-    """How the jobs of different projects share a machine (read by `hosts.isolation`)."""
+    """Return how the jobs of different projects share a machine (read by `hosts.isolation`)."""
     separated = (
         "`namespaces`: jobs get their own processes, `/tmp`, `/dev/shm` and home folder, and run "
         "beside those of other projects. This needs Linux, and a server that does not run as root. "
@@ -108,7 +109,7 @@ def isolation_setting(*, namespaces: bool) -> ProviderSetting:
 
 
 def lost_setting(consequence: str) -> ProviderSetting:
-    """The setting for how long a machine may be silent before it counts as dead."""
+    """Return the setting for how long a machine may be silent before it counts as dead."""
     return number("lost_after_s", consequence, default=600, minimum=1, unit="seconds")
 
 

@@ -43,7 +43,8 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 class AwsAccount:
     """The AWS account that the settings select. `run` executes blocking calls; simulations pass a
-    function that uses no threads. `provider` has the settings, and is named in errors.
+    function that uses no threads. `provider` is the provider that has the settings and is named in
+    errors.
     """
 
     # The SDK retries read-only calls in the call's thread, with growing pauses while AWS throttles.
@@ -193,7 +194,7 @@ class AwsAccount:
         return self._session
 
     def _name_credentials(self) -> dict[str, str | None]:
-        """The arguments of a session: the keys in the key file, else the profile. Raises
+        """Return the arguments of a session: the keys in the key file, else the profile. Raises
         Refused.
         """
         file = str(self._settings.get("key_file") or "")
@@ -222,5 +223,5 @@ def _import(name: str) -> Any:
 
 
 def camel(operation: str) -> str:
-    """The API's name of a boto3 operation, such as RunInstances for run_instances."""
+    """Return the API's name of a boto3 operation, such as RunInstances for run_instances."""
     return "".join(word.capitalize() for word in operation.split("_"))

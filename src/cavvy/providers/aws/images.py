@@ -1,5 +1,5 @@
-"""Chooses the machine image that nodes boot: the image that the task or the settings name, or else
-AWS's newest image for the instance type.
+"""Chooses the machine image that nodes boot: the image that the task or the settings name or,
+without one, AWS's newest image for the instance type.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,8 @@ class MachineImage(Struct, frozen=True, kw_only=True):
 
 
 class MachineImages:
-    """Looks up images. Values of parameters are cached for ten minutes, images forever."""
+    """Looks up images. Values of parameters are cached for ten minutes, images for
+    ever."""
 
     def __init__(
         self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]
@@ -59,8 +60,9 @@ class MachineImages:
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: InstanceShape, wanted: str = "") -> MachineImage:
-        """Return the image `wanted` by the task, else the image in the settings, else AWS's own
-        image with drivers for the type. Raises TryAgain, or Refused if there is no such image.
+        """Return the image `wanted` by the task or, without one, the image in the settings or,
+        without one, AWS's own image with drivers for the type. Raises TryAgain, or Refused if no
+        such image exists.
         """
         named = wanted or str(self._settings.get("image") or "")
         named = named or find_default(shape)
@@ -110,8 +112,8 @@ class MachineImages:
 
 
 def find_default(shape: InstanceShape) -> str:
-    """The Systems Manager parameter with the id of AWS's newest image with drivers for the type.
-    Raises Refused if AWS maintains no such image.
+    """Return the Systems Manager parameter with the id of AWS's newest image with drivers for the
+    type. Raises Refused if AWS maintains no such image.
     """
     known = find_accelerator(shape.accelerator or "")
     if known is None:

@@ -28,7 +28,8 @@ _SOME_PUBLIC_ADDRESS = "1.1.1.1"
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
-    """The network and disk options for a gang: from the task, or else from the settings."""
+    """The network and disk options for a gang: from the task or, if it has none, from the
+    settings."""
 
     vpc: str | None
     subnet: str | None
@@ -98,7 +99,7 @@ class AwsLauncher:
         self, gang: GangSpec, write: Callable[[AwsGangRecord], Awaitable[str]]
     ) -> None:
         """Launch the gang, as `Provider.launch` describes. The caller holds the gang's lock.
-        `write` returns the nodes' user data.
+        `write` returns the user data of the nodes.
         """
         record = self._ledger.get(gang.name)
         if record is not None and (
@@ -171,7 +172,7 @@ class AwsLauncher:
     async def _plan(
         self, gang: GangSpec, shape: InstanceShape, launch_options: LaunchOptions
     ) -> AwsGangRecord:
-        """Choose what the gang spec leaves open, such as the zone, the image and the subnets.
+        """Choose the values that the gang spec omits, such as the zone, the image and the subnets.
         Raises NoCapacity, Refused, TryAgain.
         """
         offer = gang.offer
@@ -207,8 +208,8 @@ class AwsLauncher:
         )
 
     def _zones(self, offer: Offer, zone: str | None) -> Collection[str]:
-        """The zones in which EC2 offers the instance type, or only `zone` if it is given. Raises
-        NoCapacity if EC2 does not offer the type in `zone`.
+        """Return the zones in which EC2 offers the instance type, or only `zone` if it is given.
+        Raises NoCapacity if EC2 does not offer the type in `zone`.
         """
         kind = offer.instance_type
         there = self._market.zones(offer.region, kind)
@@ -271,7 +272,7 @@ class AwsLauncher:
         *,
         many: bool,
     ) -> Sequence[Json]:
-        """The subnets whose routes lead to the server. If `many` is True, nodes have several
+        """Return the subnets whose routes lead to the server. `many` is set if nodes have several
         network cards and get no public address by default. Raises Refused if no subnet is usable.
         """
         usable: list[Json] = []
@@ -296,7 +297,7 @@ class AwsLauncher:
         launch_options: LaunchOptions,
         tags: Sequence[Mapping[str, str]],
     ) -> tuple[AwsGangRecord, Sequence[str]]:
-        """Create the security group and the placement group that the record asks for. Returns the
+        """Create the security group and the placement group that the record requires. Return the
         record with the security group's id, and the nodes' security groups.
         """
         if record.makes_placement:
@@ -320,8 +321,8 @@ class AwsLauncher:
     def _adapters(
         self, record: AwsGangRecord, shape: InstanceShape, launch_options: LaunchOptions
     ) -> int:
-        """The number of Elastic Fabric Adapters of each node. A node with several network cards
-        gets no public address, so nodes get at most one adapter if the subnet is unknown or a
+        """Return the number of Elastic Fabric Adapters of each node. A node with several network
+        cards gets no public address, so nodes get at most one adapter if the subnet is unknown or a
         public address is requested.
         """
         if not launch_options.efa or record.nodes == 1 or not shape.efa:
@@ -379,7 +380,7 @@ class AwsLauncher:
 
     async def _give_up(self, record: AwsGangRecord, error: Exception) -> None:
         """Remove the objects created for a launch that started no instance. If they cannot be
-        removed now, record that they must be removed later.
+        removed now, record them for a later removal.
         """
         if isinstance(error, TryAgain):  # the request may have succeeded
             return
@@ -399,7 +400,7 @@ def _order_names(
     subnets: Sequence[Json], *, free: bool, zone: str | None
 ) -> tuple[str | None, Sequence[str]]:
     """Return the name of the subnet to try first (None lets EC2 choose), and the names to try next.
-    The latter are empty if EC2 may choose (`free`) but only in one zone.
+    The list of next names is empty if EC2 may choose (`free`), but only within one zone.
     """
     names = [str(each["SubnetId"]) for each in subnets]
     if free:
@@ -408,12 +409,12 @@ def _order_names(
 
 
 def _belongs_together(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) -> bool:
-    """Whether a gang without a reservation gets a cluster placement group."""
+    """Return whether a gang without a reservation gets a cluster placement group."""
     return gang.nodes > 1 and shape.efa > 0 and shape.cluster and asked.placement_group
 
 
 def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) -> bool:
-    """Whether the nodes get several network cards if no public address is requested."""
+    """Return whether the nodes get several network cards if no public address is requested."""
     many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
     return many and asked.public_ip is not True
 
@@ -421,7 +422,7 @@ def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) 
 def _expects_address(
     gang: GangSpec, shape: InstanceShape, asked: LaunchOptions, subnets: Sequence[Json]
 ) -> bool:
-    """Whether EC2 will give the nodes public addresses. EC2 gives none to nodes with several
+    """Return whether EC2 will give the nodes public addresses. EC2 gives none to nodes with several
     network cards.
     """
     if asked.public_ip is not None:
@@ -431,7 +432,7 @@ def _expects_address(
 
 
 def _first_of_each_zone(subnets: Sequence[Json]) -> list[Json]:
-    """The first subnet of each zone."""
+    """Return the first subnet of each zone."""
     found: dict[str, Json] = {}
     for each in subnets:
         found.setdefault(str(each["AvailabilityZone"]), each)
@@ -439,8 +440,8 @@ def _first_of_each_zone(subnets: Sequence[Json]) -> list[Json]:
 
 
 def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
-    """The zone that the task requests, or else the zone of its volumes. Raises NoCapacity if the
-    two differ.
+    """Return the zone that the task requests or, without one, the zone of its volumes. Raises
+    NoCapacity if the two differ.
     """
     asked = str(gang.options.get("zone") or zone or "") or None
     if zone not in (None, asked):
@@ -451,14 +452,14 @@ def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
 
 
 def _describe(reserved: CapacityReservation | None) -> dict[str, Any]:
-    """The fields of a record that describe the gang's reservation."""
+    """Return the fields of a record that describe the gang's reservation."""
     if reserved is None:
         return {}
     return {"reservation": reserved.id, "block": reserved.block, "ends_at": reserved.ends_at}
 
 
 def _make_identity(launch_options: LaunchOptions) -> dict[str, object]:
-    """The parts of a request that set the key pair and the role of the nodes."""
+    """Return the parts of a request that set the key pair and the role of the nodes."""
     request: dict[str, object] = {}
     if launch_options.key:
         request["KeyName"] = launch_options.key
@@ -469,7 +470,7 @@ def _make_identity(launch_options: LaunchOptions) -> dict[str, object]:
 
 
 def make_market_options(record: AwsGangRecord) -> dict[str, object]:
-    """The parts of a request that set the location and the purchase type."""
+    """Return the parts of a request that set the location and the purchase type."""
     request: dict[str, object] = {}
     placement = {"AvailabilityZone": record.zone} if record.zone else {}
     placement |= {"GroupName": record.name} if record.makes_placement else {}
@@ -498,7 +499,7 @@ def _list_instances(told: Json) -> tuple[AwsInstance, ...]:
 
 
 def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Exception:
-    """The provider error for a launch request that EC2 refused."""
+    """Return the provider error for a launch request that EC2 refused."""
     where = record.zone or record.region
     what = f"RunInstances of {gang.nodes} x {gang.offer.instance_type} in {where}"
     if _is_hidden(fault, record):
@@ -507,7 +508,8 @@ def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Except
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
-    """True if EC2 does not find an object that it has just created. EC2 is eventually consistent.
+    """Return whether EC2 does not find an object that it has just created. EC2 is eventually
+    consistent.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
     """
@@ -519,8 +521,8 @@ def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
 
 
 def make_token(mark: str, gang: str) -> str:
-    """The client token of a gang's launch request, at most 64 characters. EC2 launches instances
-    only once for each token.
+    """Return the client token of a gang's launch request, which has at most 64 characters. EC2
+    launches instances only once for each token.
     """
     return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
 
@@ -533,8 +535,8 @@ def make_interfaces(
     *,
     first: int = 0,
 ) -> list[Mapping[str, object]]:
-    """The network interfaces of a node: one for each network card if the node has EFA, otherwise
-    one. Card `first` and all later cards get an adapter. Card 0 has the node's address.
+    """Return the network interfaces of a node: one for each network card if the node has EFA,
+    otherwise one. Card `first` and all later cards get an adapter. Card 0 has the node's address.
 
     Devices are numbered within each card, and some cards take only one device:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html

@@ -26,7 +26,8 @@ class AwsInstance(Struct, frozen=True, kw_only=True):
 
     @property
     def billed_from(self) -> datetime | None:
-        """The launch time; None while EC2 has charged nothing, because the instance never ran."""
+        """Return the launch time, or None while EC2 has charged nothing because the instance never
+        ran."""
         waits = not self.ran and self.ended_at is None
         return None if waits or self.failure else self.started_at
 
@@ -88,5 +89,6 @@ class AwsGangRecord(Struct, frozen=True, kw_only=True):
 
 
 def is_over(record: AwsGangRecord) -> bool:
-    """Whether all instances of the gang have ended, or the gang was removed before it had one."""
+    """Return whether all instances of the gang have ended, or the gang was removed before it had an
+    instance."""
     return record.ended_at is not None or (record.removed and not record.instances)

@@ -116,8 +116,8 @@ class AwsMarket:
         ] = ()
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all regions that answer. If no region answers, raises TryAgain or
-        Refused.
+        """Return the offers of all regions that answer. Raises TryAgain or Refused if no region
+        answers.
         """
         regions = self.regions = await self._account.regions()
         results = await asyncio.gather(
@@ -137,7 +137,7 @@ class AwsMarket:
         return offers
 
     def quotas(self, region: str) -> tuple[Sequence[Quota], str]:
-        """Return the account's vCPU quotas that the last call of `offers` read, sorted by name; and
+        """Return the account's vCPU quotas that the last call of `offers` read, sorted by name, and
         the reason why the last attempt to read them failed ("" if it succeeded).
         """
         known = self._regions.get(region, _Region())
@@ -148,8 +148,8 @@ class AwsMarket:
         return [by_name[name] for name in sorted(by_name)], known.quotas_problem or unread
 
     def untold_quotas(self, region: str) -> str:
-        """Why the region's quotas are unknown or out of date, with its name; "" if they are up to
-        date.
+        """Return why the region's quotas are unknown or out of date, with the region's name, or ""
+        if they are up to date.
         """
         _, problem = self.quotas(region)
         return self._stale_quotas(region) or (f"{region}: {problem}" if problem else "")
@@ -172,13 +172,14 @@ class AwsMarket:
         return facts.shapes.get(name) if facts else None
 
     def zones(self, region: str, name: str) -> Collection[str]:
-        """The region's zones in which EC2 offers the type. Call `shape` for the type first."""
+        """Return the region's zones in which EC2 offers the type. Call `shape` for the type
+        first."""
         facts = self._regions[region].facts
         return facts.zones.get(name, ()) if facts else ()
 
     async def reservation(self, offer: Offer, nodes: int) -> CapacityReservation | None:
         """Return a reservation with at least `nodes` free instances for an on-demand offer in one
-        zone, or None if there is none. The reservations are read again from EC2.
+        zone, or None if no such reservation exists. The reservations are read again from EC2.
         """
         if (
             not self._reservations()
@@ -206,7 +207,7 @@ class AwsMarket:
         self._reading.clear()
 
     async def _hear(self, region: str) -> None:
-        """Like `_fresh`, but raises TryAgain after a time limit, so that one slow region does not
+        """Like `_fresh`, but raise TryAgain after a time limit, so that one slow region does not
         delay the others. The read continues, and the next call waits for it.
         """
         try:
@@ -285,8 +286,8 @@ class AwsMarket:
 
     async def _explain(self, region: str, error: Refused) -> Refused:
         """Return the error to raise after a region's first call failed. A region that the account
-        has not enabled rejects even valid credentials. So this method asks another region whether
-        the account has enabled this one.
+        has not enabled rejects even valid credentials. Therefore this method queries another region
+        to find out whether the account has enabled the first region.
         """
         fault = error.__cause__
         if not isinstance(fault, AwsFault) or fault.code not in NOT_ENABLED:
@@ -345,7 +346,8 @@ class AwsMarket:
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """Descriptions of the region's configured reservations, by id, from the last `offers`."""
+        """Return descriptions of the region's configured reservations, by id, from the last
+        `offers`."""
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
@@ -357,13 +359,13 @@ class AwsMarket:
         return next(found, None)
 
     def unknown(self, region: str) -> Sequence[str]:
-        """The region's accelerators that are not in the catalog, from the last `offers`."""
+        """Return the region's accelerators that are not in the catalog, from the last `offers`."""
         known = self._regions.get(region)
         return known.facts.unknown if known and known.facts else ()
 
     def _stale_quotas(self, region: str) -> str:
-        """A warning that the quotas are out of date, with their age; "" if they are up to date, or
-        were never read.
+        """Return a warning that the quotas are out of date, with their age, or "" if they are up to
+        date or were never read.
         """
         known = self._regions.get(region)
         if known is None or known.quotas_at is None or not known.quotas_problem:
@@ -440,7 +442,7 @@ class AwsMarket:
         return list(offers.values())
 
     def _extras(self, facts: RegionFacts) -> tuple[ExtraPrice, ...]:
-        """The prices of disks and addresses, with the amounts that a node has by default."""
+        """Return the prices of disks and addresses, with the amounts that a node has by default."""
         kind = str(self._settings.get("disk_type") or "gp3")
         size = int(self._settings.get("disk_gib", 100))
         usual = {(ChargeKind.DISK, kind): size, (ChargeKind.ADDRESS, ""): 1}
@@ -496,8 +498,8 @@ def _make(
 
 
 def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> CapacityReservation:
-    """Parse a reservation. `names` maps zone ids to names: a reservation shared by another account
-    has only a zone id, since zone names differ between accounts.
+    """Parse a reservation. `names` maps zone ids to names: a reservation
+    shared by another account has only a zone id, because zone names differ between accounts.
     """
     state, platform = (
         str(told.get("State", "active")),
@@ -507,11 +509,11 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Capa
     problem = "" if state == "active" else f"it is {state}"
     if platform != "Linux/UNIX" or told.get("Tenancy", "default") != "default":
         problem = (
-            f"it is for {platform} with {told.get('Tenancy', 'default')} tenancy; nodes need "
-            "Linux/UNIX with default tenancy"
+            f"the reservation is for {platform} with {told.get('Tenancy', 'default')} tenancy; "
+            "nodes need Linux/UNIX with default tenancy"
         )
     if block and str(told["InstanceType"]).startswith(_ULTRA):
-        problem = "it belongs to an UltraServer, whose end times are not supported"
+        problem = "the reservation belongs to an UltraServer, whose end times are not supported"
     ends_at = end - _BLOCK_CLEARED if block and end is not None else None
     return CapacityReservation(
         id=str(told["CapacityReservationId"]),
@@ -529,7 +531,7 @@ def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> Capa
 
 
 def _opens(reservation: CapacityReservation, now: datetime) -> bool:
-    """True if an instance can be started in the reservation now."""
+    """Return whether an instance can be started in the reservation now."""
     return not reservation.problem and (
         reservation.closes_at is None or now < reservation.closes_at
     )

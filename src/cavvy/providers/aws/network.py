@@ -1,5 +1,5 @@
-"""Creates the security group and the placement group of a gang before its launch, and removes both
-after its end.
+"""Creates a gang's security group and placement group before its launch, and removes both after its
+end.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ _MOST_TAGS = 45
 
 
 def mark_of(installation: str) -> str:
-    """The value that identifies the installation in tags."""
+    """Return the value that identifies the installation in tags."""
     return hashlib.sha256(installation.encode()).hexdigest()[:20]
 
 
 def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
     """Tags in AWS's form. The user's tags keep their names. If the user sets no tag `Name`, the tag
-    `Name` is the gang's name. Tags with names that AWS reserves are left out.
+    `Name` is the gang's name. Tags with names that AWS reserves are omitted.
     """
     own = {TAG: mark, GANG: gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
@@ -37,12 +37,12 @@ def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[s
 
 
 def filters(mark: str, gang: str | None = None) -> Mapping[str, str]:
-    """Filters that select the objects of this installation, or of one of its gangs."""
+    """Return filters that select the objects of this installation, or of one of its gangs."""
     return {f"tag:{TAG}": mark} | ({} if gang is None else {f"tag:{GANG}": gang})
 
 
 def read_tag(told: Json, key: str) -> str:
-    """The value of a tag of an EC2 object, or "" if the object has no such tag."""
+    """Return the value of a tag of an EC2 object, or "" if the object has no such tag."""
     return next((str(tag["Value"]) for tag in told.get("Tags", []) if tag["Key"] == key), "")
 
 
@@ -95,7 +95,7 @@ class GangNetworks:
         )
 
     async def _list_only_vpc(self, region: str) -> Sequence[Json]:
-        """The subnets of a region that has one VPC. Raises Refused if it has several."""
+        """Return the subnets of a region that has one VPC. Raises Refused if it has several."""
         found = await self._account.items(region, "describe_subnets")
         vpcs = sorted({str(each["VpcId"]) for each in found})
         if len(vpcs) > 1:
@@ -209,7 +209,7 @@ class GangNetworks:
     async def left(
         self, region: str, gang: str | None = None
     ) -> tuple[Sequence[Json], Sequence[Json]]:
-        """The security groups and placement groups that exist for a gang, or for the whole
+        """Return the security groups and placement groups that exist for a gang, or for the whole
         installation if `gang` is None.
         """
         query = filters(self._mark, gang)
@@ -281,7 +281,7 @@ class GangNetworks:
 
 
 def _read_address(server: str) -> IPv4Address | None:
-    """The server's address, or None if it is a host name or a private address."""
+    """Return the server's address, or None if it is a host name or a private address."""
     try:
         address = IPv4Address(urlsplit(server).hostname or "")
     except ValueError:
@@ -290,7 +290,7 @@ def _read_address(server: str) -> IPv4Address | None:
 
 
 def is_name(server: str) -> bool:
-    """Whether the host in a server's URL is a name, not an IP address."""
+    """Return whether the host in a server's URL is a name, not an IP address."""
     host = urlsplit(server).hostname or ""
     return not host.replace(".", "").isdigit() and ":" not in host
 

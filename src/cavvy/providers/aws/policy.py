@@ -44,9 +44,9 @@ TAG = "cavvy:installation"
 
 
 def make_policy(*, profile: str = "") -> str:
-    """The policy as IAM JSON. It allows setting tags only in the call that creates an object.
-    `profile` is the name or the ARN of the nodes' instance profile, or "". The policy assumes that
-    the profile's role has the profile's name.
+    """Return the policy as IAM JSON. The policy permits setting tags only in the call that creates
+    an object. `profile` is the name or the ARN of the nodes' instance profile, or "". The policy
+    assumes that the profile's role has the profile's name.
     """
     statements: list[dict[str, object]] = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},
@@ -105,8 +105,8 @@ def make_policy(*, profile: str = "") -> str:
 
 
 def _name_role(profile: str) -> str:
-    """The ARN of the role with the name of this instance profile. If `profile` is an ARN, such as
-    arn:aws:iam::123456789012:instance-profile/path/name, the role is in the same account.
+    """Return the ARN of the role with the name of this instance profile. If `profile` is an ARN,
+    such as arn:aws:iam::123456789012:instance-profile/path/name, the role is in the same account.
     """
     owner, _, path = profile.rpartition(":instance-profile/")
     return f"{owner or 'arn:aws:iam::*'}:role/{path.rpartition('/')[2]}"

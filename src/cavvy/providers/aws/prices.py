@@ -61,8 +61,8 @@ async def fetch_listed(
 
 
 async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> AsyncIterator[Json]:
-    """The price list's entries for these instance types. If `types` is empty or has more than 20
-    types, the entries of all types.
+    """Yield the price list's entries for these instance types. If `types` is empty or has more than
+    20 types, all entries are returned.
     """
     base = [_filter(field, value) for field, value in {**_FILTERS, "regionCode": region}.items()]
     asked = (
@@ -84,8 +84,8 @@ async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> A
 
 
 async def fetch_extras(account: AwsAccount, region: str) -> Sequence[ExtraPrice]:
-    """The prices of EBS volumes by type, and of a public IPv4 address that is in use. AWS bills
-    both for at least a minute: https://aws.amazon.com/ebs/pricing/ and
+    """Return the prices of EBS volumes by type, and of a public IPv4 address that is in use. AWS
+    bills both for at least a minute: https://aws.amazon.com/ebs/pricing/ and
     https://aws.amazon.com/vpc/pricing/.
     """
     found: dict[tuple[ChargeKind, str], Money] = {}
@@ -112,8 +112,8 @@ async def fetch_extras(account: AwsAccount, region: str) -> Sequence[ExtraPrice]
 
 
 def read_extra(item: Json) -> tuple[tuple[ChargeKind, str], Money] | None:
-    """The kind, the name and the price of a disk or a public address. None if the entry is another
-    product.
+    """Return the kind, the name and the price of a disk or a public address. The result is None if
+    the entry is another product.
     """
     attributes = item.get("product", {}).get("attributes", {})
     disk = str(attributes.get("volumeApiName", ""))
@@ -129,8 +129,8 @@ def read_extra(item: Json) -> tuple[tuple[ChargeKind, str], Money] | None:
 
 
 def read_product(item: Json) -> tuple[str, HourlyRate | None]:
-    """The instance type and hourly price of an entry. The price is None if the entry has no hourly
-    price in dollars.
+    """Return the instance type and hourly price of an entry. The price is None if the entry has no
+    hourly price in dollars.
     """
     name = str(item.get("product", {}).get("attributes", {}).get("instanceType", ""))
     terms = item.get("terms", {}).get("OnDemand", {}).values()
@@ -138,8 +138,8 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 
 
 def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
-    """The hourly prices of standard reservations without upfront payment, by months. They are
-    comparable to the on-demand price, because such a reservation costs nothing else.
+    """Return the hourly prices of standard reservations without upfront payment, by months. The
+    prices are comparable to the on-demand price, because such a reservation has no other costs.
     """
     found: dict[int, HourlyRate] = {}
     for term in item.get("terms", {}).get("Reserved", {}).values():
@@ -153,13 +153,14 @@ def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
 
 
 def read_hourly(term: Json) -> HourlyRate | None:
-    """The hourly price in dollars in a term of the price list; None if the term states none."""
+    """Return the hourly price in dollars in a term of the price list, or None if the term states
+    none."""
     usd = _price(term, "Hrs")
     return None if usd is None else parse_rate(usd)
 
 
 def _price(term: Json, unit: str) -> Decimal | None:
-    """The first non-zero price in dollars for this unit."""
+    """Return the first non-zero price in dollars for this unit."""
     for price in term.get("priceDimensions", {}).values():
         usd = Decimal(str(price.get("pricePerUnit", {}).get("USD", "0")))
         if price.get("unit") == unit and usd > 0:

@@ -182,8 +182,8 @@ class AwsProvider:
         await self._recorder.end_finished(self._ledger, is_over)
 
     async def close(self) -> None:
-        """Try once more to remove the objects of ended gangs, because the server may stay off for
-        long.
+        """Close the provider. Try once more to remove the objects of ended gangs, because the
+        server may stay off for a long time.
         """
         if any(
             not each.tidy and (each.removed or each.ended_at)
@@ -207,15 +207,17 @@ class AwsProvider:
             found.append(Objection("resources.network.fabric", reason))
         named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
         if named and task.nodes > 1:
-            reason = "only one node can attach an EBS volume; use NFS, or copy data by a bucket"
+            reason = (
+                "only one node can attach an EBS volume; use NFS, or copy data through a bucket"
+            )
             found.append(Objection("volumes", reason))
         if len(named) > MOST:
             found.append(Objection("volumes", f"a node can have at most {MOST} named volumes"))
         return found
 
     async def quotas(self) -> Sequence[Quota]:
-        """Like `TellsQuotas.quotas`. If the quotas of all regions cannot be read, raises
-        TryAgain.
+        """Like `TellsQuotas.quotas`. Raises TryAgain if the quotas of all
+        regions cannot be read.
         """
         await self.offers()
         told = [self._market.quotas(region) for region in await self._account.regions()]
@@ -255,8 +257,8 @@ class AwsProvider:
         return facts
 
     async def _region_facts(self, region: str, offers: Sequence[Offer]) -> list[tuple[str, str]]:
-        """The facts of one region for `cavvy check`. In a region without offers, the account's
-        rights are not checked, because the region may not answer.
+        """Return the facts of one region for `cavvy check`. In a region without offers, the
+        account's rights are not checked, because the region may not answer.
         """
         kinds = len({offer.instance_type for offer in offers})
         facts = [(f"offers in {region}", f"{len(offers)}, of {kinds} instance types")]
@@ -276,8 +278,8 @@ class AwsProvider:
         ]
 
     async def _refused_launches(self, offers: Sequence[Offer]) -> Sequence[str]:
-        """The actions that the account may not call, but that a launch of the region's cheapest
-        offer needs.
+        """Return the actions that the account may not call, but that a launch of the region's
+        cheapest offer needs.
         """
         offers = [each for each in offers if each.requires is None]
         if not offers:
@@ -300,7 +302,7 @@ class AwsProvider:
         return make_policy(profile=str(self._context.settings.get("instance_profile") or ""))
 
     def _quotas(self, region: str) -> list[tuple[str, str]]:
-        """The account's vCPU limits by family, if the account may read them."""
+        """Return the account's vCPU limits by family, if the account may read them."""
         limits, problem = self._market.quotas(region)
         facts = [(f"{each.name} in {region}", f"{each.limit:g} vCPUs") for each in limits]
         return [
@@ -329,8 +331,8 @@ class AwsProvider:
         return text
 
     async def _regions(self, name: str | None) -> Sequence[str]:
-        """The regions to query: the region in the gang's record, which the settings may no longer
-        name, or all regions if there is no such record.
+        """Return the regions to query: the region in the gang's record, which the settings may no
+        longer name, or all regions if no such record exists.
         """
         record = self._ledger.get(name) if name is not None else None
         if record is not None:
@@ -372,8 +374,8 @@ class AwsProvider:
                 break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
-        """Terminate instances. Returns False if EC2 does not find one of the ids. In that case, EC2
-        terminates none of the instances.
+        """Terminate instances. Return False if EC2 does not find one of the
+        ids. In that case, EC2 terminates none of the instances.
         """
         if not ids:
             return True
@@ -415,8 +417,9 @@ class AwsProvider:
         return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
-        """Like `_tidy`, for all gangs; also removes the objects of unknown gangs. The regions are
-        those that answer: a launch elsewhere may have taken effect although no instance is listed.
+        """Like `_tidy`, for all gangs; also remove the objects of unknown gangs. `regions` are the
+        regions that answer: a launch in another region may have taken effect although no instance
+        is listed.
         """
         now = self._context.now()
         for record in list(self._ledger.records.values()):

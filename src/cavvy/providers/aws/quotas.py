@@ -66,8 +66,8 @@ def read_quotas(told: Sequence[Json], region: str, instances: Sequence[Json] | N
 
 
 def find_quota(quotas: Quotas, kind: str, *, spot: bool) -> Quota | None:
-    """The quota that instances of this type use; None if it is unknown. The quota of a generation
-    (p5) overrides the quota of its family (p).
+    """Return the quota that instances of this type use, or None if it is unknown. The quota of a
+    generation (p5) overrides the quota of its family (p).
     """
     match = re.match(r"([a-z]+)(\d*)", kind)
     if match is None:
@@ -76,7 +76,7 @@ def find_quota(quotas: Quotas, kind: str, *, spot: bool) -> Quota | None:
 
 
 def limit(offer: Offer, quotas: Quotas) -> Offer:
-    """The offer, with its capacity reduced to the unused quota."""
+    """Return the offer, with its capacity reduced to the unused quota."""
     spot = offer.purchase is Purchase.SPOT
     quota = find_quota(quotas, offer.instance_type, spot=spot)
     return offer if quota is None else limit_offer(offer, [(quota, offer.vcpus)])

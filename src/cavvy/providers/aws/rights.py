@@ -3,7 +3,7 @@ whether it would allow the call, but does not execute it.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
 the error DryRunOperation if the call is allowed, and with UnauthorizedOperation if not. Other
-errors are about the values of the call, not about rights. A call that changes an object cannot be
+errors concern the values of the call, not permissions. A call that changes an object cannot be
 checked if no such object exists, and other services have no dry run.
 """
 
@@ -22,7 +22,8 @@ _NAME = "cavvy-check"  # a placeholder name in the requests; the dry runs create
 
 
 async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
-    """The actions in `policy.READS` that the account may not call, as named in IAM policies."""
+    """Return the actions in `policy.READS` that the account may not call, as named in IAM
+    policies."""
     names = [each.removeprefix(_EC2) for each in READS if each.startswith(_EC2)]
     return await _try_all(account, region, {_snake(each): {} for each in names})
 
@@ -30,8 +31,8 @@ async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
 async def find_refused_launches(
     account: AwsAccount, offer: Offer, zone: str, image: str, profile: str
 ) -> Sequence[str]:
-    """The actions that a launch of this offer needs but the account may not call. `profile` is the
-    instance profile of nodes, or "".
+    """Return the actions that a launch of this offer needs but the account may not call. `profile`
+    is the instance profile of nodes, or "".
     """
     tags = [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": _NAME}]}]
     launch: dict[str, Any] = {
@@ -53,7 +54,7 @@ async def find_refused_launches(
 
 
 def describe_rights(refused: Sequence[str]) -> str:
-    """One line for `cavvy check` about the refused calls."""
+    """Write one line for `cavvy check` about the refused calls."""
     if not refused:
         return "no call that EC2 checks by a dry run is refused"
     return f"refused: {', '.join(refused)}; `cavvy check aws --policy` prints what Cavvy needs"
@@ -78,5 +79,5 @@ async def _is_refused(
 
 
 def _snake(action: str) -> str:
-    """boto3's name of an action, such as run_instances for RunInstances."""
+    """Return boto3's name of an action, such as run_instances for RunInstances."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", action).lower()

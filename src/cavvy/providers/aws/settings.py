@@ -1,4 +1,4 @@
-"""The settings that every provider on AWS has in common."""
+"""The settings that all providers on AWS share."""
 
 from cavvy.providers.base import ProviderSetting, SettingKind
 from cavvy.providers.settings import text

@@ -16,7 +16,7 @@ GENERAL = (
 
 
 class InstanceShape(Struct, frozen=True, kw_only=True):
-    """An instance type of EC2, with what Cavvy needs to know of it."""
+    """An instance type of EC2, with the properties that Cavvy uses."""
 
     type: str
     vcpus: int
@@ -36,7 +36,7 @@ class InstanceShape(Struct, frozen=True, kw_only=True):
 
 
 def list_unknown(told: Json) -> Sequence[str]:
-    """The names of the type's GPUs and Neuron devices that are not in the catalog's table of
+    """Return the names of the type's GPUs and Neuron devices that are not in the catalog's table of
     accelerators. `read_shape` returns None for a type with such a device.
     """
     names = {str(each.get("Name", "")) for each in _list_devices(told)}
@@ -79,7 +79,7 @@ def read_shape(told: Json) -> InstanceShape | None:
 def _read_accelerators(
     told: Json, devices: Sequence[Json]
 ) -> tuple[KnownAccelerator | None, int, int] | None:
-    """Return the accelerator, the number of accelerators, and the memory of each in MiB; None if
+    """Return the accelerator, the number of accelerators, and the memory of each in MiB, or None if
     the type cannot be offered.
     """
     if any(each.get("GpuPartitionSize", 1) < 1 for each in devices):
@@ -94,20 +94,21 @@ def _read_accelerators(
 
 
 def _list_devices(told: Json) -> Sequence[Json]:
-    """The type's accelerators: GPUs, then Neuron devices."""
+    """Return the type's accelerators: GPUs, then Neuron devices."""
     gpus, neurons = told.get("GpuInfo") or {}, told.get("NeuronInfo") or {}
     return [*gpus.get("Gpus", []), *neurons.get("NeuronDevices", [])]
 
 
 def _bandwidth(network: Json) -> int | None:
-    """The total bandwidth of all network cards in Mbit/s, or None if EC2 does not report it."""
+    """Return the total bandwidth of all network cards in Mbit/s, or None if EC2 does not report
+    it."""
     cards = [card.get("BaselineBandwidthInGbps") for card in network.get("NetworkCards", [])]
     return round(sum(cards) * 1000) if cards and all(cards) else None
 
 
 def _list_fabric(network: Json) -> Sequence[int]:
-    """The indices of the network cards that support an Elastic Fabric Adapter, up to the type's
-    maximum number of adapters.
+    """Return the indices of the network cards that support an Elastic Fabric Adapter, up to the
+    type's maximum number of adapters.
     """
     if not network.get("EfaSupported"):
         return ()
@@ -126,7 +127,7 @@ def split_patterns(text: str) -> Sequence[str]:
 
 
 def is_offered(shape: InstanceShape, patterns: Sequence[str]) -> bool:
-    """True if one of the patterns in the settings selects this type."""
+    """Return whether one of the patterns in the settings selects this type."""
     if patterns:
         return any(fnmatchcase(shape.type, pattern) for pattern in patterns)
     return shape.accelerator_count > 0 or any(

@@ -91,7 +91,7 @@ class AwsStatus:
     async def _hear(
         self, region: str, name: str | None, patience_s: float | None
     ) -> list[Json] | ProviderError:
-        """What `describe` returns, or its error."""
+        """Return the result of `describe`, or its error."""
         try:
             async with asyncio.timeout(patience_s):
                 return await self.describe(region, name)
@@ -101,7 +101,7 @@ class AwsStatus:
             return error
 
     async def describe(self, region: str, name: str | None) -> list[Json]:
-        """The instances with this installation's tags, including terminated ones."""
+        """Return the instances with this installation's tags, including terminated ones."""
         told = await self._account.items(
             region, "describe_instances", filters(self._mark, name), field="Reservations"
         )
@@ -159,7 +159,7 @@ class AwsStatus:
         return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
 
     async def _rate(self, record: AwsGangRecord) -> AwsGangRecord:
-        """Add a spot gang's prices to its record: periodically while it runs, and once after its
+        """Update a spot gang's prices in its record: periodically while it runs, and once after its
         end.
         """
         if not record.spot or not record.zone:
@@ -217,8 +217,8 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
 
 
 def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> tuple[NodeExtra, ...]:
-    """The node's disks and address, which are billed in addition to the node. Named volumes, which
-    only gangs of one node have, are included, although some exist for longer than the node.
+    """Return the node's disks and address, which are billed in addition to the node. Named volumes,
+    which only gangs of one node have, are included, although some exist for longer than the node.
     """
     disks = [(record.disk_type, record.disk_gib)]
     disks += [(disk.type, disk.size_gib) for disk in record.disks if disk.id]
@@ -255,13 +255,13 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
 
 
 def _read_address(told: Json, was: AwsInstance | None) -> str | None:
-    """The address that EC2 reports, or the last one that it reported."""
+    """Return the address that EC2 reports, or the last one that it reported."""
     address = told.get("PublicIpAddress") or told.get("PrivateIpAddress")
     return address or (was.address if was else None)
 
 
 def _has_public_address(told: Json, was: AwsInstance | None) -> bool:
-    """Whether the instance has or had a public address. EC2 lists no address of an ended
+    """Return whether the instance has or had a public address. EC2 lists no address of an ended
     instance.
     """
     return "PublicIpAddress" in told or (was is not None and was.public)
@@ -275,8 +275,8 @@ def _read_failure(state: str, code: str, was: AwsInstance | None) -> str:
 
 
 def _read_end(text: str, now: datetime) -> datetime | None:
-    """Parse the time in a reason such as `User initiated (2030-01-01 10:30:00 GMT)`; None if there
-    is no time.
+    """Parse the time in a reason such as `User initiated (2030-01-01 10:30:00 GMT)`; return None if
+    the text contains no time.
     """
     found = _WHEN.search(text)
     if found is None:
@@ -307,8 +307,8 @@ def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
 
 
 def _last_of_each(rates: Iterable[tuple[datetime, int]]) -> list[tuple[datetime, int]]:
-    """Keep only the last of several prices with the same time, and drop prices that equal the
-    previous price.
+    """Drop prices that equal the previous price and, of several prices with the same time, all
+    except the last.
     """
     found: dict[datetime, int] = dict(rates)
     kept: list[tuple[datetime, int]] = []

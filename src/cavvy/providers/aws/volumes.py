@@ -37,7 +37,7 @@ class GangVolumes:
         self._account, self._ledger, self._mark = account, ledger, mark
 
     async def places(self, regions: Sequence[str]) -> Sequence[VolumeLocation]:
-        """The locations of the account's volumes, except volumes that EC2 deletes with their
+        """Return the locations of the account's volumes, except volumes that EC2 deletes with their
         instances. Raises TryAgain, Refused.
         """
         found = []
@@ -87,7 +87,7 @@ class GangVolumes:
         return found
 
     async def plan(self, gang: GangSpec) -> tuple[tuple[AwsDisk, ...], str | None]:
-        """Return the gang's disks, and the zone that they require, or None if any zone will do.
+        """Return the gang's disks, and the zone that they require, or None if they require no zone.
         Raises NoCapacity, Refused, TryAgain.
         """
         region, zone, by = gang.offer.region, gang.offer.zone, ""
@@ -96,8 +96,8 @@ class GangVolumes:
             told = await self._find(region, volume.source, gang.name) if volume.keep else None
             if told is None and volume.size_gib is None:
                 raise Refused(
-                    f"volumes: there is no volume {volume.source} in {region}; add a `size` to "
-                    "create it"
+                    f"volumes: the volume {volume.source} does not exist in {region}; add a "
+                    "`size` to create it"
                 )
             if told is not None:
                 there = str(told["AvailabilityZone"])
@@ -219,7 +219,7 @@ class GangVolumes:
         return gone
 
     async def _find(self, region: str, name: str, gang: str) -> Json | None:
-        """Return the volume with this id or name, for a gang; None if there is no such volume.
+        """Return the volume with this id or name for a gang, or None if no such volume exists.
 
         Raises Refused if the name is ambiguous, TryAgain if EC2 does not list the volume yet, and
         NoCapacity while the volume is being created for another gang.
@@ -272,7 +272,7 @@ class GangVolumes:
 
     def _check_free(self, name: str, told: Json, gang: str) -> None:
         """Raise NoCapacity if another gang or instance uses the volume. Instances of gangs that are
-        ending are ignored, since they will soon release the volume.
+        ending are ignored, because they will soon release the volume.
         """
         leaving = set()
         for record in self._ledger.records.values():
@@ -295,8 +295,8 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """The disks, each with the device paths where the node may find it: a path with the id of the
-    NVMe disk, and a path with the device name.
+    """Return the disks, each with the device paths where the node may find it: a path with the id
+    of the NVMe disk, and a path with the device name.
     """
     return [
         NodeDisk(

@@ -1,4 +1,5 @@
-"""Selects where the agent of a job polls for the notice that its instance will be reclaimed."""
+"""Selects the address that the agent of a job polls for the notice that its instance will be
+reclaimed."""
 
 from collections.abc import Sequence
 
@@ -9,8 +10,8 @@ from cavvy.providers.notices import NoticeSource
 
 
 def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
-    """EC2's notices for jobs on spot instances, which have one node and use the network of their
-    instance, so they can read its metadata; () for other jobs:
+    """Return EC2's notices for jobs on spot instances, or () for other jobs. Jobs on spot instances
+    have one node and use the network of their instance, so they can read its metadata:
     https://docs.aws.amazon.com/batch/latest/userguide/networking-modes-jobs.html
     """
     return NOTICES if gang.offer.purchase is Purchase.SPOT else ()

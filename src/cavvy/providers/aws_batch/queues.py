@@ -1,4 +1,4 @@
-"""Reads which instance types job queues use, and looks up their prices in the catalog."""
+"""Determines the instance types of job queues, and looks up their prices in the catalog."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -31,21 +31,23 @@ class BatchQueues:
         self.fair_share: frozenset[str] = frozenset()  # the queues with a fair-share policy
 
     def names(self) -> Sequence[str]:
-        """The names of the queues in the settings. Raises Refused if the settings name none."""
+        """Return the names of the queues in the settings. Raises Refused if the settings name
+        none."""
         named = list_setting(self._settings, "queues")
         if not named:
             raise Refused("[providers.aws-batch] queues: not set; name the job queues to use")
         return named
 
     async def region(self) -> str:
-        """The region of the queues. Raises Refused."""
+        """Return the region of the queues. Raises Refused."""
         found = await self._aws.regions()
         if len(found) != 1:
             raise Refused("[providers.aws-batch] regions: name one region, that of the queues")
         return found[0]
 
     async def offers(self) -> Sequence[Offer]:
-        """One offer for each queue with a known machine and price. Raises CloudFault, Refused."""
+        """Return one offer for each queue with a known machine and price. Raises CloudFault,
+        Refused."""
         region = await self.region()
         told = await self._aws.pages(
             region, "describe_job_queues", "jobQueues", "nextToken", jobQueues=list(self.names())
@@ -63,16 +65,16 @@ class BatchQueues:
             else:
                 found.append(offer)
         missing = set(self.names()) - {str(each["jobQueueName"]) for each in told}
-        self.left_out = left_out | dict.fromkeys(sorted(missing), "there is no such queue")
+        self.left_out = left_out | dict.fromkeys(sorted(missing), "the queue does not exist")
         return found
 
     async def _read(self, region: str, queue: Mapping[str, Any]) -> Offer | str:
-        """The offer of a queue, or the reason why it has none."""
+        """Return the offer of a queue, or the reason why the queue has none."""
         order = queue["computeEnvironmentOrder"]
         if (queue["state"], queue["status"]) != ("ENABLED", "VALID"):
             return "the queue is disabled or invalid"
         if len(order) != 1:
-            return f"it has {len(order)} compute environments; one is needed"
+            return f"the queue has {len(order)} compute environments; one is needed"
         told = await self._aws.call(
             region,
             "describe_compute_environments",
@@ -82,14 +84,16 @@ class BatchQueues:
             resources = each.get("computeResources", {})
             types, kind = resources.get("instanceTypes", []), str(resources.get("type"))
             if kind not in _PURCHASES:
-                return f"its compute environment has the type {kind}; EC2 or SPOT is needed"
+                return f"the queue's compute environment has the type {kind}; EC2 or SPOT is needed"
             if len(types) != 1 or "." not in types[0]:
-                return "its compute environment must have one instance type, such as g5.xlarge"
+                return (
+                    "the queue's compute environment must have one instance type, such as g5.xlarge"
+                )
             return self._price(region, str(queue["jobQueueName"]), types[0], _PURCHASES[kind])
-        return "its compute environment does not exist"
+        return "the queue's compute environment does not exist"
 
     def _price(self, region: str, queue: str, name: str, purchase: Purchase) -> Offer | str:
-        """The offer at the catalog's price, or the reason why there is none."""
+        """Return the offer at the catalog's price, or the reason why no offer exists."""
         found = self._prices.find(region, name, purchase)
         if isinstance(found, str):
             return found

@@ -75,7 +75,8 @@ class BatchService:
         self._unused: dict[str, None] = {}
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. The caller must call `offers` first, which reads the queues."""
+        """Return facts for `cavvy check`. The caller must first call `offers`, which reads the
+        queues."""
         left = [f"{queue}: {why}" for queue, why in self._queues.left_out.items()]
         return [
             ("queues", ", ".join(self._queues.names())),
@@ -167,8 +168,8 @@ class BatchService:
         return found
 
     async def _forget_some(self, region: str) -> None:
-        """Deregister definitions of jobs that this installation submitted and that have ended: only
-        a few in each poll, since polls must be quick.
+        """Deregister definitions of ended jobs of this installation; each poll deregisters only a
+        few, because polls must be quick.
         """
         some = list(islice(self._unused, _MOST_FORGOTTEN))
         for each in some:
@@ -176,7 +177,8 @@ class BatchService:
         await self._forget(region, some)
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister definitions. If this fails, they remain, which costs nothing."""
+        """Deregister a job's definitions. If this fails, they remain, which
+        costs nothing."""
         for each in definitions:
             with suppress(CloudFault):
                 await self._aws.call(region, "deregister_job_definition", jobDefinition=each)
@@ -204,8 +206,8 @@ class BatchService:
         )
 
     def _read_share(self, gang: GangSpec, queue: str) -> _Share:
-        """The share and the priority of a job in a queue with a fair-share policy; other queues
-        accept neither. Raises Refused.
+        """Return the share and the priority of a job in a queue with a fair-share policy; other
+        queues accept neither. Raises Refused.
         """
         priority = gang.options.get("priority")
         if priority is not None and not (type(priority) is int and 0 <= priority <= PRIORITY):
@@ -246,14 +248,14 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _list_revisions(definition: str) -> Sequence[str]:
-    """A job definition and its earlier revisions, which repeated requests leave."""
+    """Return a job definition and its earlier revisions, which repeated requests leave behind."""
     name, _, newest = definition.rpartition(":")
     return [f"{name}:{revision}" for revision in range(1, int(newest) + 1)]
 
 
 def _lost_host(told: Mapping[str, Any]) -> bool:
-    """Whether the job's instance was reclaimed or lost. The status reason of a job that a user or
-    Cavvy stopped contains the text of that request.
+    """Return whether the job's instance was reclaimed or lost. The status reason of a job that a
+    user or Cavvy stopped contains the text of that request.
     """
     stopped = told.get("isTerminated") or told.get("isCancelled")
     return not stopped and fnmatchcase(str(told.get("statusReason") or ""), LOST_HOST)

@@ -51,8 +51,8 @@ class Credential(Protocol):
 
 
 class AzureAccount:
-    """One subscription and one resource group. Methods raise CloudFault, and Refused if a person
-    must set something up.
+    """Calls Azure Resource Manager for one subscription and one resource group. Methods raise
+    CloudFault, and Refused if a person must change the setup.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class AzureAccount:
         provider: str = "azure",
         namespaces: Sequence[str] = ("Microsoft.Compute", "Microsoft.Network"),
     ) -> None:
-        """`provider` has the settings, and is named in errors. `namespaces` are the services that
-        the subscription must have registered.
+        """`provider` is the provider that has the settings and is named in errors. `namespaces` are
+        the services that the subscription must have registered.
         """
         self._settings, self._table = settings, f"[providers.{provider}]"
         self._namespaces = namespaces
@@ -85,7 +85,7 @@ class AzureAccount:
         self.group = str(settings.get("resource_group") or "")
 
     async def subscription(self) -> str:
-        """The path of the subscription."""
+        """Return the path of the subscription."""
         if not self._subscription:
             found = await self._pages(f"/subscriptions?api-version={_SUBSCRIPTIONS}")
             ids = [str(each["subscriptionId"]) for each in found if each["state"] == "Enabled"]
@@ -98,20 +98,20 @@ class AzureAccount:
         return f"/subscriptions/{self._subscription}"
 
     async def path(self, kind: str, name: str) -> str:
-        """The path of a resource in the resource group. `kind` is its type, such as
+        """Return the path of a resource in the resource group. `kind` is its type, such as
         "Microsoft.Compute/virtualMachines".
         """
         group = f"{await self.subscription()}/resourceGroups/{self.group}"
         return f"{group}/providers/{kind}{f'/{name}' if name else ''}"
 
     async def group_region(self) -> str:
-        """The region of the resource group."""
+        """Return the region of the resource group."""
         path = f"{await self.subscription()}/resourceGroups/{self.group}"
         told = await self._ask(self._api.get(f"{path}?api-version={_RESOURCES}"))
         return str(told["location"]).lower().replace(" ", "")
 
     async def find(self, kind: str, name: str, query: str = "") -> Json | None:
-        """One resource; None if it does not exist."""
+        """Return one resource, or None if it does not exist."""
         path = await self.path(kind, name)
         try:
             return await self._ask(self._api.get(f"{path}?{_version(kind)}{query}"))
@@ -141,12 +141,12 @@ class AzureAccount:
         await self._ask(self._api.send("POST", f"{path}?{_version(kind)}"))
 
     async def resources(self, kind: str) -> list[Json]:
-        """All resources of a type in the resource group."""
+        """Return all resources of a type in the resource group."""
         path = await self.path(kind, "")
         return await self._pages(f"{path}?{_version(kind)}")
 
     async def all(self, path: str, query: str) -> list[Json]:
-        """All entries of the subscription's list at `path`."""
+        """Return all entries of the subscription's list at `path`."""
         return await self._pages(f"{await self.subscription()}/{path}?{query}")
 
     async def _pages(self, path: str) -> list[Json]:
@@ -159,8 +159,8 @@ class AzureAccount:
         except CloudFault as fault:
             if fault.code in _NO_GROUP:
                 raise Refused(
-                    f"{self._table} resource_group: there is no resource group {self.group}; make "
-                    f"it: az group create --name {self.group} --location REGION"
+                    f"{self._table} resource_group: the resource group {self.group} does not "
+                    f"exist; create it: az group create --name {self.group} --location REGION"
                 ) from fault
             if fault.code in _NO_SUBSCRIPTION:
                 raise Refused(f"{self._table} subscription: {fault}") from fault
@@ -173,7 +173,7 @@ class AzureAccount:
             raise
 
     def token(self, scope: str = "") -> str:
-        """A token for Azure Resource Manager, or for another scope. Blocks."""
+        """Return a token for Azure Resource Manager, or for another scope. Blocks."""
         errors = self._import("azure.core.exceptions")
         try:
             with self._lock:

@@ -137,7 +137,8 @@ class AzureCloud:
         self._account.close()
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. The caller must call `offers` first, which finds the sizes."""
+        """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
+        sizes."""
         sizes = [each for _, found in self._sizes.values() for each in found]
         why = {each.why_not for each in sizes if each.why_not}
         facts = [("resource group", self._account.group)]
@@ -148,7 +149,8 @@ class AzureCloud:
         return facts
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all regions that answer. Raises CloudFault, Refused if none does."""
+        """Return the offers of all regions that answer. Raises CloudFault or Refused if no region
+        answers."""
         now = self._now()
         self._full = {key: until for key, until in self._full.items() if until > now}
         found, self._silent = await ask_regions(await self._regions(), self._list_region)
@@ -159,7 +161,8 @@ class AzureCloud:
         return self._silent
 
     async def quotas(self) -> Sequence[Quota]:
-        """The quotas of all regions that answer. Raises CloudFault, Refused if none does."""
+        """Return the quotas of all regions that answer. Raises CloudFault or Refused if none
+        answers."""
         found, self._untold = await ask_regions(await self._regions(), self._quotas.read)
         return found
 
@@ -242,14 +245,14 @@ class AzureCloud:
         await self._account.delete(MACHINES, read_id(machine)[0], "&forceDeletion=true")
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Whether Azure cannot give the subscription a machine of this size now."""
+        """Return whether Azure cannot give the subscription a machine of this size now."""
         return fault.code in FULL
 
     def name_quota(self, fault: CloudFault) -> CloudFault:
-        """The fault, with the code `_QUOTA` if its message mentions a quota. Azure uses the code
-        OperationNotAllowed for quotas of cores, and for other refusals:
-        https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting
-        (the page error-resource-quota)
+        """Return the fault, with the code `_QUOTA` if its message mentions a quota. Azure uses the
+        code OperationNotAllowed for quotas of cores, and for other refusals:
+        https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting (the page
+        error-resource-quota)
         """
         if fault.code == "OperationNotAllowed" and "quota" in fault.message.lower():
             return CloudFault(fault.status, _QUOTA, fault.message)
@@ -284,9 +287,9 @@ class AzureCloud:
                     self._full[offer.key] = self._now() + _FULL_AGE
 
     async def _read_power(self) -> Mapping[str, MachineState | None]:
-        """Whether each machine of the subscription is on, by the resource's id in lower case. The
-        list of a resource group does not contain this. If Azure does not answer, the last answer is
-        used, so that machines can still be listed and deleted.
+        """Return, by the resource's id in lower case, whether each machine of the subscription is
+        running. The list of a resource group does not contain this state. If Azure does not
+        respond, the last response is used, so that machines can still be listed and deleted.
         """
         now = self._now()
         at, power = self._power
@@ -313,7 +316,7 @@ class AzureCloud:
         return sizes
 
     async def _read_prices(self, region: str, sizes: Sequence[AzureSize]) -> _Prices:
-        """The prices of sizes, disks and addresses, from Azure's public list."""
+        """Return the prices of sizes, disks and addresses, from Azure's public list."""
         at, prices = self._known_prices.get(region, (None, _UNPRICED))
         if at is not None and self._now() - at < _PRICES_AGE:
             return prices

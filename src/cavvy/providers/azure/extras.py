@@ -1,6 +1,6 @@
 """Reads the prices of managed disks and public addresses in Azure's public price list.
 
-Azure bills a disk by the next larger size that it sells:
+Azure bills each disk at the next larger size that it sells:
 https://learn.microsoft.com/azure/virtual-machines/disks-types. The prices do not include Azure's
 charges for disk operations and disk mounts.
 """
@@ -40,7 +40,7 @@ _ADDRESS = "Standard IPv4 Static Public IP"
 
 
 def make_filter(region: str) -> str:
-    """The filter that selects the prices of a region."""
+    """Return the filter that selects the prices of a region."""
     return (
         f"armRegionName eq '{region}' and priceType eq 'Consumption' and "
         "((serviceName eq 'Storage' and contains(meterName, 'LRS Disk')) or "
@@ -51,9 +51,9 @@ def make_filter(region: str) -> str:
 def read_extras(
     items: Iterable[Item], settings: Mapping[str, Scalar], today: date
 ) -> tuple[ExtraPrice, ...]:
-    """The prices of disks by type and size, and of an address. Each has the amount that a node has
-    by default. If the list has several prices of one meter, such as an old and a new one, the
-    dearest counts, so that no bill exceeds its estimate.
+    """Return the prices of disks by type and size, and of an address. Each price has the amount
+    that a node has by default. If the list has several prices of one meter, such as an old and a
+    new one, the highest price counts, so that no bill exceeds its estimate.
     """
     kind, size = str(settings["disk_type"]), int(settings["disk_gib"])
     found: dict[tuple[ChargeKind, str, int], ExtraPrice] = {}
@@ -73,7 +73,7 @@ def read_extras(
 
 
 def _read(item: Item) -> ExtraPrice | None:
-    """The price of an item; None for items of other kinds."""
+    """Return the price of an item, or None for items of other kinds."""
     meter, unit, usd = (item.get(each) for each in ("meterName", "unitOfMeasure", "retailPrice"))
     if item.get("currencyCode") != "USD" or not isinstance(usd, int | float) or usd <= 0:
         return None

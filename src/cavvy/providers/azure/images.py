@@ -1,5 +1,5 @@
-"""Chooses the machine image that nodes boot: the image that the task or the settings name, or else
-Azure's own image with drivers for the size.
+"""Chooses the machine image that nodes boot: the image that the task or the settings name or,
+without one, Azure's own image with drivers for the size.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ _PARTS = ("publisher", "offer", "sku", "version")
 
 
 def choose_image(offer: Offer, named: str) -> Mapping[str, str]:
-    """The reference to the image `named`. If `named` is "", the reference to Azure's image for the
-    offer. Raises Refused.
+    """Return the reference to the image `named`. If `named` is "", return the reference to Azure's
+    image for the offer. Raises Refused.
     """
     text = named or find_default(offer)
     if text.startswith("/"):
@@ -37,7 +37,7 @@ def choose_image(offer: Offer, named: str) -> Mapping[str, str]:
 
 
 def find_default(offer: Offer) -> str:
-    """Azure's image with drivers for the offer. Raises Refused if there is none."""
+    """Azure's image with drivers for the offer. Raises Refused if no such image exists."""
     known = find_accelerator(offer.accelerator or "")
     if known is None:
         return _PLAIN[offer.architecture or "x86_64"]

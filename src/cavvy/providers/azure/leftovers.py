@@ -25,7 +25,7 @@ _EVERY = timedelta(minutes=10)
 
 class AzureLeftovers:
     """Checks every ten minutes, and deletes interfaces and addresses that belonged to no machine in
-    two successive checks. Only those with the installation's tag are checked.
+    two successive checks. Only interfaces and addresses with the installation's tag are checked.
     """
 
     def __init__(self, account: AzureAccount, mark: str, now: Callable[[], datetime]) -> None:
@@ -35,7 +35,7 @@ class AzureLeftovers:
         self._unused: set[tuple[str, str]] = set()
 
     async def sweep(self) -> None:
-        """Make a check if the last one was ten minutes ago. Raises CloudFault, Refused."""
+        """Make a check if the last one was at least ten minutes ago. Raises CloudFault, Refused."""
         now = self._now()
         if self._next is not None and now < self._next:
             return

@@ -1,4 +1,4 @@
-"""Makes the API's requests for virtual machines, and parses its descriptions of them."""
+"""Makes the API's requests for virtual machines, and parses the API's descriptions of machines."""
 
 import base64
 import re
@@ -29,20 +29,20 @@ _FAILED = re.compile(r"ProvisioningState/failed/(\w+)")
 
 
 def make_id(name: str, *, spot: bool) -> str:
-    """The id of a machine: its name, and a mark if it is a spot machine. Because Azure does not
-    list evicted machines, the mark shows whether a missing machine may have been evicted.
+    """Return the id of a machine, which consists of its name and, for a spot machine, a mark. Azure
+    does not list evicted machines; the mark shows whether a missing machine may have been evicted.
     """
     return f"{name}{_SPOT_MARK}" if spot else name
 
 
 def read_id(machine: str) -> tuple[str, bool]:
-    """The name of a machine, and whether it is a spot machine."""
+    """Return the name of a machine, and whether it is a spot machine."""
     return machine.removesuffix(_SPOT_MARK), machine.endswith(_SPOT_MARK)
 
 
 def make_public_key() -> str:
-    """A public key whose private key is discarded. Azure requires a key for each machine even if no
-    person logs in.
+    """Return a public key whose private key is discarded. Azure requires a key for each machine
+    even if no person logs in.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -60,8 +60,8 @@ def make_machine(
     key: str,
     subnet: str,
 ) -> dict[str, Any]:
-    """The body of the request for a machine. Azure makes the disk, the interface and the address
-    with the machine, and deletes them with it.
+    """Return the body of the request for a machine. Azure creates the disk, the interface and the
+    address together with the machine, and deletes them with the machine.
     """
     offer, name = request.offer, request.names[0]
     login = {"path": f"/home/{_USER}/.ssh/authorized_keys", "keyData": key}
@@ -110,8 +110,8 @@ def _make_disk(gang: GangSpec, settings: Mapping[str, Scalar]) -> Mapping[str, A
 def _make_interface(
     request: MachineRequest, settings: Mapping[str, Scalar], subnet: str
 ) -> Mapping[str, Any]:
-    """The interface of a machine. The tags of the interface and of its address identify the
-    installation, in case the creation of the machine fails and leaves them behind.
+    """Return the interface of a machine. The tags of the interface and of its address identify the
+    installation, because a failed creation of the machine may leave them behind.
     """
     mark = {"name": request.names[0], "tags": dict(request.tags)}
     address: dict[str, Any] = {"primary": True, "subnet": {"id": subnet}}
@@ -132,8 +132,8 @@ def _make_interface(
 
 
 def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
-    """Parse a machine in the API's list. `power` states whether the machine is on, or is None if
-    this is unknown. Azure deletes an evicted spot machine itself.
+    """Parse a machine in the API's list. `power` states whether the machine is
+    running, or is None if this is unknown. Azure deletes an evicted spot machine itself.
     """
     properties, name = told["properties"], str(told["name"])
     spot = properties.get("priority") == "Spot"
@@ -152,15 +152,15 @@ def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
         tags={str(key): str(value) for key, value in (told.get("tags") or {}).items()},
         created_at=datetime.fromisoformat(created) if created else None,
         preempted_or_deleted=ends,
-        reason="the spot machine is evicted or deleted" if ends else reason,
+        reason="the spot machine was evicted or deleted" if ends else reason,
     )
 
 
 def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
     """Update a machine whose last operation failed. `view` contains the cause, and `full` the codes
-    that mean missing capacity. A machine that is on is returned unchanged unless its system could
-    not boot, because the failed operation may be unrelated, such as the installation of an
-    extension by a policy of the subscription.
+    that mean missing capacity. A running machine is returned unchanged unless its system could not
+    boot, because the failed operation may be unrelated, such as the installation of an extension by
+    a policy of the subscription.
     """
     codes = [str(each.get("code")) for each in _statuses(view)]
     causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]
@@ -173,8 +173,8 @@ def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]
 
 
 def read_power(told: Json) -> MachineState | None:
-    """Whether a machine is on, from the field `instanceView` of its entry. None if the entry does
-    not state this.
+    """Return whether a machine is running, from the field `instanceView` of its entry. Returns None
+    if the entry does not state this.
     """
     codes = {each.get("code") for each in _statuses(told)}
     if codes & _OFF:

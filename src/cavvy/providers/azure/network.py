@@ -1,5 +1,5 @@
-"""Finds the subnet of nodes in each region: the one that the settings name, or else one in a
-network that Cavvy makes once and keeps.
+"""Finds the subnet of nodes in each region: the subnet that the settings name or, without one, a
+subnet in a network that Cavvy creates once and keeps.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _SUBNET, _ADDRESSES = "nodes", "10.77.0.0/16"
 
 
 class AzureNetworks:
-    """Finds and makes subnets. A network security group without added rules lets nodes of the
+    """Finds and creates subnets. A network security group without added rules lets nodes of the
     network reach each other, and refuses connections from the Internet:
     https://learn.microsoft.com/azure/virtual-network/network-security-groups-overview
     """
@@ -27,7 +27,7 @@ class AzureNetworks:
         self._made: dict[str, str] = {}
 
     async def subnet(self, region: str) -> str:
-        """The resource id of the region's subnet. Raises CloudFault, Refused."""
+        """Return the resource id of the region's subnet. Raises CloudFault, Refused."""
         if region in self._named:
             return self._named[region]
         if region not in self._made:
@@ -59,7 +59,7 @@ class AzureNetworks:
             }
             network = await self._account.put(_NETWORKS, name, body)
         if _state(network) != "Succeeded":  # until then, Azure refuses machines in the network
-            raise CloudFault(425, "NetworkNotReady", f"Azure is still making the network {name}")
+            raise CloudFault(425, "NetworkNotReady", f"Azure is still creating the network {name}")
         return f"{await self._account.path(_NETWORKS, name)}/subnets/{_SUBNET}"
 
 

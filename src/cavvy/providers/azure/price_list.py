@@ -52,11 +52,11 @@ class AzurePrices(Struct, frozen=True, kw_only=True):
         return prices
 
     def find(self, query: PriceQuery) -> Sequence[Offer]:
-        """The offers in the list, which may be none. Raises PriceError."""
+        """Return the offers in the list, which may be empty. Raises PriceError."""
         return self._collect(query).offers
 
     def list_items(self, condition: str, query: PriceQuery) -> Iterator[Item]:
-        """The items of the list that match a filter. Raises PriceError."""
+        """Return the items of the list that match a filter. Raises PriceError."""
         return self._items(query, condition)
 
     def _collect(self, query: PriceQuery) -> ProviderPrices:
@@ -128,7 +128,7 @@ class AzurePrices(Struct, frozen=True, kw_only=True):
                 answer = json.loads(body)
                 if isinstance(answer, dict):
                     return answer
-                fault = "it is not a JSON object"
+                fault = "the response is not a JSON object"
             except urllib.error.HTTPError as error:
                 fault = f"HTTP {error.code}"
                 error.close()
@@ -145,8 +145,8 @@ SOURCE: PriceSource = AzurePrices()
 
 
 def _is_sold_by_the_hour(item: Item) -> bool:
-    """True for a Linux machine with an hourly price, as opposed to Windows licences, old services
-    and development offers.
+    """Return whether an item is a Linux machine with an hourly price, as opposed to Windows
+    licences, old services and development offers.
     """
     product, sku = str(item.get("productName")), str(item.get("skuName"))
     return (
@@ -163,7 +163,7 @@ def _is_sold_by_the_hour(item: Item) -> bool:
 
 
 def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> Offer | None:
-    """The offer for an item of the list; None for items of other kinds."""
+    """Return the offer for an item of the list, or None for items of other kinds."""
     region = item.get("armRegionName")
     machine = machines.get(str(item.get("armSkuName")))
     price = item.get("retailPrice")
@@ -201,8 +201,8 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> Offer 
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:
-    """Leave out spot prices that are not lower than the on-demand price: such prices mean that
-    there is no spot capacity.
+    """Omit spot prices that are not lower than the on-demand price: such prices mean that no spot
+    capacity exists.
     """
     usual = {
         (offer.region, offer.instance_type): offer.rate

@@ -30,14 +30,14 @@ class AzureQuotas:
 
     @property
     def problem(self) -> str:
-        """Why quotas could not be read; "" if all could."""
+        """Return why quotas could not be read, or "" if all were read."""
         faults = self._cache.faults
         told = (f"{region}: {faults[region]}" for region in sorted(faults))
         return f"cannot be read: {'; '.join(told)}" if faults else ""
 
     async def read(self, region: str) -> Sequence[Quota]:
-        """The quotas of vCPUs of a region, sorted by name. Raises CloudFault, Refused, also if the
-        last read failed less than a minute ago.
+        """Return the quotas of vCPUs of a region, sorted by name. Raises CloudFault, Refused; also
+        if the last read failed less than a minute ago.
         """
         known = await self._cache.read(region)
         return [known[name] for name in sorted(known)]
@@ -45,8 +45,8 @@ class AzureQuotas:
     async def limit(
         self, region: str, offers: Sequence[Offer], families: Mapping[str, str]
     ) -> Sequence[Offer]:
-        """The offers, with their capacity reduced to the unused quota. `families` maps sizes to
-        Azure's names of their families. If the quotas cannot be read, the last known quotas are
+        """Return the offers, with their capacity reduced to the unused quota. `families` maps sizes
+        to Azure's names of their families. If the quotas cannot be read, the last known quotas are
         used.
         """
         try:
@@ -71,7 +71,7 @@ class AzureQuotas:
 
 
 def _read(told: Json, region: str, scope: str) -> Quota | None:
-    """Parse an entry of the API's list of limits. None if the limit is not a vCPU quota."""
+    """Parse an entry of the API's list of limits. Returns None if the limit is not a vCPU quota."""
     name = str(told["name"]["value"])
     if name not in (_ALL, _SPOT) and not name.endswith("Family"):
         return None

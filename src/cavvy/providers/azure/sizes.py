@@ -34,7 +34,8 @@ FindInstance = Callable[[str, str], Offer | None]
 
 
 class AzureSize(Struct, frozen=True, kw_only=True):
-    """A size in one region. `why_not` is the reason why the size is not offered; "" if it is."""
+    """A size in one region. `why_not` is the reason why the size is not offered, or "" if it is
+    offered."""
 
     name: str
     family: str = ""  # Azure's name of the family, which is also the name of its quota
@@ -54,8 +55,8 @@ class AzureSize(Struct, frozen=True, kw_only=True):
 def read_sizes(
     told: Sequence[Json], patterns: Sequence[str], find_instance: FindInstance
 ) -> Sequence[AzureSize]:
-    """The sizes of a region that the patterns select. Sizes that the subscription may not use are
-    left out.
+    """Return the sizes of a region that the patterns select. Sizes that the subscription may not
+    use are omitted.
     """
     return [
         _read(each, find_instance)
@@ -102,8 +103,9 @@ def _read(told: Json, find_instance: FindInstance) -> AzureSize:
 
 
 def _find_chip(name: str, can: dict[str, str], known: Offer | None) -> tuple[str | None, int, int]:
-    """The accelerator, the number of accelerators, and the memory of each in MiB, from the catalog
-    or else from the size's name, such as Standard_NC4as_T4_v3. Azure does not report the product.
+    """Return the accelerator, the number of accelerators, and the memory of each in MiB, from the
+    catalog or, failing that, from the size's name, such as Standard_NC4as_T4_v3. The size's name is
+    used because Azure does not report the product.
     """
     if known is not None and known.accelerator:
         return known.accelerator, known.accelerator_count, known.accelerator_memory_mib

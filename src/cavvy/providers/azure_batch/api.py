@@ -40,7 +40,7 @@ class BatchApi:
         self._client: RestClient | None = None
 
     def account(self) -> tuple[str, str]:
-        """The name and the region of the account. Raises Refused."""
+        """Return the name and the region of the account. Raises Refused."""
         text = str(self._settings.get("account") or "")
         name, _, region = text.partition(".")
         if not name.isalnum() or not region.isalnum():
@@ -57,11 +57,11 @@ class BatchApi:
             self._client.close()
 
     async def check(self) -> None:
-        """Read one job. Raises an error if a right is missing or the account does not exist."""
+        """Read one job. Raise an error if a permission is missing or the account does not exist."""
         await self._api().get(_path("/jobs", maxresults="1"))
 
     async def create_job(self, body: Mapping[str, Json]) -> Json | None:
-        """Create a job; if it exists, return the existing job, and otherwise None."""
+        """Create a job; return the existing job if it already exists, otherwise None."""
         try:
             await self._api().send("POST", _path("/jobs"), body, _TYPE)
         except CloudFault as fault:
@@ -71,11 +71,11 @@ class BatchApi:
         return None
 
     async def jobs(self, prefix: str) -> Sequence[Json]:
-        """The jobs whose ids start with this text."""
+        """Return the jobs whose ids start with this text."""
         return await self._list("/jobs", **{"$filter": f"startswith(id,'{prefix}')"})
 
     async def job(self, job: str) -> Json | None:
-        """One job; None if it does not exist."""
+        """Return one job, or None if it does not exist."""
         return await self._find(f"/jobs/{quote(job)}")
 
     async def terminate(self, job: str) -> None:
@@ -91,7 +91,8 @@ class BatchApi:
                 raise
 
     async def delete_job(self, job: str) -> None:
-        """Delete a job that has ended. Does nothing if it is being deleted, or does not exist."""
+        """Delete a job that has ended. Does nothing if the job is being deleted or does not
+        exist."""
         try:
             await self._api().send("DELETE", _path(f"/jobs/{quote(job)}"), None, _TYPE)
         except CloudFault as fault:
@@ -99,7 +100,7 @@ class BatchApi:
                 raise
 
     async def add_tasks(self, job: str, body: Mapping[str, Sequence[Json]]) -> None:
-        """Add tasks; those that exist stay as they are."""
+        """Add tasks; existing tasks are unchanged."""
         tasks = body["value"]
         for start in range(0, len(tasks), _MOST_TASKS):
             part = {"value": tasks[start : start + _MOST_TASKS]}
@@ -112,7 +113,7 @@ class BatchApi:
                     raise CloudFault(status, code, f"task {each['taskId']}: {message}")
 
     async def tasks(self, job: str) -> Sequence[Json] | None:
-        """The tasks of a job; None if the service does not find them."""
+        """Return the tasks of a job, or None if the service does not find them."""
         try:
             return await self._list(f"/jobs/{quote(job)}/tasks")
         except CloudFault as fault:
@@ -121,7 +122,7 @@ class BatchApi:
             raise
 
     async def nodes(self, pool: str) -> Sequence[Json]:
-        """The machines of a pool; none if the pool does not exist."""
+        """Return the machines of a pool, or an empty list if the pool does not exist."""
         try:
             return await self._list(f"/pools/{quote(pool)}/nodes")
         except CloudFault as fault:
@@ -130,7 +131,7 @@ class BatchApi:
             raise
 
     async def pool(self, pool: str) -> Json | None:
-        """One pool; None if it does not exist."""
+        """Return one pool, or None if it does not exist."""
         return await self._find(f"/pools/{quote(pool)}")
 
     async def _find(self, path: str) -> Json | None:
@@ -163,5 +164,5 @@ def _path(path: str, **query: str) -> str:
 
 
 def _read_error(told: Json) -> tuple[str, str]:
-    """The code and the message of an error."""
+    """Return the code and the message of an error."""
     return str(told["code"]), str((told.get("message") or {}).get("value", ""))

@@ -10,7 +10,9 @@ from cavvy.providers.vm.abilities import ABILITIES
 _DOCS = "https://learn.microsoft.com/azure/batch"
 _CONTAINERS = f"{_DOCS}/batch-docker-container-workloads"
 _POOL = "https://learn.microsoft.com/rest/api/batchservice/pool/add"
-_CONTAINER = f"a task is a container, and Cavvy lets no task start further ones ({_CONTAINERS})"
+_CONTAINER = (
+    f"a task is a container, and Cavvy lets no task start further containers ({_CONTAINERS})"
+)
 
 MANIFEST = Manifest(
     name="azure-batch",
@@ -37,7 +39,7 @@ MANIFEST = Manifest(
         Feature.CAPACITY: "Azure Batch does not report free capacity; a pool that does not get "
         "its machines reports an error, and Cavvy tries the next best offer "
         f"({_DOCS}/batch-pool-node-error-checking)",
-        Feature.VOLUMES: "a pool attaches empty disks only, and no existing ones; copy data from "
+        Feature.VOLUMES: "a pool can attach only empty disks, no existing ones; copy data from "
         f"and to a bucket instead ({_POOL})",
         Feature.MOUNTS: "a task is a container; the pool's mounts are not supported yet "
         f"({_DOCS}/virtual-file-mount)",
@@ -47,7 +49,7 @@ MANIFEST = Manifest(
         f"({_DOCS}/batch-virtual-network)",
         Feature.DISK: "a machine has the disk of its image and size; other sizes and types are "
         f"not supported yet ({_POOL})",
-        Feature.NOTICE: "Azure Batch documents no notice before it takes a spot machine back "
+        Feature.NOTICE: "Azure Batch documents no notice before it reclaims a spot machine "
         f"({_DOCS}/batch-spot-vms)",
         Feature.RESULTS: f"a job loses its machines when it ends ({_DOCS}/nodes-and-pools). If "
         "the server is away when the work ends, the results go to the bucket in "

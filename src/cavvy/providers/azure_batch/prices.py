@@ -17,8 +17,8 @@ _AGE = timedelta(hours=1)
 
 
 class SpotPrices:
-    """The spot offers of a region. If the list cannot be read, the prices that were read last stay
-    in use, and `fault` has the reason.
+    """The spot offers of a region. If the list cannot be read, the last prices that were read stay
+    in use, and `fault` contains the reason.
     """
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
@@ -28,7 +28,7 @@ class SpotPrices:
         self.fault = ""
 
     async def offers(self, region: str, usual: Sequence[Offer]) -> Sequence[Offer]:
-        """The spot offers of the machines whose on-demand offers are `usual`."""
+        """Return the spot offers of the machines whose on-demand offers are `usual`."""
         if self._read_at is None or self._now() - self._read_at >= _AGE:
             try:
                 self._offers = await asyncio.to_thread(self._fetch, region, usual)

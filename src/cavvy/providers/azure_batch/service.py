@@ -86,7 +86,8 @@ class AzureBatchService:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. The caller must call `offers` first, which reads the prices."""
+        """Return facts for `cavvy check`. The caller must first call `offers`, which reads the
+        prices."""
         name, region = self._api.account()
         facts = [("Batch account", name), ("region", region)]
         if self._spot is not None and self._spot.fault:
@@ -94,7 +95,8 @@ class AzureBatchService:
         return facts
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers, read again after ten minutes, since the catalog is refreshed."""
+        """Return the offers, which are read again after ten minutes, because the catalog may have
+        been refreshed."""
         now = self._now()
         if self._offers is None or now - self._offers[0] >= _AGE:
             await self._api.check()  # a missing right is reported before a plan relies on it
@@ -174,8 +176,8 @@ class AzureBatchService:
         return ()
 
     async def _read(self, told: Mapping[str, Any]) -> ServiceJob | None:
-        """Read the state of a job from several replies; None if the job was deleted since `told`.
-        A job that was reclaimed keeps the reason after its end.
+        """Read the state of a job from several replies; return None if the job was deleted since
+        `told`. A job that was reclaimed keeps the reason after its end.
         """
         name = str(told["id"])
         if name in self._ended:
@@ -207,9 +209,10 @@ class AzureBatchService:
     async def _read_live(
         self, told: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]] | None
     ) -> ServiceJob:
-        """The state of a job that has not ended. If the server stopped while it submitted the job,
-        or a reply was lost, the missing tasks are added. If Azure Batch refuses them, the job
-        counts as reclaimed, so that the layer ends it. `tasks` is None if they are unknown.
+        """Return the state of a job that has not ended. If the server stopped while it submitted
+        the job, or a reply was lost, the missing tasks are added. If Azure Batch refuses the tasks,
+        the job counts as reclaimed, so that the layer ends it. `tasks` is None if the tasks are
+        unknown.
         """
         name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
         wanted = int(name.rpartition("-")[2])
@@ -231,14 +234,15 @@ class AzureBatchService:
         return job
 
     def _remember_start(self, job: ServiceJob) -> ServiceJob:
-        """The job with its first start; its nodes may be gone for a moment."""
+        """Return the job with its first start time, because its nodes may be missing for a
+        moment."""
         if job.name not in self._started:
             return job
         state = JobState.RUNNING if job.state is JobState.WAITING else job.state
         return replace(job, started_at=self._started[job.name], state=state)
 
     async def _add_missing(self, told: Mapping[str, Any], missing: set[int]) -> str:
-        """Add the tasks of these ranks. Returns why Azure Batch refuses them, or ""."""
+        """Add the tasks of these ranks. Return why Azure Batch refuses the tasks, or ""."""
         try:
             await self._api.add_tasks(str(told["id"]), make_gang_tasks(told, sorted(missing)))
         except CloudFault as fault:
@@ -250,7 +254,7 @@ class AzureBatchService:
         return ""
 
     def _forget(self, known: set[str]) -> None:
-        """Forget the jobs that the account does not list any more."""
+        """Forget the jobs that the account no longer lists."""
         self._ended = {each: job for each, job in self._ended.items() if each in known}
         self._started = {each: at for each, at in self._started.items() if each in known}
         self._reclaimed = {each: job for each, job in self._reclaimed.items() if each in known}
@@ -277,11 +281,11 @@ def _is_deleting(told: Mapping[str, Any]) -> bool:
 
 
 def _is_refused(fault: CloudFault) -> bool:
-    """Whether Azure Batch would refuse a repeated request, too."""
+    """Return whether Azure Batch would also refuse a repeated request."""
     return 400 <= fault.status < 500 and fault.status not in _NOT_REFUSED
 
 
 def is_batch_type(offer: Offer) -> bool:
-    """Whether a pool's image, which has NVIDIA's drivers, fits the machine of this offer."""
+    """Return whether a pool's image, which has NVIDIA's drivers, fits the machine of this offer."""
     other = offer.accelerator is not None and offer.accelerator.startswith("MI")
     return is_azure_type(offer.instance_type) and not other and offer.accelerator_part == 1

@@ -19,7 +19,7 @@ Json = Mapping[str, Any]
 
 
 class JobParts(Struct, frozen=True, kw_only=True):
-    """A job that has not ended, and what it consists of."""
+    """A job that has not ended, with its tasks, pool and nodes."""
 
     job: Json
     nodes_wanted: int
@@ -29,7 +29,7 @@ class JobParts(Struct, frozen=True, kw_only=True):
 
 
 def read_live(parts: JobParts) -> ServiceJob:
-    """The state of a job that has not ended."""
+    """Return the state of a job that has not ended."""
     started = find_start(parts.nodes)
     if parts.job["state"] == "terminating":
         state = JobState.WAITING if started is None else JobState.RUNNING
@@ -42,7 +42,7 @@ def read_live(parts: JobParts) -> ServiceJob:
             started_at=started or _find_task_start(parts.tasks) or lost,
             ended_at=lost if parts.nodes_wanted == 1 else None,
             preempted=True,
-            reason="Azure took a spot machine back; Azure Batch would start its task again",
+            reason="Azure reclaimed a spot machine; Azure Batch would start its task again",
         )
     if broken := _find_broken(parts.nodes):
         return _make(parts.job, JobState.RECLAIMED, started, broken)
@@ -57,8 +57,8 @@ def read_live(parts: JobParts) -> ServiceJob:
 
 
 def read_ended(job: Json, tasks: Sequence[Json], started: datetime | None) -> ServiceJob:
-    """The state of a job that has ended. `started` is the start of its bill; if it is None, the
-    first start of a task counts, since the service forgets the nodes.
+    """Return the state of a job that has ended. `started` is the start of the job's bill; if it is
+    None, the first start of a task counts, because the service forgets the nodes.
     """
     told = job.get("executionInfo") or {}
     ended = _time(told.get("endTime")) or _time(job["stateTransitionTime"])
@@ -76,14 +76,14 @@ def read_ended(job: Json, tasks: Sequence[Json], started: datetime | None) -> Se
 
 
 def find_start(nodes: Sequence[Json]) -> datetime | None:
-    """When the first of the nodes was allocated, which is when its bill starts."""
+    """Return when the first of the nodes was allocated, which is when its bill starts."""
     times = [_time(each.get("allocationTime")) for each in nodes]
     return min((each for each in times if each is not None), default=None)
 
 
 def _find_preemption(parts: JobParts) -> datetime | None:
-    """When a spot node was taken back; None if none was. Azure Batch reports either the node as
-    preempted, or the node's task as waiting again.
+    """Return when a spot node was reclaimed, or None if none was. Azure Batch reports either the
+    node as preempted, or the node's task as waiting again.
     """
     lost = [each["stateTransitionTime"] for each in parts.nodes if each["state"] in _UNBILLED]
     for each in parts.tasks:
@@ -96,7 +96,7 @@ def _find_preemption(parts: JobParts) -> datetime | None:
 
 
 def _find_broken(nodes: Sequence[Json]) -> str:
-    """What is wrong with a node that can run no task; "" if all nodes are usable."""
+    """Return why a node can run no task, or "" if all nodes are usable."""
     for each in nodes:
         if each["state"] in _BROKEN:
             errors = [f"{one.get('code')}: {one.get('message')}" for one in each.get("errors", ())]
@@ -105,7 +105,8 @@ def _find_broken(nodes: Sequence[Json]) -> str:
 
 
 def _find_resize_error(parts: JobParts) -> str:
-    """Why the pool has too few nodes; "" if it is still growing, or has them."""
+    """Return why the pool has too few nodes, or "" if the pool is still growing or has enough
+    nodes."""
     pool = parts.pool
     if pool is None or pool.get("allocationState") != "steady":
         return ""
@@ -114,7 +115,7 @@ def _find_resize_error(parts: JobParts) -> str:
 
 
 def _describe_failure(tasks: Sequence[Json]) -> str:
-    """Why the first failed task failed; "" if none did."""
+    """Return why the first failed task failed, or "" if no task failed."""
     for each in tasks:
         failure = (each.get("executionInfo") or {}).get("failureInfo")
         if failure:

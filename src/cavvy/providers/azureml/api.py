@@ -1,6 +1,6 @@
 """Calls Azure Machine Learning for one workspace: the resources of Azure Resource Manager
-(https://learn.microsoft.com/rest/api/azureml/jobs), and the run history, which alone tells when a
-job started and why it ended.
+(https://learn.microsoft.com/rest/api/azureml/jobs), and the run history, which is the only source
+of a job's start time and of the reason for its end.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class WorkspaceApi:
     def __init__(
         self, settings: Mapping[str, Scalar], account: AzureAccount, *, provider: str = "azureml"
     ) -> None:
-        """`provider` has the settings, and is named in errors."""
+        """`provider` is the provider that has the settings and is named in errors."""
         self._settings, self._account = settings, account
         self._table = f"[providers.{provider}]"
         self._workspace = str(settings.get("workspace") or "")
@@ -45,29 +45,29 @@ class WorkspaceApi:
             self._history.close()
 
     async def region(self) -> str:
-        """The region of the workspace."""
+        """Return the region of the workspace."""
         if not self._region:
             self._check_settings()
             told = await self._account.find(_KIND, self._workspace)
             if told is None:
                 raise Refused(
-                    f"{self._table} workspace: there is no workspace {self._workspace} in "
-                    f"the resource group {self._account.group}; make it: az ml workspace create "
+                    f"{self._table} workspace: the workspace {self._workspace} does not exist in "
+                    f"the resource group {self._account.group}; create it: az ml workspace create "
                     f"--name {self._workspace} --resource-group {self._account.group}"
                 )
             self._region = str(told["location"]).lower().replace(" ", "")
         return self._region
 
     async def clusters(self) -> Sequence[Json]:
-        """The compute targets of the workspace."""
+        """Return the compute targets of the workspace."""
         return await self._list("computes", {})
 
     async def cluster(self, name: str) -> Json | None:
-        """One compute target; None if it does not exist."""
+        """Return one compute target, or None if it does not exist."""
         return await self._account.find(_KIND, f"{self._workspace}/computes/{name}")
 
     async def sizes(self) -> Sequence[Json]:
-        """The sizes of machines in the region of the workspace:
+        """Return the sizes of machines in the region of the workspace:
         https://learn.microsoft.com/rest/api/azureml/virtual-machine-sizes/list
         """
         path = f"providers/{_KIND.partition('/')[0]}/locations/{await self.region()}/vmSizes"
@@ -79,16 +79,17 @@ class WorkspaceApi:
         await self._account.put(_KIND, path, body, version=_COMPUTE_VERSION)
 
     async def delete_compute(self, name: str) -> None:
-        """Ask the service to delete a compute target and its machine."""
+        """Request the deletion of a compute target and its machine."""
         path = f"{self._workspace}/computes/{name}"
         await self._account.delete(_KIND, path, "&underlyingResourceAction=Delete")
 
     async def path(self, below: str) -> str:
-        """The id of a resource in the workspace."""
+        """Return the id of a resource in the workspace."""
         return await self._account.path(_KIND, f"{self._workspace}/{below}")
 
     async def environment(self, image: str) -> str:
-        """The id of the environment version of an image, which is made if it does not exist."""
+        """Return the id of the environment version of an image, which is created if it does not
+        exist."""
         if image not in self._environments:
             version = hashlib.sha256(image.encode()).hexdigest()[:16]
             name = f"{self._workspace}/environments/{_ENVIRONMENT}/versions/{version}"
@@ -99,12 +100,12 @@ class WorkspaceApi:
         return self._environments[image]
 
     async def jobs(self, tag: str) -> Sequence[Json]:
-        """The command jobs that have a tag and are not archived."""
+        """Return the command jobs that have a tag and are not archived."""
         query = {"jobType": "Command", "tag": tag, "listViewType": "ActiveOnly"}
         return await self._list("jobs", query)
 
     async def job(self, name: str) -> Json | None:
-        """One job; None if it does not exist."""
+        """Return one job, or None if it does not exist."""
         return await self._account.find(_KIND, f"{self._workspace}/jobs/{name}")
 
     async def create(self, name: str, job: Mapping[str, Any]) -> None:
@@ -112,11 +113,11 @@ class WorkspaceApi:
         await self._account.put(_KIND, f"{self._workspace}/jobs/{name}", job)
 
     async def cancel(self, name: str) -> None:
-        """Ask the service to cancel a job; the job ends later."""
+        """Request the cancellation of a job; the job ends later."""
         await self._account.post(_KIND, f"{self._workspace}/jobs/{name}/cancel")
 
     async def archive(self, name: str) -> None:
-        """Hide a job that has ended from lists. It keeps its run history."""
+        """Hide a job that has ended from lists. The job keeps its run history."""
         told = await self.job(name)
         if told is None:
             return
@@ -126,7 +127,8 @@ class WorkspaceApi:
         await self._account.put(_KIND, f"{self._workspace}/jobs/{name}", body)
 
     async def history(self, name: str) -> Json:
-        """The details of a job's run; {} if the run history does not know it yet."""
+        """Return the details of a job's run, or {} if the run history does not contain the run
+        yet."""
         region = await self.region()
         if self._history is None:
             self._history = RestClient(

@@ -1,8 +1,8 @@
 """Reads the compute clusters of a workspace, and looks up the prices of their machines.
 
 Azure bills the machines of a cluster at the prices of its virtual machines, without a fee:
-https://azure.microsoft.com/pricing/details/machine-learning. Machines with low priority have prices
-of their own in Azure's public list.
+https://azure.microsoft.com/pricing/details/machine-learning. Machines with low priority have
+separate prices in Azure's public list.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ _LOW = "LowPriority"
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
-    """A compute cluster. `why_not` is the reason why no job can use it now; "" if jobs can."""
+    """A compute cluster. `why_not` is the reason why no job can use the cluster now, or "" if jobs
+    can use it."""
 
     name: str
     id: str = ""
@@ -64,7 +65,8 @@ class Clusters:
         self.left_out: Mapping[str, str] = {}  # the reason by cluster
 
     async def offers(self) -> Sequence[Offer]:
-        """One offer for each cluster with a known machine and price. Raises CloudFault, Refused."""
+        """Return one offer for each cluster with a known machine and price. Raises CloudFault,
+        Refused."""
         patterns = list_setting(self._settings, "clusters")
         told = [
             read_cluster(each)
@@ -83,14 +85,14 @@ class Clusters:
         return found
 
     async def find(self, name: str) -> Cluster:
-        """One cluster, as it is now."""
+        """Return the current state of one cluster."""
         told = await self._api.cluster(name)
         if told is None:
             return Cluster(name=name, why_not="it does not exist")
         return read_cluster(told)
 
     async def _price(self, cluster: Cluster) -> Offer | str:
-        """The offer of a cluster, or the reason why it has none."""
+        """Return the offer of a cluster, or the reason why the cluster has none."""
         machine = (await self._read_catalog()).get((cluster.region, cluster.size.lower()))
         if machine is None:
             return f"the catalog has no price of {cluster.size} in {cluster.region}"
@@ -108,8 +110,8 @@ class Clusters:
         return replace(offer, purchase=Purchase.SPOT, rate=rate, source=source, as_of=today)
 
     async def _read_catalog(self) -> Mapping[tuple[str, str], Offer]:
-        """The catalog's machines on demand, by region and size in lower case, since clusters report
-        sizes in upper case.
+        """Return the catalog's machines on demand, by region and size in lower case, because
+        clusters report sizes in upper case.
         """
         now = self._now()
         if self._catalog is None or now - self._catalog[0] >= _AGE:
@@ -123,8 +125,9 @@ class Clusters:
         return self._catalog[1]
 
     async def _read_low(self, region: str, size: str) -> HourlyRate | None:
-        """The price of a machine with low priority; None if the list has none. After an error, the
-        list is not read for some minutes, since each read may take seconds. Raises PriceError.
+        """Return the price of a machine with low priority, or None if the list contains none. After
+        an error, the list is not read for some minutes, because each read may take seconds. Raises
+        PriceError.
         """
         now, key = self._now(), (region, size)
         if key not in self._low or now - self._low[key][0] >= _LOW_AGE:

@@ -11,7 +11,9 @@ from cavvy.providers.vm.abilities import ABILITIES
 _DOCS = "https://learn.microsoft.com/azure/machine-learning"
 _JOB = f"{_DOCS}/reference-yaml-job-command"
 _CLUSTER = f"{_DOCS}/reference-yaml-compute-aml"
-_CONTAINER = f"a command job is a container, and Cavvy lets no job start further ones ({_JOB})"
+_CONTAINER = (
+    f"a command job is a container, and Cavvy lets no job start further containers ({_JOB})"
+)
 
 MANIFEST = Manifest(
     name="azureml",
@@ -49,7 +51,7 @@ MANIFEST = Manifest(
         Feature.TUNNEL: "a command job is a container without the right to make a "
         f"WireGuard interface ({_JOB})",
         Feature.NETWORK: f"the cluster selects the network ({_CLUSTER})",
-        Feature.DISK: f"the size of the cluster's machines decides the disk ({_CLUSTER})",
+        Feature.DISK: f"the size of the cluster's machines determines the disk ({_CLUSTER})",
         Feature.RESULTS: "a command job loses its disk when it ends, except for its outputs "
         f"({_JOB}). If the server is away when the work ends, the results go to the bucket in "
         "`checkpoint.storage` or `server.results_url`; without a bucket, the job waits until its "
@@ -97,7 +99,7 @@ MANIFEST = Manifest(
         ),
         text(
             "history_endpoint",
-            "The address of the service that knows when jobs started and why they ended. "
+            "The address of the service that stores when jobs started and why they ended. "
             "`{region}` stands for the workspace's region.",
             "https://{region}.api.azureml.ms",
         ),

@@ -92,7 +92,7 @@ class AzureMlService:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. The caller must call `offers` first, which reads the
+        """Return facts for `cavvy check`. The caller must first call `offers`, which reads the
         clusters.
         """
         known, left = self._clusters.known, self._clusters.left_out
@@ -147,8 +147,8 @@ class AzureMlService:
         return [each for each in found if _is_young(each, now)]
 
     async def _archive(self, old: Sequence[str]) -> None:
-        """Archive jobs that ended long ago, since long lists make each poll slower. A poll does not
-        depend on it: if the service refuses, `identity` reports it.
+        """Archive jobs that ended long ago, because long lists make each poll slower. A poll does
+        not depend on the archiving: if the service refuses it, `identity` reports the refusal.
         """
         now = self._now()
         self._refused = {name: each for name, each in self._refused.items() if name in old}
@@ -192,7 +192,7 @@ class AzureMlService:
         return ()
 
     async def _read(self, name: str, told: Json) -> ServiceJob:
-        """Parse a job. The run history is asked only for what is not known yet."""
+        """Parse a job. The run history is queried only for facts that are not known yet."""
         if name in self._ended:
             return self._ended[name]
         status = str(told["properties"]["status"])
@@ -213,7 +213,8 @@ class AzureMlService:
         return job
 
     async def _find_cluster(self, request: JobRequest) -> Cluster:
-        """The cluster of a request. Raises CloudFault if it cannot run the job now."""
+        """Return the cluster of a request. Raises CloudFault if the cluster cannot run the job
+        now."""
         cluster = await self._clusters.find(request.offer.zone or "")
         if cluster.quota:
             raise CloudFault(409, _QUOTA, f"the cluster {cluster.name}: {cluster.quota}")
@@ -251,7 +252,7 @@ class AzureMlService:
         )
 
     async def _read_data(self, gang: GangSpec) -> Sequence[DataMount]:
-        """The data assets that the option `data` names. Raises Refused."""
+        """Return the data assets that the option `data` names. Raises Refused."""
         text = str(gang.options.get("data") or "")
         mounts = []
         for each in filter(None, (part.strip() for part in text.split(","))):
@@ -267,8 +268,8 @@ class AzureMlService:
         return mounts
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
-        """The job's time limit: the task's limit plus the time for the last checkpoint. If the task
-        has no limit, the setting applies.
+        """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
+        the task has no limit, the setting applies.
         """
         if gang.longest is None:
             return timedelta(seconds=int(self._settings["max_run_s"]))
@@ -276,9 +277,9 @@ class AzureMlService:
 
 
 def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) -> ServiceJob:
-    """Parse a job and the details of its run; `began` is the start, if it is known already. Azure
-    starts a job again if a node was taken back, or fails it. A job that waits after it ran counts
-    as reclaimed.
+    """Parse a job and the details of its run; `began` is the start time if it is already known. If
+    a node is reclaimed, Azure starts the job again or fails it. A job that waits after it has run
+    counts as reclaimed.
     """
     status = str(told["properties"]["status"])
     started, ended = began or _time(run.get("startTimeUtc")), None
@@ -294,7 +295,7 @@ def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) 
     elif status == "CancelRequested" and started is None:
         state = JobState.WAITING
     if state is JobState.RECLAIMED:
-        reason = reason or "Azure took the job's nodes back, and would start the job again"
+        reason = reason or "Azure reclaimed the job's nodes, and would start the job again"
     return ServiceJob(
         id=str(told["name"]),
         name=str(told["name"]),
@@ -311,7 +312,7 @@ def _changed_at(told: Json) -> datetime | None:
 
 
 def _is_old(told: Json, now: datetime) -> bool:
-    """Whether a job ended long ago, so that its run history need not be read."""
+    """Return whether a job ended long ago, so that its run history need not be read."""
     changed = _changed_at(told)
     ended = str(told["properties"]["status"]) in _ENDED
     return ended and changed is not None and now - changed >= _SHOWN

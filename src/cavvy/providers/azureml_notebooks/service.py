@@ -75,7 +75,7 @@ class ComputeInstances:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`, which calls `offers` first."""
+        """Return facts for `cavvy check`, which calls `offers` first."""
         facts = [("workspace", str(self._settings["workspace"]))]
         if self._unpriced:
             facts.append(("sizes without a known price", ", ".join(self._unpriced)))
@@ -83,7 +83,7 @@ class ComputeInstances:
         return facts
 
     async def offers(self) -> Sequence[Offer]:
-        """The sizes of the workspace's region, read again after ten minutes."""
+        """Return the sizes of the workspace's region; they are read again after ten minutes."""
         now = self._now()
         if self._offers is None or now - self._offers[0] >= _AGE:
             sizes = {
@@ -96,8 +96,8 @@ class ComputeInstances:
         return self._offers[1]
 
     async def _price(self, sizes: set[str]) -> Sequence[Offer]:
-        """The catalog's offers of Azure for these sizes, since Azure bills compute instances as
-        virtual machines: https://azure.microsoft.com/pricing/details/machine-learning
+        """Return the catalog's offers of Azure for these sizes, because Azure bills compute
+        instances as virtual machines: https://azure.microsoft.com/pricing/details/machine-learning
         """
         region, patterns = await self._api.region(), list_setting(self._settings, "sizes")
         known = {
@@ -146,7 +146,7 @@ class ComputeInstances:
         return ours and properties.get("computeType") == _KIND
 
     async def _make(self, request: JobRequest) -> Mapping[str, Any]:
-        """The body of the request for a compute instance."""
+        """Return the body of the request for a compute instance."""
         settings, region = self._settings, await self._api.region()
         script = make_start_script(request, _PROGRAMS).encode()
         idle_s = min(int(settings["idle_stop_s"]), _MOST_IDLE_S)
@@ -183,14 +183,14 @@ class ComputeInstances:
 
 
 def make_compute_name(name: str) -> str:
-    """The name of the compute instance for a name of the layer: Azure allows 24 characters, and no
-    second instance with the same name in a region.
+    """Return the name of the compute instance for a name of the layer: Azure allows 24 characters,
+    and only one instance with the same name in a region.
     """
     return f"cv{hashlib.sha256(name.encode()).hexdigest()[:20]}"
 
 
 def read_instance(told: Json) -> ServiceJob:
-    """Parse a compute instance. One that is stopped or failed is deleted by the layer."""
+    """Parse a compute instance. The layer deletes an instance that is stopped or failed."""
     outer: Mapping[str, Any] = told["properties"]
     inner: Mapping[str, Any] = outer.get("properties") or {}
     last: Mapping[str, Any] = inner.get("lastOperation") or {}
@@ -222,7 +222,7 @@ def _read_state(status: str, provisioning: str) -> JobState:
 
 
 def read_jupyter(told: Json) -> str:
-    """The address of a compute instance's own Jupyter; "" until it has one."""
+    """Return the address of a compute instance's own Jupyter, or "" until the instance has one."""
     inner: Mapping[str, Any] = (told.get("properties") or {}).get("properties") or {}
     found = {
         str(each.get("displayName")): str(each.get("endpointUri"))

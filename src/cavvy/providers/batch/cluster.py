@@ -23,7 +23,7 @@ _PREPARATION = timedelta(
 
 
 class ClusterNode(Struct, frozen=True, kw_only=True):
-    """One node. `free` is the unallocated part of the node. It is zero if the node is down or
+    """One node. `free` is the unallocated part of the node; it is zero if the node is down or
     drained.
     """
 
@@ -58,9 +58,9 @@ class BatchCluster(Struct, frozen=True, kw_only=True):
 def list_offers(
     cluster: BatchCluster, prices: PartPrices, *, provider: str, title: str, queue: bool
 ) -> Sequence[Offer]:
-    """One offer for each queue, kind of node and number of accelerators. For nodes without
-    accelerators, one offer for each size. Each accelerator has an equal share of the node's CPUs
-    and memory.
+    """Return one offer for each queue, kind of node and number of accelerators. For nodes without
+    accelerators, one offer for each size is returned. Each accelerator has an equal share of the
+    node's CPUs and memory.
 
     If `queue` is True, jobs may wait in the batch system's own queue, so offers have no capacity
     limit.
@@ -96,8 +96,8 @@ def list_offers(
 
 
 def count_room(queue: ClusterQueue, offer: Offer) -> int:
-    """The number of the queue's nodes that are large enough for the offer, including nodes that are
-    busy or down now.
+    """Return the number of the queue's nodes that are large enough for the offer, including nodes
+    that are busy or down now.
     """
     kind = gpu_of(offer)
     return sum(
@@ -110,9 +110,9 @@ def count_room(queue: ClusterQueue, offer: Offer) -> int:
 
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
-    """The time limit of a job: the maximum duration of the work, plus its grace period and the time
-    for preparation, but at most the queue's limit. If the maximum duration is unknown, the queue's
-    limit.
+    """Return the time limit of a job: the maximum duration of the work, plus its grace period and
+    the time for preparation, but at most the queue's limit. If the maximum duration is unknown, the
+    queue's limit is returned.
 
     The queue's default time limit is never used, because it would interrupt long work.
     """

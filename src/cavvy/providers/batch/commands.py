@@ -63,14 +63,14 @@ class BatchCommands:
         return done.out
 
     def explain(self, command: str, done: CommandResult) -> ProviderError:
-        """The provider error for a failed read-only command."""
+        """Return the provider error for a failed read-only command."""
         if done.code is None or _says(self._dialect.later, done.said):
             return TryAgain(f"{self._dialect.title} does not answer: {done.said}")
         return Refused(f"{command}: {done.said}")
 
 
 def sort_complaint(done: CommandResult, dialect: BatchDialect) -> ProviderError:
-    """The provider error for a submission that was refused, or whose reply was lost."""
+    """Return the provider error for a submission that was refused, or whose reply was lost."""
     said = done.said.replace(dialect.prefix, "")
     text = f"{dialect.submit[0]}: {said}"
     later = _says(dialect.later, said)

@@ -54,7 +54,8 @@ def list_notes(task: TaskSpec) -> Sequence[str]:
 def make_header(
     provider: str, directive: str, options: Sequence[str], task: TaskSpec
 ) -> Sequence[str]:
-    """The first lines of a script: the options of its job, its origin, and notes for the user."""
+    """Return the first lines of a script: the options of its job, its origin, and notes for the
+    user."""
     return [
         "#!/bin/bash",
         *(f"{directive} {option}" for option in options),
@@ -64,14 +65,15 @@ def make_header(
 
 
 def list_exports(task: TaskSpec, nodes: int) -> Sequence[str]:
-    """The variables from `list_variables`, as `export` lines."""
+    """Return the variables from `list_variables`, as `export` lines."""
     return [
         f"export {name}={shlex.quote(value)}" for name, value in list_variables(task, nodes).items()
     ]
 
 
 def list_variables(task: TaskSpec, nodes: int) -> dict[str, str]:
-    """The variables that Cavvy sets on every node, except those for the rank and the addresses."""
+    """Return the variables that Cavvy sets on every node, except those for the rank and the
+    addresses."""
     variables = dict(task.env)
     for name, value in task.params.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -83,14 +85,14 @@ def list_variables(task: TaskSpec, nodes: int) -> dict[str, str]:
 
 
 def make_work(task: TaskSpec) -> str:
-    """The task's `setup`, then its `run`, as one shell program."""
+    """Return the task's `setup`, then its `run`, as one shell program."""
     parts = ["set -e", task.setup.rstrip("\n"), "set +e"] if task.setup else []
     return "\n".join([*parts, task.run.rstrip("\n")]) + "\n"
 
 
 def here_document(text: str) -> str:
-    """A shell here-document in which the shell expands nothing. Its end marker does not occur in
-    the text.
+    """Return a shell here-document in which the shell expands nothing. Its end marker does not
+    occur in the text.
     """
     word = "CAVVY_WORK"
     while word in text:

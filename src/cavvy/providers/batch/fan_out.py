@@ -114,7 +114,8 @@ class FanOut(Generic[_T]):
         return answers
 
     def _sum_up(self, problems: Sequence[ProviderError]) -> ProviderError:
-        """Combine all problems into one error: TryAgain if any of them is TryAgain."""
+        """Combine all problems into one error, which is TryAgain if any of the problems is
+        TryAgain."""
         worst = next(
             (problem for problem in problems if isinstance(problem, TryAgain)), problems[0]
         )

@@ -79,7 +79,7 @@ class BatchGangs:
                 self._launching.pop(gang.name, None)
 
     async def knows_end(self, name: str) -> bool:
-        """True if the gang's end is already recorded."""
+        """Return whether the gang's end is already recorded."""
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
@@ -128,7 +128,8 @@ class BatchGangs:
         await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
-        """Cancel running deliveries. Another server, or this one after a restart, repeats them."""
+        """Cancel running deliveries. Another server, or this server after a restart, repeats the
+        deliveries."""
         for courier in self._couriers.values():
             courier.cancel()
         if self._couriers:
@@ -155,7 +156,7 @@ class BatchGangs:
         await workspace.note_job(gang.name, job)
 
     async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
-        """Return True if a recorded gang has its job, or no longer needs one. Raises TryAgain while
+        """Return whether a recorded gang has its job, or no longer needs one. Raises TryAgain while
         this is unknown.
         """
         record = await workspace.record(name)
@@ -213,10 +214,10 @@ class BatchGangs:
         return seen
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
-        """Return True if all reports of the gang's agents have been delivered. Agents that were
+        """Return whether all reports of the gang's agents have been delivered. Agents that were
         killed, or that exited while the server was down, leave undelivered reports; so do agents
-        whose job Cavvy cancelled while they were still sending. The first call starts their
-        delivery on the login node.
+        whose job Cavvy cancelled while they were still sending. The first call starts the delivery
+        of these reports on the login node.
         """
         if record.refusal:
             return True
@@ -264,7 +265,7 @@ class BatchGangs:
         self, workspace: SharedWorkspace, record: BatchGangRecord
     ) -> BatchGangEnd:
         """Record the end of a gang whose job the batch system no longer lists. The end is read from
-        the accounting data, or else from the file that the job wrote.
+        the accounting data or, failing that, from the file that the job wrote.
         """
         accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:
@@ -305,13 +306,13 @@ class BatchGangs:
 
 
 def mark_of(workspace: SharedWorkspace) -> str:
-    """The mark that only the jobs of this installation have."""
+    """Return the mark that only the jobs of this installation have."""
     return f"cavvy:{workspace.mark}"
 
 
 def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> GangSeen:
-    """Describe a gang whose job has ended but whose last reports are being delivered. Until they
-    are delivered, the gang is reported as running.
+    """Describe a gang whose job has ended but whose last reports are being delivered. Until the
+    reports are delivered, the gang is reported as running.
     """
     reason = "its last messages are being delivered"
     nodes = list_nodes(job, began)
@@ -325,8 +326,8 @@ def _count(record: BatchGangRecord) -> int:
 
 
 def _epoch(text: str, at: int) -> datetime | None:
-    """Read the word at position `at` as a time in seconds since the epoch; None if there is no such
-    word.
+    """Return the word at position `at` as a time in seconds since the epoch, or None if no such
+    word exists.
     """
     words = text.split()
     return (

@@ -11,7 +11,7 @@ _PIECES = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 
 
 def expand(text: str) -> Sequence[str]:
-    """The host names, in the order of the list."""
+    """Return the host names, in the order of the list."""
     return [host for part in _PARTS.findall(text) for host in _expand(part)]
 
 

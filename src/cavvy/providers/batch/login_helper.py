@@ -1,10 +1,11 @@
-"""Runs on the login node. It executes commands, reads and writes files of the shared folder, and
-forwards the agents' mail. A letter is an agent's request to the control plane, stored as a file.
+"""The helper program that runs on the login node. The helper executes commands, reads and writes
+files of the shared folder, and forwards the agents' mail. A letter is an agent's request to the
+control plane, stored as a file.
 
 `login_session.py` sends this program to the login node. The program needs only the standard library
-of Python 3.8 or newer, and exits when its input ends. It answers each request `{"id", "do", ...}`
-with a frame `{"id", "answer"}` or `{"id", "error", "kind"}`. Answers may come in any order. A frame
-`{"mail": path}` announces a letter from an agent.
+of Python 3.8 or newer, and exits when its input ends. The helper answers each request `{"id", "do",
+...}` with a frame `{"id", "answer"}` or `{"id", "error", "kind"}`. Answers may come in any order. A
+frame `{"mail": path}` announces a letter from an agent.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ LETTER_LIMIT = 64 * 1024 * 1024
 
 
 class HelperRefused(Exception):
-    """An error that only a person can resolve; the message explains how."""
+    """Raised for an error that only a person can resolve; the message explains how."""
 
 
 class FileMissing(OSError):
-    """A file or folder is missing, perhaps only until a file system is mounted again."""
+    """Raised if a file or folder is missing, perhaps only until a file system is mounted again."""
 
 
 class LoginHelper:
@@ -76,7 +77,7 @@ class LoginHelper:
     # Requests. Paths are absolute, except in `do_hello`.
 
     def do_hello(self, data: bytes, folder: str, tools: list[str]) -> dict[str, Any]:
-        """Create the shared folder. Returns facts about this login node, including which of the
+        """Create the shared folder. Return facts about this login node, including which of the
         named tools exist.
         """
         path = os.path.abspath(os.path.expanduser(folder))
@@ -129,7 +130,7 @@ class LoginHelper:
     def do_make(
         self, data: bytes, path: str, unless: list[str], files: list[tuple[str, int]]
     ) -> bool:
-        """Create a folder with files atomically, by a rename. Returns False if the folder or one of
+        """Create a folder with files atomically, by a rename. Return False if the folder or one of
         the paths `unless` exists.
         """
         self._heat()
@@ -157,7 +158,7 @@ class LoginHelper:
         return os.path.exists(path)
 
     def do_read(self, data: bytes, paths: list[str]) -> dict[str, str]:
-        """The contents of the files that exist, by path."""
+        """Return the contents of the files that exist, by path."""
         found = {}
         for path in paths:
             try:
@@ -168,7 +169,7 @@ class LoginHelper:
         return found
 
     def do_tree(self, data: bytes, root: str, names: list[str]) -> dict[str, dict[str, str]]:
-        """The named files of each folder in `root`, as {folder: {name: content}}."""
+        """Return the named files of each folder in `root`, as {folder: {name: content}}."""
         try:
             folders = [name for name in os.listdir(root) if not name.startswith(".")]
         except FileNotFoundError:
@@ -182,7 +183,7 @@ class LoginHelper:
         return found
 
     def do_texts(self, data: bytes, root: str) -> dict[str, str]:
-        """All files directly in `root`, as {name: content}."""
+        """Return all files directly in `root`, as {name: content}."""
         try:
             names = [name for name in os.listdir(root) if not name.startswith(".")]
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""A session with the login node. It starts `login_helper.py`, on this machine or through SSH, and
-sends requests to it.
+"""A session with the login node. The session starts `login_helper.py`, on this machine or through
+SSH, and sends requests to it.
 
-The session is opened when it is needed, and opened again after the connection broke. If the
+The session is opened when it is needed, and opened again after its connection has broken. If the
 connection breaks, all unanswered requests raise TryAgain.
 """
 
@@ -82,7 +82,7 @@ class MailLetter(Struct, frozen=True):
 
 
 class LoginNode(Struct, frozen=True, kw_only=True):
-    """How to reach the login node. If `host` is "", the login node is this machine."""
+    """The way to connect to the login node. If `host` is "", the login node is this machine."""
 
     host: str
     ssh_options: Sequence[str]
@@ -97,7 +97,7 @@ class LoginNode(Struct, frozen=True, kw_only=True):
         return HostAddress(name=self.host, ssh=[*_SSH, *self.ssh_options], destination=self.host)
 
     def say_missing(self, tool: str) -> str:
-        """The error message for a login node that lacks a command."""
+        """Return the error message for a login node that lacks a command."""
         if not self.host:
             return f"this machine has no {tool}; set `host` to the cluster's login node"
         return (
@@ -193,7 +193,7 @@ class LoginSession:
         return done
 
     async def make(self, path: str, files: Mapping[str, bytes], unless: Sequence[str] = ()) -> bool:
-        """Create a folder with files atomically. Returns False if the folder or one of the paths
+        """Create a folder with files atomically. Return False if the folder or one of the paths
         `unless` exists.
         """
         parts = [[name, len(data)] for name, data in files.items()]

@@ -11,8 +11,8 @@ from cavvy.providers.settings import flag, gpu_price, login_node, node_price, nu
 def make_manifest(
     name: str, title: str, *, image: str, limit: str, settings: Sequence[ProviderSetting]
 ) -> Manifest:
-    """The manifest of one batch system. `image` is the reason why tasks with an image are refused;
-    `limit` is the system's term for a job's time limit.
+    """Return the manifest of one batch system. `image` is the reason why tasks with an image are
+    refused; `limit` is the system's term for a job's time limit.
     """
     return Manifest(
         name=name,
@@ -50,13 +50,13 @@ def make_manifest(
             flag(
                 "queue",
                 f"If `true`, jobs wait in {title}'s own queue when nothing is free. If `false`, "
-                "Cavvy holds them until enough nodes are idle.",
+                "Cavvy queues them until enough nodes are idle.",
                 default=True,
             ),
             seconds(
                 "warning_s",
                 60,
-                f"How long before {limit} Cavvy tells a job to save its state. The work then "
+                f"How long before {limit} Cavvy notifies a job to save its state. The work then "
                 "continues in a new job.",
             ),
         ),
@@ -64,5 +64,5 @@ def make_manifest(
 
 
 def seconds(name: str, default: int, consequence: str) -> ProviderSetting:
-    """A setting that is a number of seconds, at least 1."""
+    """Return a setting that is a number of seconds, at least 1."""
     return number(name, consequence, default=default, minimum=1, unit="seconds", whole=True)

@@ -46,7 +46,7 @@ async def _relay(
 
 
 async def ask(server: str, request: bytes) -> bytes:
-    """Forward one request unchanged and return the answer. Returns the status 404 for a route that
+    """Forward one request unchanged and return the answer. Return the status 404 for a route that
     agents do not use, and 502 if the control plane cannot be reached.
     """
     if not request.startswith(_ROUTES):

@@ -19,9 +19,9 @@ class BatchPhase(StrEnum):
 class BatchJobRow(Struct, frozen=True, kw_only=True):
     """One job. If `start` or `end` is in the future, it is an estimate.
 
-    `reason` describes to users why the job waits, what it is doing, or how it ended. `taken` means
-    that the job ended because the batch system reclaimed its nodes. `cancelled` means that a person
-    or Cavvy cancelled the job. `broke` means that the job failed by itself, and that its log may
+    `reason` tells users why the job waits, what it is doing, or how it ended. `taken` means that
+    the job ended because the batch system reclaimed its nodes. `cancelled` means that a person or
+    Cavvy cancelled the job. `broke` means that the job failed by itself, and that its log may
     contain the cause.
     """
 
@@ -38,4 +38,4 @@ class BatchJobRow(Struct, frozen=True, kw_only=True):
 
 
 class SubmissionUnsure(TryAgain):
-    """The submission failed, but the batch system may have accepted the job."""
+    """Raised if the submission failed but the batch system may have accepted the job."""

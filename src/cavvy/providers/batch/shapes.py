@@ -52,7 +52,7 @@ class AcceleratorRates:
 
 
 class OfferLocation(Struct, frozen=True, kw_only=True):
-    """The location of an offer. `taken` is True if the nodes may be reclaimed. `widest` is the
+    """The location of an offer. `taken` states whether the nodes may be reclaimed. `widest` is the
     highest number of CPUs of any node. `pool` is the name of the group of nodes, from `name_pool`.
     """
 
@@ -65,8 +65,9 @@ class OfferLocation(Struct, frozen=True, kw_only=True):
 
 
 def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
-    """The parts of a node that are offered: one for each number of accelerators, and some without
-    accelerators. The number of CPUs of the latter is a power of two, or all CPUs of the node.
+    """Return the parts of a node that are offered: one for each number of accelerators, and some
+    parts without accelerators. The number of CPUs of a part without accelerators is a power of two,
+    or all CPUs of the node.
     """
     parts = [_part(shape, cpus / shape.cpus, 0) for cpus in _sizes(shape.cpus)]
     return [
@@ -84,7 +85,7 @@ def make_offer(
     capacity: int | None,
     source: str,
 ) -> Offer:
-    """The offer for a part of nodes with this shape."""
+    """Return the offer for a part of nodes with this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
     # the number is padded with zeros, so that the smallest of several offers at one price comes
     # first
@@ -111,7 +112,7 @@ def make_offer(
 
 
 def count_gpus(shapes: Iterable[NodeShape]) -> str:
-    """A description of nodes' GPUs for users, such as "8 x h100, 4 x a100"."""
+    """Describe nodes' GPUs for users, such as "8 x h100, 4 x a100"."""
     found = Counter[str]()
     for shape in shapes:
         if shape.gpus:
@@ -120,8 +121,9 @@ def count_gpus(shapes: Iterable[NodeShape]) -> str:
 
 
 def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
-    """A name for the pool that contains these nodes. A pool includes every group of nodes (such as
-    a partition) that has a node in the pool. Its name is that of its alphabetically first node.
+    """Return a name for the pool that contains these nodes. A pool includes every group of nodes
+    (such as a partition) that has a node in the pool. The name is that of the alphabetically first
+    node.
     """
     found, left = set(nodes), [set(group) for group in groups]
     while touching := [group for group in left if not found.isdisjoint(group)]:
@@ -131,7 +133,7 @@ def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
 
 
 def gpu_of(offer: Offer) -> str:
-    """The cluster's name for the offer's accelerators, or "" if there is none."""
+    """Return the cluster's name for the offer's accelerators, or "" if there is none."""
     if not offer.accelerator_count:
         return ""
     kind = offer.instance_type.partition("x")[2].rsplit("-", 2)[0]
@@ -139,8 +141,8 @@ def gpu_of(offer: Offer) -> str:
 
 
 def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
-    """True if a node of this shape can be one of the offer's nodes. `spot` states whether jobs on
-    the node may be preempted.
+    """Return whether a node of this shape can be one of the offer's nodes. `spot` states whether
+    jobs on the node may be preempted.
     """
     return (
         shape.gpus >= offer.accelerator_count
@@ -152,8 +154,8 @@ def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
 
 
 def identify_gpu(word: str) -> tuple[str, int]:
-    """The canonical name and the memory (MiB) of a GPU, from the cluster's name for it. The memory
-    is 0 if it is unknown or varies.
+    """Return the canonical name and the memory (MiB) of a GPU, from the cluster's name for it. The
+    memory is 0 if it is unknown or varies.
     """
     known = find_accelerator(word) if word else None
     if known is None:
@@ -177,8 +179,8 @@ def _part(shape: NodeShape, share: float, gpus: int) -> NodeShape:
 
 
 def say_accelerators(gpus: Iterable[tuple[str, int, int]]) -> str:
-    """A description of nodes' accelerators for users. `gpus` contains (kind, number, free number)
-    for each node.
+    """Describe nodes' accelerators for users. `gpus` contains (kind, number, free number) for each
+    node.
     """
     has, free = Counter[str](), Counter[str]()
     for kind, count, left in gpus:

@@ -1,8 +1,8 @@
 """Runs on each node as a step of the batch job: adapts the gang's configuration to this rank, then
 becomes the agent.
 
-Usage: python start.py AGENT GANG_FOLDER RANK. Needs the standard library of Python 3.8 or newer. An
-older Python can parse this file, and reports that it is too old.
+Usage: python start.py AGENT GANG_FOLDER RANK. The program needs the standard library of Python 3.8
+or newer. An older Python can parse this file, and reports that the Python is too old.
 """
 
 import json
@@ -51,8 +51,8 @@ def refuse(folder: str) -> None:
 
 
 def find_devices(count: int) -> "dict[str, object]":
-    """The devices that the batch system assigned to this job, read from the environment variables
-    that it sets.
+    """Return the devices that the batch system assigned to this job, read from the environment
+    variables that it sets.
     """
     for name, vendor in VISIBLE:
         given = [each for each in os.environ.get(name, "").split(",") if each]
@@ -66,8 +66,8 @@ def find_devices(count: int) -> "dict[str, object]":
 
 
 def find_address() -> str:
-    """The address at which the gang's other nodes reach this node. It is looked up by the batch
-    system's name of this node, or else by the host name.
+    """Return the address at which the gang's other nodes reach this node. The address is looked up
+    by the batch system's name of this node or, failing that, by the host name.
     """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:

@@ -28,7 +28,7 @@ class JobEnd(Struct, frozen=True, kw_only=True):
 
 
 def see(row: BatchJobRow, record: BatchGangRecord | None) -> GangSeen:
-    """Describe a gang whose job has not ended for the control plane."""
+    """Describe a gang whose job has not ended, for the control plane."""
     return GangSeen(
         name=row.name,
         state=_STATES[row.phase],
@@ -40,7 +40,7 @@ def see(row: BatchJobRow, record: BatchGangRecord | None) -> GangSeen:
 
 
 def began_of(row: BatchJobRow, record: BatchGangRecord | None) -> GangStart | None:
-    """When and where a job began, or None if the job has not been assigned nodes."""
+    """Return when and where a job began, or None if no nodes have been assigned to the job."""
     if record is not None and record.seen is not None:
         return record.seen
     if row.start is None or not row.hosts or row.phase is BatchPhase.WAITS:
@@ -49,7 +49,7 @@ def began_of(row: BatchJobRow, record: BatchGangRecord | None) -> GangStart | No
 
 
 def judge(row: BatchJobRow, record: BatchGangRecord, words: str, now: datetime) -> JobEnd:
-    """How a job ended, from the batch system's report. `words` is the last line of the job's
+    """Return how a job ended, from the batch system's report. `words` is the last line of the job's
     log."""
     reason = row.reason
     if record.refusal:
@@ -74,7 +74,8 @@ def judge_forgotten(
     began_at: datetime | None,
     ended_at: datetime,
 ) -> JobEnd:
-    """How a job ended that the batch system no longer lists, from the files that the job wrote."""
+    """Return how a job ended that the batch system no longer lists, from the files that the job
+    wrote."""
     began = record.seen
     if began is None and began_at is not None:
         began = GangStart(at=began_at, nodes=tuple(expand(record.begun.partition(" ")[2])))
@@ -98,7 +99,7 @@ def judge_forgotten(
 def close(
     record: BatchGangRecord, job: str, over: JobEnd, exits: Sequence[AgentExit], now: datetime
 ) -> BatchGangEnd:
-    """The record of an ended gang, to be stored."""
+    """Return the record of an ended gang, to be stored."""
     codes = [each.exit_code for each in exits if each.exit_code is not None]
     return BatchGangEnd(
         name=record.name,

@@ -43,21 +43,22 @@ class BatchSystem(Protocol):
     job_options: JobOptions
 
     async def read_cluster(self) -> BatchCluster:
-        """All queues that this user may submit to, and all nodes."""
+        """Return all queues that this user may submit to, and all nodes."""
 
     async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
-        """The jobs with this installation's mark, including those that ended recently."""
+        """Return the jobs with this installation's mark, including those that ended recently."""
 
     async def accounted(self, job: str) -> BatchJobRow | None:
-        """The accounting record of a job that `jobs` no longer lists, or None if there is none."""
+        """Return the accounting record of a job that `jobs` no longer lists, or None if no record
+        exists."""
 
     async def explain_accounts(self, user: str, hello: HelperHello) -> Sequence[tuple[str, str]]:
-        """The user's accounts and limits, for `cavvy check`."""
+        """Describe the user's accounts and limits, for `cavvy check`."""
 
     def make_job(
         self, gang: GangSpec, queue: ClusterQueue, files: JobFiles
     ) -> tuple[Sequence[str], str]:
-        """The options and the script for the submit command."""
+        """Return the options and the script for the submit command."""
 
     def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:
         """See `ExportsTasks.export`."""

@@ -132,7 +132,7 @@ class SharedWorkspace:
         return f"{self._own}/ended/{name}"
 
     async def place_agent(self, archive: bytes) -> str:
-        """Copy the agent to the shared folder unless this version is already there. Returns its
+        """Copy the agent to the shared folder unless this version already exists there. Returns its
         folder.
         """
         if self._placed is None:
@@ -151,7 +151,7 @@ class SharedWorkspace:
     async def note_intent(
         self, spec: GangSpec, now: datetime, taken_s: float, warning_s: float, source: str
     ) -> bool:
-        """Record a gang before its submission. Returns False if the name is already in use by a
+        """Record a gang before its submission. Return False if the name is already in use by a
         running or ended gang.
         """
         config = BatchAgentConfig(
@@ -192,7 +192,7 @@ class SharedWorkspace:
         await self._login_session.write({f"{self.gang(name)}/removing": b""}, keep=True)
 
     async def records(self) -> dict[str, BatchGangRecord]:
-        """The records of all gangs that have a folder, by name."""
+        """Return the records of all gangs that have a folder, by name."""
         tree = await self._login_session.tree(f"{self._own}/gangs", _FILES)
         return {name: _record(name, files) for name, files in tree.items()}
 
@@ -202,8 +202,8 @@ class SharedWorkspace:
         return _record(name, {paths[path]: text for path, text in found.items()}) if found else None
 
     async def exits(self, name: str, nodes: int) -> Sequence[AgentExit]:
-        """The records in which agents state how their work ended, by rank. Missing records are left
-        out.
+        """Return the records in which agents state how their work ended, by rank. Missing records
+        are omitted.
         """
         paths = [f"{self.gang(name)}/{rank}/exit.json" for rank in range(nodes)]
         found = await self._login_session.read(paths)
@@ -216,7 +216,7 @@ class SharedWorkspace:
         return [paths[path] for path in await self._login_session.read(list(paths))]
 
     async def last_words(self, name: str) -> str:
-        """The last line of the batch job's log."""
+        """Return the last line of the batch job's log."""
         path = f"{self.gang(name)}/batch.log"
         lines = (await self._login_session.read([path])).get(path, "").split("\n")
         return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "")

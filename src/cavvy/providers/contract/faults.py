@@ -34,7 +34,7 @@ _LATE = 45  # number of polls: together they take longer than an incomplete laun
 
 
 async def _launch_until_it_fails(harness: ContractHarness, gang: GangSpec) -> ProviderError:
-    """Repeat the launch, as the control plane does, until the fault has happened. Returns the error
+    """Repeat the launch, as the control plane does, until the fault has happened. Return the error
     of the launch that failed.
     """
     for _ in range(LAUNCH_TRIES):
@@ -46,7 +46,7 @@ async def _launch_until_it_fails(harness: ContractHarness, gang: GangSpec) -> Pr
             await harness.place.wait(LAUNCH_PAUSE)
         else:
             pytest.fail("the launch succeeded, although one of its requests fails")
-    pytest.fail("the launch did not get to the request that fails")
+    pytest.fail("the launch did not reach the request that fails")
 
 
 async def _poll(harness: ContractHarness, times: int = 3) -> None:
@@ -58,7 +58,7 @@ async def _poll(harness: ContractHarness, times: int = 3) -> None:
 
 
 async def _check_removed(harness: ContractHarness, name: str) -> None:
-    """Remove the gang, and check that afterwards nothing is billed."""
+    """Remove the gang, and check that no node is billed afterwards."""
     await harness.remove(name)
     await _poll(harness)
     assert harness.faulty().billed() == 0

@@ -77,13 +77,13 @@ class FaultyPlace(Protocol):
         """Start `number` more nodes as requested, and then let the next request for a node fail."""
 
     def failed(self) -> bool:
-        """Whether the request that `fail` selected has been made."""
+        """Return whether the request that `fail` selected has been made."""
 
     def fail_deletions(self, fails: bool) -> None:
-        """Let all deletions fail if `fails` is True; otherwise let them succeed again."""
+        """Let all deletions fail if `fails` is True; otherwise let deletions succeed again."""
 
     def billed(self) -> int:
-        """The number of nodes that are billed now, whether they are listed or not."""
+        """Return the number of nodes that are billed now, whether they are listed or not."""
 
     def lose_records(self) -> None:
         """Delete what the provider has stored in `ProviderContext.state`."""
@@ -92,8 +92,8 @@ class FaultyPlace(Protocol):
         """Start a second node with the same name as the newest one."""
 
     def hide(self, hidden: bool) -> None:
-        """If `hidden` is True, let the infrastructure's list of nodes be empty; otherwise complete.
-        A hidden node can still be found by its id.
+        """If `hidden` is True, let the infrastructure's list of nodes be empty; otherwise let it be
+        complete. A hidden node can still be found by its id.
         """
 
 
@@ -203,7 +203,7 @@ class ContractHarness:
         self.ours = self.make(OURS)
 
     def name(self, word: str) -> str:
-        """A gang name in the form that the control plane creates: at most 63 characters of
+        """Return a gang name in the form that the control plane creates: at most 63 characters of
         [a-z0-9-].
         """
         return f"rm-0123abcd-{word}"[:63]
@@ -229,7 +229,8 @@ class ContractHarness:
         return self.place
 
     async def offer(self, purchase: Purchase | None = None) -> Offer:
-        """The available offer with the fewest accelerators; if there are several, the cheapest."""
+        """Return the available offer with the fewest accelerators; if there are several, the
+        cheapest."""
         offers = [
             o
             for o in await self.ours.offers()
@@ -245,8 +246,8 @@ class ContractHarness:
         installation: str = OURS,
         purchase: Purchase | None = None,
     ) -> GangSpec:
-        """A gang on the offer that `offer` returns, with allocations if the offer is on a shared
-        host.
+        """Return a gang on the offer that `offer` returns, with allocations if the offer is on a
+        shared host.
         """
         offer, name = await self.offer(purchase), self.name(word)
         self._names.append((installation, name))
@@ -334,8 +335,8 @@ class ContractHarness:
         ]
 
     async def one(self, name: str) -> GangSeen:
-        """Return the gang with that name; fail unless there is exactly one. A gang that the
-        infrastructure has forgotten counts as ended.
+        """Return the gang with that name; fail if no gang or more than one has this name. A gang
+        that the infrastructure has forgotten counts as ended.
         """
         found = await self.ours.gangs(name)
         if self._forgets and not found:
@@ -345,7 +346,7 @@ class ContractHarness:
         return seen
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
-        """The gang's nodes, for comparisons: without the time of the poll, and, if the
+        """Return the gang's nodes for comparisons: without the time of the poll and, if the
         infrastructure changes reported times, without any times.
         """
         nodes = [replace(node, seen_at=None) for node in seen.nodes]

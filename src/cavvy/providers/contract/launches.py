@@ -45,8 +45,8 @@ class LaunchTests(ScenarioSuite):
     @in_scenario
     async def test_a_launched_gang_is_found_and_runs(self, harness: ContractHarness) -> None:
         """Launch a gang with the longest allowed name. The gang's report has all nodes, with times
-        in UTC. It is the same for repeated and for concurrent calls, and does not contain the
-        agents' token.
+        in UTC. The report is the same for repeated and for concurrent calls, and does not contain
+        the agents' token.
         """
         gang = await harness.spec("x" * 63)
         gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token=TOKEN))

@@ -142,7 +142,7 @@ class CrusoeCloud:
         return fault.code == _OUT_OF_STOCK or full
 
     def _sign(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
-        """The headers that sign a request. The signature is independent of the body."""
+        """Return the headers that sign a request. The signature is independent of the body."""
         settings = self.account.settings
         key_id, secret = KEY_IDS.read(settings), KEYS.read(settings)
         try:
@@ -151,7 +151,7 @@ class CrusoeCloud:
             raise Refused(f"[providers.crusoe]: {error}; check the API key") from error
 
     def _read_prices(self) -> Mapping[str, Decimal]:
-        """The prices of one GPU in USD per hour, by accelerator. Raises Refused."""
+        """Return the prices of one GPU in USD per hour, by accelerator. Raises Refused."""
         words = str(self.account.settings.get("prices") or "").replace(",", " ").split()
         found: dict[str, Decimal] = {}
         for name, _, usd in (word.partition("=") for word in words):
@@ -170,7 +170,7 @@ class CrusoeCloud:
         return found
 
     async def _root(self) -> str:
-        """The path of the project. Raises Refused if it is not known."""
+        """Return the path of the project. Raises Refused if the project is not known."""
         if not self._project:
             told = (await self._api.get("/organizations/projects"))["items"]
             if len(told) != 1:
@@ -221,7 +221,7 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _identify(kind: Json) -> KnownAccelerator | None:
-    """The accelerator in a type such as "a100-80gb-sxm-ib.8x"; None if it is unknown."""
+    """Return the accelerator in a type such as "a100-80gb-sxm-ib.8x", or None if it is unknown."""
     size = re.search(r"-(\d+)gb", str(kind["product_name"]))
     return identify(str(kind["gpu_type"]), int(size[1]) * 1024 if size else None)
 
@@ -243,8 +243,8 @@ def _read(told: Json) -> CloudMachine:
 
 
 def _read_operation(machine: str, name: str, told: Json) -> CloudMachine | None:
-    """The machine of a creation that goes on, or the end of one whose creation failed, without a
-    bill; None if the creation has succeeded.
+    """Return the machine of a creation in progress, or an ended machine without a bill if the
+    creation has failed, or None if the creation has succeeded.
     """
     state, result = str(told["state"]), told.get("result") or {}
     if state == "SUCCEEDED":

@@ -12,7 +12,8 @@ _VERSION = "1.0"
 
 
 def sign(key_id: str, secret: str, method: str, url: str, now: datetime) -> Mapping[str, str]:
-    """The headers of a request. Raises ValueError if the secret is not in URL-safe base 64."""
+    """Return the headers of a request. Raises ValueError if the secret is not in URL-safe base
+    64."""
     parts = urlsplit(url)
     path, canonical = parts.path, "&".join(sorted(parts.query.split("&")))
     at = now.astimezone(UTC).isoformat(timespec="seconds")

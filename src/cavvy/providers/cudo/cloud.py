@@ -1,7 +1,7 @@
 """Calls CUDO Compute's API, version 1 (https://www.cudocompute.com/docs/api).
 
 A machine type of CUDO is a kind of host. A request states the number of GPUs, the number of vCPUs
-and the memory of a machine. So Cavvy's instance types contain these numbers, such as
+and the memory of a machine. Therefore Cavvy's instance types contain these numbers, such as
 "2x16x64.epyc-milan-rtx-a6000" for 2 GPUs, 16 vCPUs and 64 GiB. The id of a machine is its name.
 """
 
@@ -108,7 +108,7 @@ class CudoCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     async def _root(self) -> str:
-        """The path of the project. Raises Refused if it is not known."""
+        """Return the path of the project. Raises Refused if the project is not known."""
         if not self._project:
             projects = [str(each["id"]) for each in (await self._api.get("/projects"))["projects"]]
             if len(projects) != 1:
@@ -129,7 +129,7 @@ class CudoCloud:
         return max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name))
 
     def _list_offers(self, kind: Json, known: KnownAccelerator) -> Iterator[Offer]:
-        """The offers of one machine type in one data center: one for each number of GPUs."""
+        """Yield the offers of one machine type in one data center: one for each number of GPUs."""
         disk_gib = int(self.account.settings["disk_gib"])
         for gpus in _COUNTS:
             vcpus, memory_gib = self._fit(kind, gpus)
@@ -156,7 +156,7 @@ class CudoCloud:
             )
 
     def _fit(self, kind: Json, gpus: int) -> tuple[int, int]:
-        """The vCPUs and the memory in GiB of a machine with `gpus` GPUs: the values from the
+        """Return the vCPUs and the memory in GiB of a machine with `gpus` GPUs: the values from the
         settings, within the limits of the machine type.
         """
         vcpus = int(self.account.settings["gpu_vcpus"]) * gpus
@@ -172,8 +172,8 @@ class CudoCloud:
 
 
 def _identify(kind: Json, sizes: Mapping[str, int]) -> KnownAccelerator | None:
-    """The GPU of a machine type. `sizes` are the MiB of memory by the id of the GPU model. Returns
-    None if the GPU, or which of its sizes it has, is not known.
+    """Return the GPU of a machine type. `sizes` maps the id of a GPU model to its memory sizes in
+    MiB. Return None if the GPU or its memory size is not known.
     """
     known = identify(str(kind["gpuModel"]), sizes.get(str(kind.get("gpuModelId"))) or None)
     return known if known and known.memory_mib else None

@@ -102,13 +102,14 @@ class DigitalOceanCloud:
         await self._api.send("DELETE", f"/droplets/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Whether the message names a size or region that is not available. Other messages with the
-        status 422 name an invalid value, for which another size would fail too.
+        """Return whether the message names a size or region that is not available. Other messages
+        with the status 422 name an invalid value, for which another size would also fail.
         """
         return fault.status == 422 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """The fault, with the code `_LIMIT` if the account's limit of Droplets is reached."""
+        """Return the fault, with the code `_LIMIT` if the account's limit of Droplets is
+        reached."""
         if fault.status == 422 and _OVER_LIMIT.search(fault.message):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault
@@ -141,7 +142,7 @@ class DigitalOceanCloud:
 
 
 def _model(size: Json) -> str:
-    """The GPU's name in the API, such as "nvidia_h100"; "" for a size without GPUs."""
+    """Return the GPU's name in the API, such as "nvidia_h100", or "" for a size without GPUs."""
     return str((size.get("gpu_info") or {}).get("model") or "")
 
 
@@ -152,9 +153,9 @@ def _identify(size: Json) -> KnownAccelerator | None:
 
 
 def _minimum_charge(rate: HourlyRate) -> timedelta:
-    """60 seconds or $0.01, whichever is more. This is the rule for CPU Droplets
-    (https://docs.digitalocean.com/products/droplets/details/pricing); that it also holds for GPU
-    Droplets is an assumption.
+    """Return the minimum charge of 60 seconds or $0.01, whichever is more. This is the rule for CPU
+    Droplets (https://docs.digitalocean.com/products/droplets/details/pricing); Cavvy assumes that
+    it also applies to GPU Droplets.
     """
     if not rate.micros_per_hour:
         return timedelta(0)

@@ -1,4 +1,4 @@
-"""Reads the setting `capacity`: which capacity of the cluster is offered, and what it costs.
+"""Reads the setting `capacity`: which capacity of the cluster is offered, and its cost.
 
 An entry is `FARGATE`, `FARGATE_SPOT`, or the name of a capacity provider with an Auto Scaling group
 of one instance type: `NAME=INSTANCE_TYPE`, `NAME=INSTANCE_TYPE/spot` or `NAME=INSTANCE_TYPE/paid`.
@@ -21,12 +21,12 @@ from cavvy.providers.vm.keys import list_setting
 
 _ENTRY = re.compile(r"(?P<name>[\w-]{1,255})=(?P<type>[a-z0-9-]+\.[a-z0-9-]+)(/(?P<kind>\w+))?")
 _KINDS = (None, "spot", "paid")
-_PAID = "the setting `capacity`: the instances are paid for anyway"
+_PAID = "the setting `capacity`: the instances are already paid for"
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
     """One entry of the setting. `instance_type` is "" for Fargate. `paid` means that the instances
-    are paid for anyway, so tasks cost nothing.
+    are already paid for, so tasks cost nothing.
     """
 
     name: str  # of the capacity provider
@@ -36,7 +36,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
 
 
 def parse_capacity(settings: Mapping[str, Scalar]) -> Sequence[Capacity]:
-    """The entries of the setting `capacity`. Raises Refused with the entry that is wrong."""
+    """Return the entries of the setting `capacity`. Raises Refused with the invalid entry."""
     found = [_parse(each) for each in list_setting(settings, "capacity")]
     if not found:
         raise Refused(
@@ -65,7 +65,7 @@ def _parse(entry: str) -> Capacity:
     if not is_ec2_container_type(match["type"]):
         raise Refused(
             f"[providers.ecs] capacity: {entry!r}: Cavvy runs tasks only on types with an x86 CPU "
-            "and with NVIDIA's GPUs or none"
+            "and either NVIDIA GPUs or no accelerators"
         )
     kind = match["kind"]
     return Capacity(
@@ -88,14 +88,15 @@ class EcsCapacity:
         return str(self._settings["cluster"])
 
     async def region(self) -> str:
-        """The region of the cluster. Raises Refused."""
+        """Return the region of the cluster. Raises Refused."""
         found = await self._aws.regions()
         if len(found) != 1:
-            raise Refused("[providers.ecs] regions: name one region, that of the cluster")
+            raise Refused("[providers.ecs] regions: name only the region of the cluster")
         return found[0]
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all entries of the setting `capacity`. Raises CloudFault, Refused."""
+        """Return the offers of all entries of the setting `capacity`. Raises CloudFault,
+        Refused."""
         region, entries = await self.region(), parse_capacity(self._settings)
         known = await self._list_names(region)
         await self._prices.refresh()
@@ -115,7 +116,7 @@ class EcsCapacity:
         return offers
 
     async def _list_names(self, region: str) -> Sequence[str]:
-        """The capacity providers of the cluster. Raises CloudFault, Refused."""
+        """Return the capacity providers of the cluster. Raises CloudFault, Refused."""
         told = await self._aws.call(region, "describe_clusters", clusters=[self.cluster])
         for each in told.get("clusters", ()):
             if each["status"] == "ACTIVE":
@@ -126,7 +127,8 @@ class EcsCapacity:
         )
 
     def _make_offers(self, region: str, capacity: Capacity) -> Sequence[Offer] | str:
-        """The offers of one entry, or the reason why it has none. This reads files."""
+        """Return the offers of one entry, or the reason why the entry has none. This reads
+        files."""
         if not capacity.instance_type:
             public = bool(self._settings["public_address"])
             return list_fargate(region, capacity.name, public_address=public)
@@ -134,7 +136,7 @@ class EcsCapacity:
         if capacity.paid:
             found = self._find_instance("aws", capacity.instance_type)
             if found is None:
-                return f"the catalog does not know {capacity.instance_type}"
+                return f"the catalog does not contain {capacity.instance_type}"
             machine = replace(found, rate=HourlyRate(0), term_months=0, source=_PAID, as_of=None)
         else:
             priced = self._prices.find(region, capacity.instance_type, purchase)

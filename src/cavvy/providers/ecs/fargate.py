@@ -38,7 +38,7 @@ class FargatePrice(Struct, frozen=True, kw_only=True):
 
 @cache
 def read_prices() -> Mapping[tuple[str, str], FargatePrice]:
-    """The prices by region and capacity provider."""
+    """Return the prices by region and capacity provider."""
     with _FILE.open(encoding="utf-8", newline="") as file:
         return {
             (row["region"], row["capacity"]): FargatePrice(
@@ -52,12 +52,12 @@ def read_prices() -> Mapping[tuple[str, str], FargatePrice]:
 
 
 def list_fargate(region: str, capacity: str, *, public_address: bool) -> Sequence[Offer] | str:
-    """An offer for each size, or the reason why there is none. `public_address` is True if tasks
-    get a public address, which is billed.
+    """Return an offer for each size, or the reason why no offer exists. `public_address` states
+    whether tasks get a public address, which is billed.
     """
     price = read_prices().get((region, capacity))
     if price is None:
-        return f"Cavvy knows no price of {capacity} in {region}"
+        return f"the price of {capacity} in {region} is unknown"
     address = ExtraPrice(
         kind=ChargeKind.ADDRESS,
         price=parse_usd(_ADDRESS_USD_HR),

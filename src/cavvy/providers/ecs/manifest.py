@@ -75,7 +75,7 @@ MANIFEST = Manifest(
             "The capacity providers of the cluster to use, separated by commas: `FARGATE`, "
             "`FARGATE_SPOT`, and `NAME=INSTANCE_TYPE` for one with an Auto Scaling group of one "
             "instance type. `/spot` after the type means spot instances. `/paid` means instances "
-            "that are paid for anyway, so that tasks cost nothing. Required.",
+            "that are already paid for, so that tasks cost nothing. Required.",
         ),
         text(
             "subnets",

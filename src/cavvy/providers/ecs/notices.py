@@ -1,4 +1,5 @@
-"""Selects where the agent of a task polls for the notice that its instance will be reclaimed."""
+"""Selects the address that the agent of a task polls for the notice that its instance will be
+reclaimed."""
 
 from collections.abc import Sequence
 
@@ -13,8 +14,8 @@ _FARGATE = frozenset(
 
 
 def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
-    """EC2's notices for tasks on spot instances, whose metadata they can read because they use the
-    instance's network; () for other tasks. Tasks of Fargate Spot get SIGTERM instead.
+    """Return EC2's notices for tasks on spot instances, which can read the instance's metadata
+    because they use its network, or () for other tasks. Tasks on Fargate Spot get SIGTERM instead.
     """
     offer = gang.offer
     spot = offer.purchase is Purchase.SPOT and offer.zone not in _FARGATE

@@ -92,7 +92,8 @@ class EcsService:
         )  # stopped tasks that are not this installation's
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. The caller must call `offers` first, which reads the cluster."""
+        """Return facts for `cavvy check`. The caller must first call `offers`, which reads the
+        cluster."""
         left = [f"{name}: {why}" for name, why in self._capacity.left_out.items()]
         return [
             ("cluster", self._capacity.cluster),
@@ -185,8 +186,8 @@ class EcsService:
         return ()
 
     async def _describe(self, region: str, tasks: Sequence[str]) -> Sequence[ServiceJob]:
-        """The tasks of this installation among the given ones. Tasks that ECS no longer knows are
-        left out.
+        """Return those of the given tasks that belong to this installation. Tasks that ECS no
+        longer knows are omitted.
         """
         found = []
         for start in range(0, len(tasks), _MOST_DESCRIBED):
@@ -209,8 +210,8 @@ class EcsService:
         return found
 
     async def _forget_some(self, region: str) -> None:
-        """Delete definitions of ended tasks: only a few in each poll, since ECS deregisters them
-        one by one, and polls must be quick.
+        """Delete definitions of ended tasks. Each poll deletes only a few, because ECS deregisters
+        them one by one, and polls must be quick.
         """
         some = list(islice(self._unused, _MOST_DELETED))
         for each in some:
@@ -264,13 +265,14 @@ class EcsService:
         )
 
     def _read(self, name: str) -> str | None:
-        """The value of a setting; None if it is unset or empty."""
+        """Return the value of a setting, or None if it is unset or empty."""
         return str(self._settings.get(name) or "") or None
 
 
 def read_task(told: Mapping[str, Any]) -> ServiceJob:
-    """Parse a task in a reply of DescribeTasks. Its bill begins when the pull of its image does. An
-    instance that has the image may pull none (`ECS_IMAGE_PULL_BEHAVIOR`): then with its start.
+    """Parse a task in a reply of DescribeTasks. The bill begins when the pull of the task's image
+    begins. An instance that already has the image may skip the pull (`ECS_IMAGE_PULL_BEHAVIOR`);
+    the bill then begins with the start of the task.
     """
     pulled, stopped = told.get("pullStartedAt") or told.get("startedAt"), told.get("stoppedAt")
     code, reason = str(told.get("stopCode") or ""), str(told.get("stoppedReason") or "")
@@ -296,7 +298,7 @@ def read_task(told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _read_refusal(fault: CloudFault) -> CloudFault:
-    """The fault of RunTask, as the layer `vm` expects it."""
+    """Convert the fault of RunTask to the form that the layer `vm` expects."""
     if fault.code == "ClientException" and fault.message.startswith(_QUEUE_FULL):
         return CloudFault(fault.status, _FULL, fault.message)
     if fault.code == _CONFLICT:  # an earlier request started the task; the next list contains it
@@ -305,14 +307,14 @@ def _read_refusal(fault: CloudFault) -> CloudFault:
 
 
 def _tell_end(reason: str, codes: Sequence[int]) -> str:
-    """Why a task ended, with the exit code of its container."""
+    """Return why a task ended, with the exit code of its container."""
     shown = ", ".join(map(str, codes))
     return f"{reason} (exit code {shown})" if shown else reason
 
 
 def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
-    """Why RunTask started no task. The reasons are about capacity that is missing or does not fit;
-    other faults are errors of the call.
+    """Return why RunTask started no task. The reasons concern capacity that is missing or does not
+    fit; other faults are errors of the call.
     """
     found = [
         f"{each.get('reason', 'no reason')}{': ' + each['detail'] if each.get('detail') else ''}"
@@ -322,6 +324,6 @@ def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _list_revisions(definition: str) -> Sequence[str]:
-    """A task definition and its earlier revisions, which repeated requests leave."""
+    """Return a task definition and its earlier revisions, which repeated requests leave behind."""
     name, _, newest = definition.rpartition(":")
     return [f"{name}:{revision}" for revision in range(1, int(newest) + 1)]

@@ -55,8 +55,8 @@ MANIFEST = Manifest(
 
 
 def make(context: ProviderContext) -> Provider:
-    """An account on a new fake cloud, which follows the script in the settings, or else the default
-    script.
+    """Return an account on a new fake cloud, which follows the script in the settings or, without
+    one, the default script.
     """
     key_file = context.settings.get("key_file")
     if key_file is not None and Path(str(key_file)).read_text("utf-8").strip() == "wrong":

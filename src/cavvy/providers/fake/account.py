@@ -47,8 +47,8 @@ class FakeAccount:
         await self._cloud.close()
 
     def _ours(self, name: str) -> bool:
-        """True if this installation launched the gang with this name. The fake cloud records the
-        installation of each gang, as real clouds do with tags.
+        """Return whether this installation launched the gang with this name. The fake cloud records
+        the installation of each gang, as real clouds do with tags.
         """
         found = self._cloud.find(name)
         return any(gang.spec.installation == self._installation for gang in found)

@@ -1,5 +1,5 @@
-"""Simulated agents. They claim, report, receive orders and renew their lease like real agents, but
-run no command.
+"""Simulated agents, which claim, report, receive orders and renew their lease like real
+agents, but run no command.
 
 Environment variables of the task control the work: FAKE_RUN_S (duration in seconds, default 60),
 FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (when the work fails; default: the duration), FAKE_EXIT_RANK
@@ -36,7 +36,7 @@ _CHECKPOINT_S = 600.0  # time between checkpoints if the task sets no interval
 
 
 class LeaseExpired(Exception):
-    """The control plane has been silent for longer than the lease."""
+    """Raised if the control plane has been silent for longer than the lease."""
 
 
 _BY_ITSELF = (AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT)
@@ -54,7 +54,7 @@ async def pause(seconds: float) -> None:
 
 class AgentConnection:
     """The connection to the control plane. The connection breaks when the control plane is replaced
-    or removed; open requests then get no answer.
+    or removed; open requests then receive no answer.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -68,7 +68,7 @@ class AgentConnection:
             call.cancel()
 
     async def ask(self, call: Call[T]) -> T | None:
-        """Make a call. Returns the answer, or None if the connection is broken or the call
+        """Make a call. Return the answer, or None if the connection is broken or the call
         failed.
         """
         if self._control_plane is None:
@@ -86,8 +86,8 @@ class AgentConnection:
 
 
 class FakeStorage:
-    """The saved checkpoints: the completed seconds of work, by job and rank. They remain after
-    nodes end.
+    """The saved checkpoints: the completed seconds of work, by job and rank. The checkpoints remain
+    after nodes end.
     """
 
     def __init__(self) -> None:

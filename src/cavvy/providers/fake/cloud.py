@@ -1,4 +1,5 @@
-"""A simulated cloud in memory. It follows the provider contract and can fail like real clouds."""
+"""A simulated cloud in memory. The fake cloud follows the provider contract and can fail like real
+clouds."""
 
 import asyncio
 from collections import defaultdict
@@ -49,7 +50,8 @@ class NodeLife(Struct, frozen=True, kw_only=True):
 
 
 class FakeCloud:
-    """The fake cloud as a provider, including shared hosts. It needs a running event loop."""
+    """The fake cloud as a provider, including shared hosts. The fake cloud needs a running event
+    loop."""
 
     def __init__(
         self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]
@@ -136,7 +138,7 @@ class FakeCloud:
     # The cloud's own records
 
     def lives(self) -> list[NodeLife]:
-        """The lifetimes of all nodes that the cloud has ever started."""
+        """Return the lifetimes of all nodes that the cloud has ever started."""
         return [
             NodeLife(
                 gang=gang.spec.name,
@@ -176,7 +178,7 @@ class FakeCloud:
         return self._began + timedelta(seconds=seconds)
 
     def find(self, name: str) -> Sequence[FakeGang]:
-        """The gangs with this name; more than one, if it was launched twice."""
+        """Return the gangs with this name; more than one, if it was launched twice."""
         return self._by_name.get(name, [])
 
     def _seen(self, gang: FakeGang, now: datetime) -> GangSeen:
@@ -184,7 +186,7 @@ class FakeCloud:
         return replace(told, nodes=tuple(self._report(node, now) for node in told.nodes))
 
     def _report(self, node: NodeSeen, now: datetime) -> NodeSeen:
-        """The node as the cloud reports it; the reported times may differ from the bill."""
+        """Return the node as the cloud reports it; the reported times may differ from the bill."""
         records = self.script.records
         if node.ended_at is not None and records.ends_unseen:
             first_seen = self._ends_seen.setdefault(node.engine_id, now)

@@ -21,9 +21,9 @@ class ContainerSize(Struct, frozen=True, kw_only=True):
 
 
 def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
-    """The size that the task requests. A value that the task does not request is taken from the
-    machine if the machine has accelerators or the task names its type. Otherwise the default is one
-    CPU, and 2 GiB for each CPU.
+    """Return the size that the task requests. A value that the task does not request is taken from
+    the machine if the machine has accelerators or the task names its type. Otherwise the default is
+    one CPU, and 2 GiB for each CPU.
     """
     need = task.resources
     offer = machine.offer if machine else None
@@ -37,12 +37,13 @@ def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
 
 
 def list_container_variables(task: TaskSpec, accelerators: int) -> dict[str, str]:
-    """The environment variables of a container, except those for the rank and the addresses."""
+    """Return the environment variables of a container, except those for the rank and the
+    addresses."""
     return {**list_variables(task, task.nodes), "NPROC_PER_NODE": str(accelerators or 1)}
 
 
 def list_host_volumes(task: TaskSpec) -> list[Volume]:
-    """The volumes that are folders of the machine."""
+    """Return the volumes that are folders of the machine."""
     return [
         each for each in task.volumes if each.kind is VolumeKind.HOST and each.path.startswith("/")
     ]

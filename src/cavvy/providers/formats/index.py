@@ -15,7 +15,7 @@ FindOffers = Callable[[ResourceSpec], Sequence[Offer]]
 class JobFormat(Struct, frozen=True, kw_only=True):
     """The job format of one service.
 
-    `write` returns the text for a task. It raises Refused if the service cannot run the task.
+    `write` returns the text for a task. `write` raises Refused if the service cannot run the task.
     """
 
     title: str
@@ -23,12 +23,12 @@ class JobFormat(Struct, frozen=True, kw_only=True):
 
 
 def list_formats() -> Sequence[str]:
-    """The names of all formats, such as `aws-batch`."""
+    """Return the names of all formats, such as `aws-batch`."""
     return sorted(path.parent.name.replace("_", "-") for path in _folder().glob("*/export.py"))
 
 
 def find_format(name: str) -> JobFormat | None:
-    """Import the format with this name; None if there is no such format."""
+    """Import the format with this name; return None if no such format exists."""
     if name not in list_formats():
         return None
     module = import_module(f"cavvy.providers.formats.{name.replace('-', '_')}.export")

@@ -33,9 +33,9 @@ def choose_machine(
     service: str,
     is_supported: Callable[[str], bool],
 ) -> Machine:
-    """The cheapest instance type of a cloud that fits the task and that the service supports. Cloud
-    prices rank the types, because services charge in proportion to them. An instance type that the
-    task names is used as it is. Raises Refused.
+    """Return the cheapest instance type of a cloud that fits the task and that the service
+    supports. Cloud prices rank the types, because services charge in proportion to them. If the
+    task names an instance type, that type is used. Raises Refused.
     """
     need = task.resources
     found = [
@@ -54,29 +54,29 @@ def choose_machine(
 
 
 def count_accelerators(need: ResourceSpec) -> int:
-    """The accelerators of each node that the task requests."""
+    """Return the accelerators of each node that the task requests."""
     return need.accelerators[0].count_min if need.accelerators else 0
 
 
 def is_ec2_container_type(instance_type: str) -> bool:
-    """Whether AWS's container services can run a container on this type of EC2. The type must have
-    NVIDIA's GPUs or no accelerators, because these services can reserve only NVIDIA's GPUs. Its CPU
-    must not be Graviton, because few images are built for it.
+    """Return whether AWS's container services can run a container on this type of EC2. The type
+    must have NVIDIA's GPUs or no accelerators, because these services can reserve only NVIDIA's
+    GPUs. Its CPU must not be Graviton, because few images are built for it.
     """
     family = instance_type.partition(".")[0]
     return not family.startswith(_NOT_NVIDIA) and not _GRAVITON.fullmatch(family)
 
 
 def is_azure_type(instance_type: str) -> bool:
-    """Whether Azure's job services support the series of this Azure instance type."""
+    """Return whether Azure's job services support the series of this Azure instance type."""
     return _AZURE_TYPE.fullmatch(instance_type) is not None
 
 
 def list_types(
     task: TaskSpec, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> list[str]:
-    """All instance types that fit the task and that the service supports. If the task names a type,
-    only that type.
+    """Return all instance types that fit the task and that the service supports. If the task names
+    a type, only that type is returned.
     """
     found = {
         each.instance_type

@@ -60,7 +60,7 @@ def _list_limits(task: TaskSpec) -> dict[str, object]:
 
 
 def write_comments(name: str, task: TaskSpec, notes: Collection[str]) -> list[str]:
-    """The comments at the top of a YAML file or a shell script."""
+    """Return the comments at the top of a YAML file or a shell script."""
     return [
         f"# Made by `cavvy export {name} TASK.YAML` from the task {task.name}.",
         *(f"# {each}" for note in notes for each in [" ".join(note.split())]),

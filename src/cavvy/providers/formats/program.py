@@ -13,8 +13,8 @@ SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 
 
 def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[str] = ()) -> str:
-    """The program: the lines of `prepare`, then the task's setup and work, then the lines of
-    `finish`. Its exit code is that of the work, which `finish` can read as CAVVY_CODE.
+    """Return the program: the lines of `prepare`, then the task's setup and work, then the lines of
+    `finish`. The program's exit code is that of the work, which `finish` can read as CAVVY_CODE.
 
     The program passes SIGTERM on to all processes of the work, because a shell that is the first
     process of a container would ignore the signal.
@@ -39,7 +39,7 @@ def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[s
 
 def escape_references(text: str) -> str:
     """Escape a text for services such as Kubernetes and Vertex AI, which replace `$(NAME)` by the
-    value of a variable and `$$` by `$`. The container gets the original text.
+    value of a variable and `$$` by `$`. The container receives the original text.
     """
     return re.sub(r"\$(?=[$(])", "$$", text)
 
@@ -66,7 +66,8 @@ def link_path(source: str, path: str) -> list[str]:
 
 def copy_output(source: str, folder: str, file: str) -> list[str]:
     """Lines that copy an output after exit code 0: the content of a folder into `folder`, or one
-    file to the path `file`. Both are words of the shell. A failure sets CAVVY_CODE to 1.
+    file to the path `file`. `folder` and `file` are words of the shell. A failure sets CAVVY_CODE
+    to 1.
     """
     path = shlex.quote(source)
     return [
@@ -79,7 +80,7 @@ def copy_output(source: str, folder: str, file: str) -> list[str]:
 
 def split_program(program: str, length: int, count: int) -> Sequence[str] | None:
     """Split the program into at most `count` arguments without line breaks, each of at most
-    `length` characters. `printf %b` joins the arguments to the program. If the program has few
+    `length` characters. `printf %b` joins the arguments to form the program. If the program has few
     enough lines, each argument is one line. Returns None if the program is too long.
     """
     lines = [

@@ -12,8 +12,8 @@ from cavvy.providers.formats.yaml_text import dump_yaml
 def write_script(
     name: str, task: TaskSpec, notes: Sequence[str], calls: Sequence[tuple[str, Any]]
 ) -> str:
-    """A script with comments at the top, and one command for each request. The command reads its
-    request, as YAML, from its standard input.
+    """Return a script with comments at the top, and one command for each request. The command reads
+    its request, as YAML, from its standard input.
     """
     lines = ["#!/bin/bash", *write_comments(name, task, notes), "set -euo pipefail"]
     lines += [f"{command} {here_document(dump_yaml(request))}" for command, request in calls]

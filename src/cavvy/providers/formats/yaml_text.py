@@ -1,5 +1,5 @@
-"""Writes YAML in which texts of several lines stay readable, and which readers of YAML 1.1 and of
-YAML 1.2 read as the same values.
+"""Writes YAML that keeps texts of several lines readable, and that readers of YAML 1.1 and YAML 1.2
+parse as the same values.
 """
 
 from typing import Any
@@ -31,7 +31,8 @@ LiteralDumper.add_representer(str, LiteralDumper.represent_str)
 
 
 def dump_yaml(value: Any) -> str:
-    """The value as one YAML document. Keys keep their order, and long lines are not folded."""
+    """Return the value as one YAML document. Keys keep their order, and long lines are not
+    folded."""
     text: str = yaml.dump(
         value, Dumper=LiteralDumper, sort_keys=False, width=100_000, allow_unicode=True
     )

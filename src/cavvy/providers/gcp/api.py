@@ -64,20 +64,20 @@ class GcpApi:
             raise self._sort(fault) from fault
 
     async def send(self, method: str, path: str, body: Json = None, **query: str) -> Json:
-        """Send a request that changes something; returns its operation."""
+        """Send a request that changes something; return its operation."""
         try:
             return await self._rest.send(method, await self._path(path, query), body)
         except CloudFault as fault:
             raise self._sort(fault) from fault
 
     async def aggregated(self, kind: str, **query: str) -> Sequence[Json]:
-        """The resources of all zones that Google reaches, such as "instances"."""
+        """Return the resources of all zones that Google reaches, such as "instances"."""
         return (await self.aggregated_parts(kind, **query))[0]
 
     async def aggregated_parts(
         self, kind: str, **query: str
     ) -> tuple[Sequence[Json], Sequence[str]]:
-        """Like `aggregated`. Also returns the zones that Google did not reach."""
+        """Like `aggregated`. Also return the zones that Google did not reach."""
         pages = await self._pages(f"aggregated/{kind}", query)
         scopes = [scope for page in pages for scope in page.get("items", {}).items()]
         lost = [each for page in pages for each in page.get("unreachables", ())]
@@ -86,12 +86,13 @@ class GcpApi:
         return found, sorted({each.rpartition("/")[2] for each in lost})
 
     async def list(self, path: str, **query: str) -> Sequence[Json]:
-        """The items of a list at `path`, which is relative to the project."""
+        """Return the items of a list at `path`, which is relative to the project."""
         pages = await self._pages(path, query)
         return [each for page in pages for each in page.get("items", ())]
 
     async def _pages(self, path: str, query: Mapping[str, str]) -> Sequence[Json]:
-        """All pages of a list. A page of a filtered list may be empty although others follow."""
+        """Return all pages of a list. A page of a filtered list may be empty although other pages
+        follow."""
         first = await self._path(path, {"maxResults": "500", **query})
 
         def read_next(page: Json) -> str | None:
@@ -109,19 +110,20 @@ class GcpApi:
         return f"/projects/{await self.project()}{inner}{tail}"
 
     def _sort(self, fault: CloudFault) -> CloudFault | Refused:
-        """The fault to raise: Refused if the network does not exist, otherwise the fault itself."""
+        """Return the fault to raise: Refused if the network does not exist, otherwise the fault
+        itself."""
         if fault.status == 404 and any(each in fault.message for each in _NETWORK_PATHS):
             return Refused(
-                f"[providers.gcp] network: {fault.message}; make the network with `gcloud compute "
-                f"networks create {self._network} --subnet-mode auto` and a firewall rule for its "
-                "own traffic, or name another one in `network` and `subnetwork`"
+                f"[providers.gcp] network: {fault.message}; create the network with `gcloud "
+                f"compute networks create {self._network} --subnet-mode auto` and a firewall rule "
+                "for its own traffic, or name another one in `network` and `subnetwork`"
             )
         return fault
 
 
 def read_operation(operation: Json) -> CloudFault | None:
-    """The fault of an operation: None if the operation succeeded, PENDING if it is still running.
-    An operation reports its errors in its body, although the reply has the status 200.
+    """Return the fault of an operation: None if the operation succeeded, or PENDING if it is still
+    running. An operation reports its errors in its body, although the reply has the status 200.
     """
     if operation.get("status") != "DONE":
         return CloudFault(0, PENDING, str(operation.get("name")))
@@ -135,17 +137,17 @@ def read_operation(operation: Json) -> CloudFault | None:
 
 
 def last_part(url: str) -> str:
-    """The name at the end of a resource's URL."""
+    """Return the name at the end of a resource's URL."""
     return url.rpartition("/")[2]
 
 
 def _warns(scope: Json, code: str) -> bool:
-    """Whether a scope of an aggregated list has a warning with this code."""
+    """Return whether a scope of an aggregated list has a warning with this code."""
     return bool((scope.get("warning") or {}).get("code") == code)
 
 
 def _read_error(told: Json) -> tuple[str, str]:
-    """The reason and the message of an error reply."""
+    """Return the reason and the message of an error reply."""
     error: dict[str, Any] = told["error"]
     reasons = [str(each["reason"]) for each in error.get("errors", ()) if each.get("reason")]
     return (reasons or [str(error.get("status") or error["code"])])[0], str(error["message"])

@@ -1,7 +1,7 @@
 """Implements `Cloud` for Google Compute Engine.
 
 One machine is one `instances.insert`, whose token (`requestId`) is derived from the machine's name.
-The request starts an operation, and a zone without capacity is reported only by the operation. So a
+The request starts an operation, and only the operation reports a zone without capacity. Therefore a
 launch is complete only when all its operations have succeeded. Until then, `create` raises a fault
 that leaves the result open, and the next call queries the operations again.
 """
@@ -98,10 +98,11 @@ class GcpCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds types that are not offered."""
+        """Return facts for `cavvy check`. Call `offers` first, which finds types that are not
+        offered."""
         left_out = {
             "machine types without a known price": self._market.unpriced,
-            "machine types whose GPUs the catalog does not know": self._market.differing,
+            "machine types with GPUs that are not in the catalog": self._market.differing,
         }
         told = [(what, ", ".join(types)) for what, types in left_out.items() if types]
         return [
@@ -113,8 +114,8 @@ class GcpCloud:
         ]
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers that the quotas leave room for. If the quotas cannot be read, all offers are
-        returned.
+        """Return the offers that fit within the quotas. If the quotas cannot be read, all offers
+        are returned.
         """
         offers = require_images(
             await self._market.offers(), self._settings.get("image"), find_default
@@ -145,8 +146,9 @@ class GcpCloud:
         return machines
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All machines with Cavvy's label, in the zones that Google reaches. If the reason why a
-        spot machine stopped cannot be read, the machine is listed as stopped, without a reason.
+        """Return all machines with Cavvy's label, in the zones that Google reaches. If the reason
+        why a spot machine stopped cannot be read, the machine is listed as stopped, without a
+        reason.
         """
         query = {"filter": f"labels.{INSTALLATION}:*"}
         told, lost = await self._api.aggregated_parts("instances", **query)
@@ -168,7 +170,8 @@ class GcpCloud:
         return found
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """The machine. If it is gone, its end is read from the zone's operations."""
+        """Return the machine. If the machine is gone, its end is read from the zone's
+        operations."""
         zone, _, name = machine.partition("/")
         try:
             return _read(await self._api.get(f"zones/{zone}/instances/{name}"))
@@ -190,8 +193,8 @@ class GcpCloud:
         return fault.code in FULL_CODES
 
     async def _advance(self, machine: str, body: Json) -> None:
-        """Request the machine, or query the state of its earlier request. Returns if the machine
-        exists; otherwise raises the fault of the request.
+        """Request the machine, or query the state of its earlier request. Return if the machine
+        exists; otherwise raise the fault of the request.
         """
         zone = machine.partition("/")[0]
         operation = self._operations.get(machine)
@@ -230,7 +233,7 @@ class GcpCloud:
             await self.delete(machine)
 
     async def _read_end(self, machine: str) -> CloudMachine | None:
-        """The end of a machine that is gone; None if no operation reports it."""
+        """Return the end of a machine that no longer exists, or None if no operation reports it."""
         zone, _, name = machine.partition("/")
         project = await self._api.project()
         link = f"projects/{project}/zones/{zone}/instances/{name}"
@@ -256,7 +259,7 @@ class GcpCloud:
 
 
 def _ignore(_: object) -> None:
-    """Reports and waits nothing: a provider does not sleep."""
+    """Do nothing: a provider must not sleep or report."""
 
 
 def _explain_silence(problem: str) -> str:

@@ -16,8 +16,8 @@ _TIMEOUT_S = 20.0
 
 
 class GoogleCredentials:
-    """The credentials of one server. All methods block; threads may share them. `provider` is the
-    provider whose settings are read; errors name it.
+    """The credentials of one server. All methods block; threads may share an object. `provider` is
+    the provider whose settings are read; errors name it.
     """
 
     def __init__(self, settings: Mapping[str, Scalar], provider: str = "gcp") -> None:
@@ -28,8 +28,8 @@ class GoogleCredentials:
         self._found: tuple[Any, str] | None = None  # the credentials and their project
 
     def token(self) -> str:
-        """An access token that is valid now. Raises Refused, or CloudFault if Google cannot be
-        reached.
+        """Return an access token that is valid now. Raises Refused, or CloudFault if Google cannot
+        be reached.
         """
         with self._lock:
             credentials, _ = self._find()
@@ -38,7 +38,8 @@ class GoogleCredentials:
             return str(credentials.token)
 
     def project(self) -> str:
-        """The project of the settings, or else of the credentials. Raises Refused."""
+        """Return the project of the settings or, without one, of the credentials. Raises
+        Refused."""
         if self._project:
             return self._project
         with self._lock:
@@ -51,7 +52,7 @@ class GoogleCredentials:
         return project
 
     def describe(self) -> str:
-        """The kind of the credentials, to show to users. Contains no secret."""
+        """Return the kind of the credentials, to show to users. Contains no secret."""
         with self._lock:
             credentials, _ = self._find()
         account = getattr(credentials, "service_account_email", "")

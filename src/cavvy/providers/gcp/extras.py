@@ -2,9 +2,9 @@
 the offers of the provider.
 
 Google bills disks by GiB and month (https://cloud.google.com/compute/disks-image-pricing), and each
-external address by the hour, at another price for spot machines
-(https://cloud.google.com/vpc/network-pricing#ipaddress). Hyperdisk's IOPS and throughput above
-those that each disk has are not included.
+external address by the hour, at a different price for spot machines
+(https://cloud.google.com/vpc/network-pricing#ipaddress). Hyperdisk's IOPS and throughput above each
+disk's included amount are not part of the prices.
 """
 
 import re
@@ -50,8 +50,8 @@ _Key = tuple[str, ChargeKind, str]
 
 
 class LivePrices(Struct):
-    """The prices of Google's list. `extras` are those of disks and of addresses, by region; the
-    name of an address is the purchase option of its machine.
+    """The prices of Google's list. `extras` contains the prices of disks and addresses, by region;
+    the name of an address is the purchase option of its machine.
     """
 
     today: date
@@ -61,8 +61,8 @@ class LivePrices(Struct):
     extras: dict[_Key, ExtraPrice] = field(default_factory=dict)
 
     def price(self, offers: Iterable[Offer]) -> list[Offer]:
-        """The offers with Google's live prices. Offers that the list does not price stay as they
-        are.
+        """Return the offers with Google's live prices. Offers without a price in the list are
+        unchanged.
         """
         found: dict[tuple[str, str, Purchase], Offer] = {}
         rows = list(offers)
@@ -78,7 +78,8 @@ class LivePrices(Struct):
         ]
 
     def list_extras(self, offer: Offer, settings: Mapping[str, Scalar]) -> tuple[ExtraPrice, ...]:
-        """What Google bills besides the machine, with the amounts that a node usually has."""
+        """Return the items that Google bills besides the machine, with the amounts that a node
+        usually has."""
         usual = find_disk_type(offer, settings)
         found = []
         for name in _DISKS.values():
@@ -112,7 +113,7 @@ def read_live(skus: Iterable[Sku], today: date) -> LivePrices:
 
 
 def _read_extra(sku: Sku) -> ExtraPrice | None:
-    """The price of a disk or an address; None for other SKUs, and for other units."""
+    """Return the price of a disk or an address, or None for other SKUs and other units."""
     description, category = str(sku.get("description") or ""), sku.get("category")
     usage = category.get("usageType") if isinstance(category, dict) else ""
     disk, address = _DISK.fullmatch(description), _ADDRESS.fullmatch(description)

@@ -42,7 +42,7 @@ _GVNIC = (*_HYPERDISK, "a3-", "c3-", "c3d-", "ct5p-", "h3-", "z3-")
 
 
 def make_instances(request: MachineRequest, settings: Mapping[str, Scalar]) -> Sequence[Json]:
-    """The bodies of the `instances.insert` requests, one for each machine. Raises Refused if
+    """Return the bodies of the `instances.insert` requests, one for each machine. Raises Refused if
     Google maintains no image for the GPU.
     """
     offer, gang = request.offer, request.gang
@@ -98,8 +98,8 @@ def _make_interface(region: str, shape: MachineShape, settings: Mapping[str, Sca
 
 
 def _make_scheduling(offer: Offer) -> Json:
-    """The scheduling options. Machines with accelerators cannot migrate. Automatic restarts are
-    off, because the server restarts the job.
+    """Return the scheduling options. Machines with accelerators cannot migrate. Automatic restarts
+    are off, because the server restarts the job.
     """
     spot = offer.purchase is Purchase.SPOT
     fixed = spot or offer.accelerator is not None
@@ -112,8 +112,8 @@ def _make_scheduling(offer: Offer) -> Json:
 
 
 def _make_affinity(request: MachineRequest) -> Json:
-    """The field that lets the machines use only the task's reservation; without a reservation,
-    Google chooses an open one. Raises Refused if the machine cannot use reservations:
+    """Return the field that lets the machines use only the task's reservation; without a
+    reservation, Google chooses an open one. Raises Refused if the machine cannot use reservations:
     https://cloud.google.com/compute/docs/instances/reservations-consume#limitations
     """
     offer, reservation = request.offer, str(request.gang.options.get("reservation") or "")
@@ -134,7 +134,7 @@ def _make_affinity(request: MachineRequest) -> Json:
 
 
 def find_disk_type(offer: Offer, settings: Mapping[str, Scalar]) -> str:
-    """The type of the boot disk of a machine, unless its task names another one."""
+    """Return the type of the boot disk of a machine, unless its task names another one."""
     if settings.get("disk_type"):
         return str(settings["disk_type"])
     shape = find_shape(offer.instance_type) or MachineShape(offer.instance_type)
@@ -142,7 +142,7 @@ def find_disk_type(offer: Offer, settings: Mapping[str, Scalar]) -> str:
 
 
 def find_default(offer: Offer) -> str:
-    """Google's image with drivers for the offer. Raises Refused if there is none."""
+    """Google's image with drivers for the offer. Raises Refused if no such image exists."""
     arch = "arm64" if offer.architecture == "arm64" else "amd64"
     known = find_accelerator(offer.accelerator or "")
     if known is None:

@@ -59,7 +59,7 @@ MANIFEST = Manifest(
         Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
         "(https://cloud.google.com/compute/docs/disks)",
         Feature.NETWORK: "machines have one network interface; GPUDirect and RDMA need several "
-        "networks, which Cavvy does not make "
+        "networks, which Cavvy does not create "
         "(https://cloud.google.com/compute/docs/gpus/gpudirect)",
         Feature.RESULTS: "a machine loses its disk when it ends "
         "(https://cloud.google.com/compute/docs/instances/deleting-instance). If the server is "

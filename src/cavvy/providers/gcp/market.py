@@ -1,5 +1,5 @@
-"""Joins the machine types that Compute Engine lists for each zone with prices: Google's live ones
-where its price list has them, and the catalog's for all others.
+"""Combines the machine types that Compute Engine lists for each zone with prices: Google's live
+prices if its price list contains them, and the catalog's prices for all other types.
 
 Google has no API that returns the price of a machine type. A machine type has the same price in all
 zones of a region.
@@ -57,9 +57,9 @@ class GcpMarket:
         self.differing: Sequence[str] = ()
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all zones in the settings. Raises CloudFault, Refused. Concurrent callers
-        share one read. The read continues if a caller gives up, because reading all zones may take
-        longer than a caller waits.
+        """Return the offers of all zones in the settings. Raises CloudFault, Refused. Concurrent
+        callers share one read. The read continues if the caller is cancelled, because reading all
+        zones may take longer than a caller waits.
         """
         while self._offers is None or self._now() - self._offers[0] >= _TYPES_AGE:
             if self._reading is None or self._reading.done():
@@ -95,7 +95,8 @@ class GcpMarket:
         )
 
     def _add_extras(self, offers: Sequence[Offer], live: LivePrices | None) -> Sequence[Offer]:
-        """The offers with the prices of disks and addresses, if Google's list could be read."""
+        """Return the offers with the prices of disks and addresses, if Google's list could be
+        read."""
         if live is None:
             return offers
         settings = self._settings
@@ -104,8 +105,8 @@ class GcpMarket:
     def _price(
         self, machines: _Machines, prices: Mapping[tuple[str, str], Sequence[Offer]]
     ) -> Sequence[Offer]:
-        """The offers of machine types that have a price in the catalog. Stores the names of the
-        types that are left out in `unpriced` and `differing`.
+        """Return the offers of machine types that have a price in the catalog. The names of omitted
+        types are stored in `unpriced` and `differing`.
         """
         found, unpriced, differing = list[Offer](), set[str](), set[str]()
         for (region, name), zones in machines.items():
@@ -123,7 +124,7 @@ class GcpMarket:
     async def _build(
         self, shapes: Mapping[Offer, MachineShape], machines: _Machines
     ) -> Sequence[Offer]:
-        """The offers of machines with attached GPUs or TPUs, in the zones that have both the
+        """Return the offers of machines with attached GPUs or TPUs, in the zones that have both the
         machine type and the GPU type.
         """
         gpus: set[tuple[str, str]] = set()
@@ -140,8 +141,8 @@ class GcpMarket:
     async def _read_prices(
         self,
     ) -> tuple[LivePrices | None, Mapping[tuple[str, str], Sequence[Offer]]]:
-        """Google's list of prices, and the catalog's offers with its prices by region and machine
-        type. The first is None if the account may not read the list, or if it cannot be read.
+        """Return Google's list of prices, and the catalog's offers with its prices by region and
+        machine type. The list is None if the account may not read it, or if it cannot be read.
         """
         rows = await asyncio.to_thread(self._list_prices, "gcp")
         try:
@@ -183,7 +184,7 @@ def _find_gpus(machines: Sequence[Json], shapes: Mapping[Offer, MachineShape]) -
 
 
 def _group_prices(rows: Sequence[Offer]) -> Mapping[tuple[str, str], Sequence[Offer]]:
-    """The offers that can be bought, by region and machine type."""
+    """Return the purchasable offers, by region and machine type."""
     prices: dict[tuple[str, str], list[Offer]] = {}
     for each in rows:
         if each.purchase in _SOLD:
@@ -196,13 +197,14 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _take_error(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a read, so that asyncio does not log it if all callers have gone."""
+    """Retrieve the error of a read, so that asyncio does not log it if no caller waits for it any
+    more."""
     if not task.cancelled():
         task.exception()
 
 
 def _count_gpus(machine: Json) -> int:
-    """The GPUs of a machine type, as Compute Engine counts them."""
+    """Return the GPUs of a machine type, as Compute Engine counts them."""
     gpus = machine.get("accelerators") or ()
     return sum(int(each["guestAcceleratorCount"]) for each in gpus)
 

@@ -1,8 +1,8 @@
 """Reads the prices of Google's machines with GPUs from the Cloud Billing Catalog API: on demand,
 spot, and with commitments of one and three years.
 
-Google lists prices of parts: one vCPU, one GiB of memory, one GPU, one GiB of local SSD. A machine
-costs the sum of its parts. A commitment covers the same parts for its whole term:
+Google lists the prices of parts: one vCPU, one GiB of memory, one GPU, one GiB of local SSD. A
+machine costs the sum of its parts. A commitment covers the same parts for its whole term:
 https://cloud.google.com/compute/docs/instances/committed-use-discounts-overview.
 """
 
@@ -128,7 +128,7 @@ class GcpPrices(Struct, frozen=True, kw_only=True):
                     told = json.loads(reply.read(_MOST_BYTES))
                 if isinstance(told, dict):
                     return told
-                fault = "it is not a JSON object"
+                fault = "the response is not a JSON object"
             except urllib.error.HTTPError as error:
                 fault = f"HTTP {error.code}"
                 error.close()
@@ -143,8 +143,8 @@ class GcpPrices(Struct, frozen=True, kw_only=True):
         )
 
     def _request(self, token: str) -> urllib.request.Request:
-        """The request for a page. Raises NeedsLogin if there are no credentials. The key is sent as
-        a header, since addresses are often logged.
+        """Return the request for a page. Raises NeedsLogin if no credentials exist. The key is sent
+        as a header, because addresses are often logged.
         """
         headers = {"Accept": "application/json", "User-Agent": "cavvy"}
         key = os.environ.get(_KEY)
@@ -172,7 +172,7 @@ def _explain_refusal(status: int) -> str:
 
 
 def add_rate(rates: Rates, sku: Sku) -> None:
-    """Store the price of one part, in US dollars per hour. Other SKUs are left out."""
+    """Store the price of one part, in US dollars per hour. Other SKUs are ignored."""
     category, description = sku.get("category"), str(sku.get("description") or "")
     told = _USAGES.get(str(category.get("usageType"))) if isinstance(category, dict) else None
     if told == _USAGES["OnDemand"] and "Spot Preemptible" in description:
@@ -188,7 +188,8 @@ def add_rate(rates: Rates, sku: Sku) -> None:
 
 
 def _read_part(description: str, *, committed: bool) -> _Part | None:
-    """The part of a machine that the SKU is about. Licences and other services are no part."""
+    """Return the part of a machine that the SKU prices. Licences and other services are not
+    parts."""
     found = _GPU.fullmatch(description)
     if found:
         name, gib = _GPUS[found["gpu"]]
@@ -203,8 +204,8 @@ def _read_part(description: str, *, committed: bool) -> _Part | None:
 
 
 def read_price(sku: Sku) -> Decimal | None:
-    """The newest price of a SKU in US dollars, in the highest tier, per unit; None if it has none.
-    Raises KeyError or TypeError if the list has a new form.
+    """Return the newest price of a SKU in US dollars per unit, in the highest tier, or None if the
+    SKU has none. Raises KeyError or TypeError if the list has a new form.
     """
     expression = sku["pricingInfo"][-1]["pricingExpression"]  # type: ignore[index] # JSON
     tiers = expression["tieredRates"]
@@ -221,13 +222,14 @@ def read_price(sku: Sku) -> Decimal | None:
 
 
 def read_unit(sku: Sku) -> str:
-    """The unit of a SKU's newest price, such as "h" or "GiBy.mo". Raises KeyError or TypeError."""
+    """Return the unit of a SKU's newest price, such as "h" or "GiBy.mo". Raises KeyError or
+    TypeError."""
     expression = sku["pricingInfo"][-1]["pricingExpression"]  # type: ignore[index] # JSON
     return str(expression["usageUnit"])
 
 
 def price_machine(machine: Offer, rates: Rates, today: date) -> Iterator[Offer]:
-    """The offers of one machine type, in each region that lists all its parts."""
+    """Yield the offers of one machine type, in each region that lists all its parts."""
     parts = _list_parts(machine)
     for (region, purchase, months), known in rates.items():
         if not parts or any(part not in known for part in parts):
@@ -250,8 +252,8 @@ def price_machine(machine: Offer, rates: Rates, today: date) -> Iterator[Offer]:
 
 
 def _list_parts(machine: Offer) -> Mapping[_Part, Decimal]:
-    """The parts of a machine with GPUs and their numbers; empty for other machines, and for
-    machines with parts that the list does not name clearly (A3 Mega, A4).
+    """Return the parts of a machine with GPUs and their numbers. The result is empty for other
+    machines, and for machines with parts that the list does not name clearly (A3 Mega, A4).
     """
     name = machine.instance_type
     shape = find_shape(name)

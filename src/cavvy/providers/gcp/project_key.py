@@ -1,5 +1,5 @@
-"""Checks the key of a service account that a project has set. Google's library would follow the
-addresses in it, so only what identifies the account is taken from it.
+"""Checks the key of a service account that a project has set. Google's library would send requests
+to the addresses in the key, so only the fields that identify the account are used.
 """
 
 import json
@@ -20,15 +20,17 @@ _TAKEN = {
 
 
 def clean_key(text: str) -> str:
-    """A key file with the fields that are needed, and Google's own addresses. Raises
-    KeyFileRefused, whose text quotes nothing of the key.
+    """Return a key file with the required fields and with Google's own addresses. Raises
+    KeyFileRefused, whose text contains nothing from the key.
     """
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
         raise KeyFileRefused("it is not JSON") from None
     if not isinstance(told, dict) or told.get("type") != "service_account":
-        raise KeyFileRefused("it must be the key of a service account (`type: service_account`)")
+        raise KeyFileRefused(
+            "the key must be the key of a service account (`type: service_account`)"
+        )
     if told.get("universe_domain", _HOME) != _HOME:
         raise KeyFileRefused(f"`universe_domain` must be {_HOME}")
     if told.get("token_uri", TOKEN_URI) != TOKEN_URI:

@@ -38,17 +38,18 @@ class GcpQuotas:
 
     @property
     def problem(self) -> str:
-        """Why the quotas could not be read; "" if they could."""
+        """Return why the quotas could not be read, or "" if they were read."""
         return f"cannot be read: {self._fault}" if self._fault is not None else ""
 
     def forget(self) -> None:
-        """Read the quotas again before the next offers, since machines were made or deleted."""
+        """Read the quotas again before the next offers, because machines were created or
+        deleted."""
         if self._fault is None:
             self._known = None
 
     async def read(self) -> Sequence[Quota]:
-        """The quotas of vCPUs and GPUs, sorted by region and name. Raises CloudFault, Refused, also
-        if the last read failed less than a minute ago.
+        """Return the quotas of vCPUs and GPUs, sorted by region and name. Raises CloudFault,
+        Refused; also if the last read failed less than a minute ago.
         """
         known = await self._read()
         if self._fault is not None:
@@ -56,8 +57,9 @@ class GcpQuotas:
         return [known[key] for key in sorted(known)]
 
     async def limit(self, offers: Sequence[Offer], gpus: Mapping[str, str]) -> Sequence[Offer]:
-        """The offers, with their capacity reduced to the unused quota. `gpus` maps machine types to
-        Google's names of their GPUs. If the quotas cannot be read, the last known quotas are used.
+        """Return the offers, with their capacity reduced to the unused quota. `gpus` maps machine
+        types to Google's names of their GPUs. If the quotas cannot be read, the last known quotas
+        are used.
         """
         try:
             known = await self._read()
@@ -113,8 +115,8 @@ def _read_scope(told: Sequence[Json], region: str, project: str) -> Iterator[Quo
 def _list_needs(
     offer: Offer, gpus: Mapping[str, str], known: _Quotas
 ) -> Iterator[tuple[Quota, float]]:
-    """The quotas that the offer's machines use, each with the amount that one machine uses. Quotas
-    that Google does not report are left out.
+    """Yield the quotas that the offer's machines use, each with the amount that one machine uses.
+    Quotas that Google does not report are omitted.
     """
     spot = offer.purchase is Purchase.SPOT
     series = offer.instance_type.partition("-")[0]

@@ -30,8 +30,8 @@ class MachineShape(Struct, frozen=True):
 
 
 def find_shape(name: str) -> MachineShape | None:
-    """The shape of a machine with this name in the catalog, such as n1-standard-8-t4x1 or
-    tpu-v6e-8; None if the name is a machine type.
+    """Return the shape of a machine with this name in the catalog, such as n1-standard-8-t4x1 or
+    tpu-v6e-8, or None if the name is a machine type.
     """
     if name in _TPUS:
         return MachineShape(_TPUS[name])

@@ -32,7 +32,7 @@ _LOCAL_MEMORY = {1, 2}  # heap types: visible and invisible frame buffer
 
 
 def find_amd(sources: MachineSources) -> DeviceReading:
-    """The GPUs in the order of the topology's nodes, which is the order used by
+    """Return the GPUs in the order of the topology's nodes, which is the order used by
     ROCR_VISIBLE_DEVICES.
     """
     topology = sources.root / "sys/class/kfd/kfd/topology/nodes"

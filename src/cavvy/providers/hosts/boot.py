@@ -1,7 +1,7 @@
-"""Runs on a machine that was just started: learns its rank and its address, and runs the agent.
+"""Runs on a machine that was just started: determines its rank and its address, and runs the agent.
 
-Needs only the standard library of Python 3.8. `userdata.py` sends this file in user data. Usage:
-boot.py "COMMAND THAT STARTS PYTHON".
+The program needs only the standard library of Python 3.8. `userdata.py` sends this file in user
+data. Usage: boot.py "COMMAND THAT STARTS PYTHON".
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def ask(url: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 def learn(metadata: dict[str, Any], server: str) -> tuple[int, str]:
-    """The machine's rank and address. Values that `metadata` does not contain come from the cloud's
-    metadata service.
+    """Return the machine's rank and address. Values that `metadata` does not contain are read from
+    the cloud's metadata service.
     """
     headers, token = dict(metadata["headers"]), metadata.get("token")
     rank, address = metadata["rank"], metadata["address"]
@@ -42,7 +42,7 @@ def learn(metadata: dict[str, Any], server: str) -> tuple[int, str]:
 
 
 def find_address(server: str) -> str:
-    """The machine's own address on the route to the server."""
+    """Return the machine's own address on the route to the server."""
     parts = urllib.parse.urlsplit(server)
     kind, _, _, _, target = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_DGRAM)[
         0
@@ -84,7 +84,7 @@ def mount(disk: dict[str, Any], until: float) -> None:
 
 
 def is_blank(device: str) -> bool:
-    """True if the disk starts with zeros. Raises OSError if it cannot be read."""
+    """Return whether the disk starts with zeros. Raises OSError if the disk cannot be read."""
     with open(device, "rb") as file:
         return not file.read(1 << 20).strip(b"\0")
 
@@ -127,13 +127,13 @@ def write_config(config: dict[str, Any], rank: int, address: str) -> str:
 
 
 def make_command(python: str) -> list[str]:
-    """The command that runs the agent."""
+    """Return the command that runs the agent."""
     return [*python.split(), "-I", "-S", os.path.join(HOME, "agent.pyz")]
 
 
 def work(command: list[str], path: str, lease_s: float) -> None:
-    """Run the agent. If reports are undelivered, retry until the lease ends, when the machine shuts
-    down in any case.
+    """Run the agent. If reports are undelivered, retry until the lease ends; at that time the
+    machine shuts down in any case.
     """
     code = subprocess.call([*command, path])
     until = time.monotonic() + lease_s

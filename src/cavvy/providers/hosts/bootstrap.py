@@ -1,4 +1,4 @@
-"""Turns a remote machine into a node: makes the POSIX-shell part of the scripts, and the agents'
+"""Turns a remote machine into a node: creates the POSIX-shell part of the scripts, and the agents'
 configuration. Scripts and configuration contain no secret.
 """
 
@@ -12,8 +12,8 @@ _SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
 
 def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
-    """The part of a shell script that defines functions, and the variables that the functions use.
-    The first call packs a Python runtime, which blocks for seconds.
+    """Return the part of a shell script that defines functions, and the variables that the
+    functions use. The first call packs a Python runtime, which blocks for seconds.
 
     The shell expands `folder` within double quotes. `cavvy_start` creates the folder and sets
     `$CAVVY_PYTHON`; `cavvy_fetch HASH NAME` then downloads a file into it.
@@ -33,7 +33,8 @@ def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
 
 
 def make_config(gang: GangSpec, node_endpoint: NodeEndpoint) -> dict[str, Any]:
-    """The configuration that all agents of a gang share. Each agent adds the values of its node."""
+    """Return the configuration that all agents of a gang share. Each agent adds the values of its
+    node."""
     return {
         "protocol": 1,
         "gang": gang.name,

@@ -2,8 +2,8 @@
 have none. A file's name depends on its content.
 
 The Python runtime is copied from this machine: the Python program, the standard library, the shared
-libraries that these need, and the loader. The copy runs on any Linux of the same architecture,
-with any C library.
+libraries that they need, and the loader. The copy runs on any Linux of the same architecture, with
+any C library.
 """
 
 import gzip
@@ -74,13 +74,13 @@ def make_bundle(content: bytes, suffix: str) -> Bundle:
 
 
 def pack_supervisor() -> Bundle:
-    """The supervisor as a single file that Python can run."""
+    """Return the supervisor as a single file that Python can run."""
     return make_bundle(make_archive(_SUPERVISOR), ".supervisor")
 
 
 def platform() -> str:
-    """The platform that the result of `pack_python` runs on, as printed by `uname -s` and `uname
-    -m`.
+    """Return the platform on which the result of `pack_python` runs, as printed by `uname -s` and
+    `uname -m`.
     """
     return f"{os.uname().sysname} {os.uname().machine}"
 
@@ -99,7 +99,7 @@ def pack_python(cache: Path) -> Bundle:
 
 
 def python_command(folder: str) -> Sequence[str]:
-    """The command that starts a Python runtime unpacked in `folder`."""
+    """Return the command that starts a Python runtime unpacked in `folder`."""
     return [f"{folder}/lib/loader", "--library-path", f"{folder}/lib", f"{folder}/bin/python3"]
 
 
@@ -128,7 +128,7 @@ def _make_archive(program: Path) -> bytes:
 
 
 def _stripped(path: Path) -> bytes:
-    """The content of a file. If this machine has the program `strip`, debug information is
+    """Return the content of a file. If this machine has the program `strip`, debug information is
     removed.
     """
     content = path.read_bytes()
@@ -159,7 +159,7 @@ def _sources(stdlib: Path) -> Iterator[Path]:
 
 
 def _find_loader() -> Path:
-    """The path of this process's loader. Raises Refused if it cannot be found."""
+    """Return the path of this process's loader. Raises Refused if the loader cannot be found."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -176,7 +176,7 @@ def _find_loader() -> Path:
 
 
 def _libraries(loader: Path, files: Sequence[Path]) -> Sequence[Path]:
-    """The shared libraries that these files need."""
+    """Return the shared libraries that these files need."""
     found: dict[str, Path] = {}
     for file in files:
         done = subprocess.run(

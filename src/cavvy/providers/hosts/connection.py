@@ -1,8 +1,8 @@
 """A connection to a host through the user's own `ssh`, or to a shell on this machine.
 
 Each connection is one local process, which runs a shell on the host. `start` replaces the shell by
-a program, whose frames go through the process's standard input and output. If `control` is set, the
-process is also an OpenSSH master: other commands, forwarded sockets and probes share its
+a program, which exchanges frames over the process's standard input and output. If `control` is set,
+the process is also an OpenSSH master: other commands, forwarded sockets and probes share its
 connection.
 
 Errors, grouped by the caller's reaction:
@@ -57,15 +57,15 @@ RequestTTY no
 
 
 class CannotConnect(TryAgain):
-    """The host does not answer now."""
+    """Raised if the host does not answer now."""
 
 
 class HostUnknown(CannotConnect):
-    """The host's name has no address."""
+    """Raised if the host's name has no address."""
 
 
 class LoginRefused(Refused):
-    """The host refuses the login; a person must act."""
+    """Raised if the host refuses the login; a person must act."""
 
 
 class HostAddress(Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ class HostConnection:
             )
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Check from the host if an SSH server answers at the address."""
+        """Check from this host whether an SSH server answers at the address."""
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         process = await self._share("-W", where)
         assert process.stdout is not None
@@ -244,7 +244,7 @@ def write_rules(checking: str, known_hosts: Iterable[str]) -> str:
 
 
 def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
-    """The error for a failed connection, derived from the output of `ssh`."""
+    """Return the error for a failed connection, derived from the output of `ssh`."""
     name = address.name
     if "Host key verification failed" in said:
         if address.ours:

@@ -20,7 +20,7 @@ class HostDevice(Struct, frozen=True, kw_only=True):
 
 
 class DeviceReading(Struct, frozen=True, kw_only=True):
-    """The devices that one vendor's reader found, and notes to users about devices left out."""
+    """The devices that one vendor's reader found, and notes to users about omitted devices."""
 
     devices: Sequence[HostDevice] = ()
     notes: Sequence[str] = ()
@@ -36,7 +36,7 @@ class NvmlQueries(Protocol):
     def name(self, index: int) -> str: ...
     def memory_mib(self, index: int) -> int: ...
     def partitioned(self, index: int) -> bool:
-        """True if MIG splits the GPU, so that it cannot be used as a whole."""
+        """Return whether MIG splits the GPU, so that it cannot be used as a whole."""
 
     def close(self) -> None: ...
 
@@ -58,7 +58,7 @@ class MachineSources(Struct, frozen=True, kw_only=True):
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file, stripped; "" if the file is missing or unreadable."""
+    """Return the text of a small file, stripped, or "" if the file is missing or unreadable."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -66,7 +66,8 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """The number in a file (decimal, or hexadecimal with 0x), or None if the file contains none."""
+    """Return the number in a file (decimal, or hexadecimal with 0x), or None if the file contains
+    none."""
     try:
         return int(read_text(path), 0)
     except ValueError:

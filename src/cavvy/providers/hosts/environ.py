@@ -16,9 +16,9 @@ def clean_environ(
     """Return the variables with these names and prefixes, without traces of the server's own
     virtual or conda environment.
 
-    `own` is the folder of that environment. "" means that there is none, and None means the
-    environment of this process. Its folders are removed from PATH, because a job that finds the
-    server's pip could overwrite the server's packages.
+    `own` is the folder of that environment. If `own` is "", no such environment exists; None means
+    the environment of this process. The environment's folders are removed from PATH, because a job
+    that finds the server's pip could overwrite the server's packages.
     """
     if own is None:
         own = _find_own()
@@ -30,13 +30,14 @@ def clean_environ(
 
 
 def _find_own() -> str:
-    """The folder of this Python's virtual or conda environment, or "" if there is none."""
+    """Return the folder of this Python's virtual or conda environment, or "" if there is none."""
     apart = sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir()
     return sys.prefix if apart else ""
 
 
 def _without(path: str, own: str) -> str:
-    """The PATH without the environment's folders. The folder of the command `conda` is kept."""
+    """Return the PATH without the environment's folders. The folder of the command `conda` is
+    kept."""
     if not own:
         return path
     root = os.path.realpath(own)

@@ -1,5 +1,5 @@
-"""Finds Intel's discrete GPUs through the kernel's graphics drivers (`/sys/class/drm`). GPUs
-integrated in a CPU are left out.
+"""Finds Intel's discrete GPUs through the kernel's graphics drivers (`/sys/class/drm`). GPUs that
+are integrated in a CPU are omitted.
 """
 
 from pathlib import Path
@@ -23,7 +23,8 @@ _MEMORY_FILES = ("device/tile*/physical_vram_size_bytes", "lmem_total_bytes")
 
 
 def find_intel(sources: MachineSources) -> DeviceReading:
-    """The cards that have their own memory or are a known discrete product, in numerical order."""
+    """Return the cards that have their own memory or are a known discrete product, in numerical
+    order."""
     drm = sources.root / "sys/class/drm"
     try:
         cards = [

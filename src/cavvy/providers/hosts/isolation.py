@@ -1,4 +1,4 @@
-"""How the jobs of different projects share a machine."""
+"""Defines how the jobs of different projects share a machine."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,8 @@ class HostIsolation(StrEnum):
 def read_isolation(
     provider: str, settings: Mapping[str, Scalar], *, namespaces: bool = False
 ) -> HostIsolation:
-    """Raises Refused if the value is unknown, or not possible with this provider."""
+    """Read the setting. Raises Refused if the value is unknown, or not possible with this
+    provider."""
     value = str(settings.get("isolation", ""))
     known = [each for each in HostIsolation if namespaces or each is not HostIsolation.NAMESPACES]
     if value not in known:
@@ -35,8 +36,9 @@ def read_isolation(
 
 
 def find_metadata(addresses: Sequence[str] = METADATA_ADDRESSES, port: int = 80) -> str:
-    """The first address at which a metadata service accepts connections; "" if none does. Jobs
-    could ask it for the credentials of the machine. Nothing is asked here. Blocks.
+    """Return the first address at which a metadata service accepts connections, or "" if there is
+    none. Jobs could request the credentials of the machine from this service. This function sends
+    no request. Blocks.
     """
     with ThreadPoolExecutor(len(addresses)) as threads:
         answers = threads.map(lambda each: _accepts(each, port), addresses)

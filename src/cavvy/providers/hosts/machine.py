@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 class ThisMachine(Struct, frozen=True, kw_only=True):
-    """A machine's hardware. `notes` explain to users why devices were left out."""
+    """A machine's hardware. `notes` explain to users why devices were omitted."""
 
     hostname: str  # contains only [a-z0-9.-]
     cpus: float
@@ -46,7 +46,7 @@ class ThisMachine(Struct, frozen=True, kw_only=True):
 
 
 def discover(sources: MachineSources) -> ThisMachine:
-    """Read all facts again. Blocks until the drivers answer."""
+    """Read all facts again. The call blocks until the drivers answer."""
     found = [find(sources) for find in (find_nvidia, find_amd, find_intel, find_apple)]
     groups = _cgroups(sources)
     return ThisMachine(
@@ -65,7 +65,7 @@ def discover(sources: MachineSources) -> ThisMachine:
 
 
 def this_machine(home: Path) -> MachineSources:
-    """The sources of the real machine. `home` is the folder where jobs work."""
+    """Return the sources of the real machine. `home` is the folder where jobs work."""
     return MachineSources(
         environ=os.environ,
         system=os.uname().sysname,
@@ -92,7 +92,8 @@ def _sysctl(name: str) -> str:
 
 
 def _cgroups(sources: MachineSources) -> list[Path]:
-    """The folders of this process's control groups and all their parents, for cgroups v1 and v2."""
+    """Return the folders of this process's control groups and all their parents, for cgroups v1 and
+    v2."""
     mount = sources.root / "sys/fs/cgroup"
     folders: list[Path] = []
     for line in read_text(sources.root / "proc/self/cgroup").splitlines():

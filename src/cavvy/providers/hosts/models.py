@@ -27,7 +27,7 @@ def model_of(device: HostDevice) -> DeviceModel:
 
 
 def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:
-    """The number of accelerators of each model, in the order of the machine's devices."""
+    """Return the number of accelerators of each model, in the order of the machine's devices."""
     groups: dict[DeviceModel, int] = {}
     for device in machine.devices:
         model = model_of(device)
@@ -36,12 +36,12 @@ def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:
 
 
 def instance_type(model: DeviceModel | None) -> str:
-    """The instance type for a model, such as "H100-80GB"; "cpu" for None."""
+    """Return the instance type for a model, such as "H100-80GB"; "cpu" for None."""
     return f"{model.name}-{model.memory_mib // 1024}GB" if model else NO_DEVICE
 
 
 def say_models(machine: ThisMachine) -> str:
-    """A string for users about the machine's accelerators, such as "8 x H100"."""
+    """Describe the machine's accelerators for users, such as "8 x H100"."""
     return (
         ", ".join(f"{count} x {model.name}" for model, count in count_models(machine).items())
         or "none"

@@ -1,4 +1,4 @@
-"""Finds NVIDIA GPUs through NVML, the driver's library. Needs no Python package.
+"""Finds NVIDIA GPUs through NVML, the driver's library. The module needs no Python package.
 
 Function names and constants are from NVIDIA's NVML API reference (nvml.h).
 """
@@ -83,7 +83,7 @@ class NvmlLibrary:
 
 
 def open_nvml() -> NvmlQueries | None:
-    """Open the driver's library. Returns None if no driver is installed. Raises OSError if NVML
+    """Open the driver's library. Return None if no driver is installed. Raises OSError if NVML
     fails.
     """
     try:
@@ -94,8 +94,8 @@ def open_nvml() -> NvmlQueries | None:
 
 
 def find_nvidia(sources: MachineSources) -> DeviceReading:
-    """The whole GPUs in NVML's order, which is the order on the PCI bus. A GPU that MIG splits is
-    left out, and a note says so.
+    """Return the whole GPUs in NVML's order, which is the order on the PCI bus. A GPU that MIG
+    splits is omitted, and a note states the omission.
     """
     try:
         nvml = sources.nvml()
@@ -123,8 +123,8 @@ def _read(nvml: NvmlQueries, visible: str | None) -> DeviceReading:
             w == str(index) or (w and uuid.startswith(w)) for w in allowed
         ):
             notes.append(
-                f"NVIDIA: GPU {index} is left out, because CUDA_VISIBLE_DEVICES hides it from the "
-                "server"
+                f"NVIDIA: GPU {index} is not offered, because CUDA_VISIBLE_DEVICES hides it from "
+                "the server"
             )
         elif nvml.partitioned(index):
             notes.append(

@@ -33,7 +33,7 @@ _unwritten: dict[Path, object] = {}  # path -> record of `note` that waits for d
 
 
 def note(path: Path, value: object) -> bool:
-    """Like `write`, but keep the record in memory while the disk is full. Returns True if no record
+    """Like `write`, but keep the record in memory while the disk is full. Return whether no record
     is waiting. Raises OSError.
     """
     _unwritten[path] = value
@@ -41,7 +41,7 @@ def note(path: Path, value: object) -> bool:
 
 
 def settle() -> bool:
-    """Write the waiting records until the disk is full. Returns True if no waiting record is left.
+    """Write the waiting records until the disk is full. Return whether no waiting record is left.
     Raises OSError.
     """
     for each in list(_unwritten):
@@ -85,7 +85,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read(path: Path, kind: type[_T]) -> _T | None:
-    """Read a record. Returns None if the record is missing or invalid. Records are written
+    """Read a record. Return None if the record is missing or invalid. Records are written
     atomically, so only another program can make them invalid.
     """
     kept = _unwritten.get(path)
@@ -98,8 +98,8 @@ def read(path: Path, kind: type[_T]) -> _T | None:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file; b"" if it cannot be read. Also b"" if it is a link, because a job
-    could use a link to read a file of the server.
+    """Return the content of a file, or b"" if the file cannot be read. The result is also b"" if
+    the file is a link, because a job could use a link to read a file of the server.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

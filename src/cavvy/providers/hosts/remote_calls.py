@@ -19,7 +19,7 @@ class EmptyAnswer(Struct, frozen=True):
 
 
 class LinkLost(TryAgain):
-    """The link broke after a request, which may have been carried out."""
+    """Raised if the link broke after a request, which may have been executed."""
 
 
 class RemoteCalls:
@@ -56,7 +56,7 @@ class RemoteCalls:
             return msgspec.convert(future.result(), kind)
         except (TimeoutError, OSError) as error:
             raise LinkLost(
-                f"{self._prefix}the connection was lost before the answer came"
+                f"{self._prefix}the connection was lost before the answer arrived"
             ) from error
         finally:
             self._waiting.pop(number, None)
@@ -78,7 +78,7 @@ class RemoteCalls:
             if not future.done():
                 future.set_exception(
                     error
-                    or LinkLost(f"{self._prefix}the connection was lost before the answer came")
+                    or LinkLost(f"{self._prefix}the connection was lost before the answer arrived")
                 )
                 future.exception()  # mark the error as retrieved, in case the caller was cancelled
         self._waiting.clear()

@@ -117,12 +117,12 @@ class SshLink(Generic[_H]):
 
     @property
     def due(self) -> bool:
-        """True if it is time for an attempt to connect."""
+        """Return whether it is time for an attempt to connect."""
         return not self.up and asyncio.get_running_loop().time() >= self._failed_at + self._pause_s
 
     @property
     def target(self) -> tuple[str, int]:
-        """The address and port of the host's SSH server, as far as known."""
+        """Return the address and port of the host's SSH server, if known."""
         if self.route is not None:
             return self.route.address, self.route.port
         return self.entry.address or self.entry.name, self.entry.port or 22
@@ -151,8 +151,8 @@ class SshLink(Generic[_H]):
                 raise
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
-        """Send a request to the supervisor. Raises the errors of `HostLink`, and NoCapacity if
-        devices are in use.
+        """Send a request to the supervisor. Raises the errors of
+        `HostLink`, and NoCapacity if devices are in use.
         """
         await self.connect()
         if self.host is None:
@@ -168,14 +168,14 @@ class SshLink(Generic[_H]):
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Check from this host whether the SSH port of another host answers. If it does, the other
-        host is alive although the server cannot reach it.
+        """Check from this host whether the SSH port of another host answers. If the port answers,
+        the other host is alive although the server cannot reach it.
         """
         return self.host is not None and await self.host.reaches(address, port)
 
     async def can_relay(self) -> str:
-        """The reason why agents on the host cannot reach the server; "" if they can, or if this is
-        unknown.
+        """Return the reason why agents on the host cannot reach the server, or "" if they can or if
+        this is unknown.
         """
         if self.setup is None or self.host is None:
             return ""

@@ -58,8 +58,8 @@ class NodeDisk(Struct, frozen=True, kw_only=True):
 
 
 class KnownEnd(Struct, frozen=True, kw_only=True):
-    """The time when the cloud will reclaim the node, if this is known in advance. The work gets a
-    warning earlier by `notice`.
+    """The time when the cloud will reclaim the node, if this time is known in advance. The work
+    receives a warning earlier by `notice`.
     """
 
     at: datetime
@@ -68,9 +68,9 @@ class KnownEnd(Struct, frozen=True, kw_only=True):
 
 
 def make_key_script(public_key: str, *, engine: bool) -> str:
-    """The user data of a machine that the server reaches by SSH. It lets root log in with this key.
-    If `engine` is True, the script installs a container engine first, because the server starts the
-    agent as soon as it can log in.
+    """Return the user data of a machine that the server reaches by SSH. The script permits root to
+    log in with this key. If `engine` is True, the script installs a container engine first, because
+    the server starts the agent as soon as it can log in.
     """
     key = shlex.quote(public_key)
     return (
@@ -87,8 +87,8 @@ def make_user_data(
     disks: Sequence[NodeDisk] = (),
     end: KnownEnd | None = None,
 ) -> str:
-    """The script for all nodes of a gang, or for the node whose rank `metadata` gives as a number.
-    The first call packs the agent, which blocks.
+    """Return the script for all nodes of a gang, or for the node whose rank `metadata` gives as a
+    number. The first call packs the agent, which blocks.
     """
     tokens = _make_tokens(gang, node_endpoint, metadata.rank)
     shelved = (

@@ -120,7 +120,7 @@ class HyperstackCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """The fault, with the code `_LIMIT` if a quota is exceeded."""
+        """Return the fault, with the code `_LIMIT` if a quota is exceeded."""
         if _OVER_LIMIT.search(f"{fault.code} {fault.message}"):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault
@@ -135,7 +135,7 @@ class HyperstackCloud:
         return [each for page in pages for each in page[field]]
 
     async def _places(self) -> Mapping[str, Place]:
-        """The environment and the SSH key for each region that can be used."""
+        """Return the environment and the SSH key for each region that can be used."""
         wanted = self.account.names("environments")
         regions = {
             str(each["name"]): str(each["region"])
@@ -150,8 +150,8 @@ class HyperstackCloud:
                 found[region] = min(found.get(region, place), place)
         if not found:
             raise Refused(
-                "[providers.hyperstack]: the account has no environment with an SSH key; make both "
-                "at https://console.hyperstack.cloud"
+                "[providers.hyperstack]: the account has no environment with an SSH key; create "
+                "both at https://console.hyperstack.cloud"
             )
         return found
 
@@ -185,8 +185,8 @@ class HyperstackCloud:
 
 
 def _is_usual(flavor: Json) -> bool:
-    """Whether the flavor has GPUs and is not a spot flavor. Other flavors are not offered: the
-    price book has no prices for flavors without GPUs.
+    """Return whether the flavor has GPUs and is not a spot flavor. Other flavors are not offered,
+    because the price book has no prices for flavors without GPUs.
     """
     return (
         int(flavor["gpu_count"]) > 0 and "spot" not in f"{flavor['name']} {flavor['gpu']}".lower()
@@ -194,7 +194,8 @@ def _is_usual(flavor: Json) -> bool:
 
 
 def _identify(gpu: str) -> KnownAccelerator | None:
-    """The accelerator with a name such as "H100-80G-PCIe-NVLink"; None if it is unknown."""
+    """Return the accelerator with a name such as "H100-80G-PCIe-NVLink", or None if it is
+    unknown."""
     # the catalog has the same name for the GPU with and without NVLink
     return identify(gpu.removesuffix("-NVLink"))
 

@@ -33,7 +33,8 @@ class IbmApi:
         return await self._client(region).send(method, _add_version(path), body)
 
     async def list(self, region: str, path: str, field: str, **query: str) -> Sequence[Json]:
-        """All items of a list. An underscore in the name of a parameter stands for a period."""
+        """Return all items of a list. An underscore in the name of a parameter stands for a
+        period."""
         names = {name.replace("_", "."): value for name, value in query.items()}
         first = _add_version(path, limit=_PAGE, **names)
 
@@ -59,6 +60,7 @@ def _add_version(path: str, **query: str) -> str:
 
 
 def _read_error(told: Json) -> tuple[str, str]:
-    """The code and the message of an error (https://cloud.ibm.com/apidocs/vpc#error-handling)."""
+    """Return the code and the message of an error
+    (https://cloud.ibm.com/apidocs/vpc#error-handling)."""
     first = told["errors"][0]
     return first["code"], first["message"]

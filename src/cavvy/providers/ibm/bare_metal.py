@@ -1,12 +1,12 @@
-"""Facts about bare metal servers for VPC, and the two calls in which they differ from instances.
+"""Facts about bare metal servers for VPC, and the two calls that differ from those for instances.
 
 IBM documents a start within 10 minutes
 (https://cloud.ibm.com/docs/vpc?topic=vpc-about-bare-metal-servers, of 2025-06-09), and bills by the
 hour from provision to cancellation, also while a server is powered off
 (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-server-faq, of 2024-11-05;
-https://www.ibm.com/sa-ar/products/bare-metal-servers/pricing, of 2025-12-18). It states no minimum
-and does not say how it rounds a part of an hour: that the first hour is billed in full is an
-assumption of Cavvy, so that a plan is rather too expensive than too cheap.
+https://www.ibm.com/sa-ar/products/bare-metal-servers/pricing, of 2025-12-18). IBM states no minimum
+and does not say how it rounds a part of an hour. Cavvy assumes that the first hour is billed in
+full, so that estimates are too high rather than too low.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,15 @@ _NOT_YET = 409
 
 
 def is_bare_metal(profile: str) -> bool:
-    """Whether this is the name of a profile of bare metal servers, which has the part "metal"."""
+    """Return whether this is the name of a profile of bare metal servers, which has the part
+    "metal"."""
     return "metal" in profile.split("-")
 
 
 def to_instance_profile(told: Json) -> Json:
-    """The profile of a bare metal server in the form of an instance's profile, with the size of the
-    smallest disk, which is the boot disk. IBM's model of such profiles, in the Python package
-    ibm-vpc 0.36.0, has no GPUs.
+    """Return the profile of a bare metal server in the form of an instance's profile, with the size
+    of the smallest disk, which is the boot disk. IBM's model of such profiles, in the Python
+    package ibm-vpc 0.36.0, has no GPUs.
     """
     disks = [_read_default(each["size"]) for each in told.get("disks") or []]
     return {
@@ -54,18 +55,19 @@ def to_instance_profile(told: Json) -> Json:
 
 
 def to_server(offer: Offer, profile: Json) -> Offer:
-    """The offer of a bare metal server, from that of an instance with such a profile."""
+    """Return the offer of a bare metal server, converted from that of an instance with such a
+    profile."""
     return replace(
         offer, disk_gib=profile["disk_gib"] or None, minimum_charge=MINIMUM_CHARGE, boot=BOOT
     )
 
 
 def make_body(request: MachineRequest, image: str, network: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the creation of one server."""
+    """Return the body of the creation of one server."""
     if request.gang.disk_type:
         raise Refused(
             f"disk type {request.gang.disk_type}: {request.offer.instance_type} is a bare metal "
-            "server, whose disks are fixed; leave the type out, or choose an instance"
+            "server, whose disks are fixed; omit the type, or choose an instance"
         )
     return {
         "name": request.names[0],
@@ -77,8 +79,9 @@ def make_body(request: MachineRequest, image: str, network: Mapping[str, Any]) -
 
 
 async def delete_server(api: IbmApi, region: str, path: str) -> None:
-    """Stop a server at once and delete it, since IBM deletes only servers that are powered off. If
-    it is not off yet, raise a fault that makes the caller try again.
+    """Stop a server at once and delete it; it must be stopped first, because IBM deletes only
+    servers that are powered off. If the server is not powered off yet, raise a fault that makes the
+    caller try again.
     """
     status = await _read_status(api, region, path)
     try:
@@ -96,8 +99,8 @@ async def delete_server(api: IbmApi, region: str, path: str) -> None:
 
 
 async def _read_status(api: IbmApi, region: str, path: str) -> str:
-    """The status of a server; "pending" if the API does not return the server yet. Only the
-    deletion tells whether the server is gone.
+    """Return the status of a server, or "pending" if the API does not return the server yet. Only
+    the deletion shows whether the server no longer exists.
     """
     try:
         return str((await api.get(region, path))["status"])
@@ -108,6 +111,7 @@ async def _read_status(api: IbmApi, region: str, path: str) -> str:
 
 
 def _read_default(field: Json | None) -> int:
-    """The value of a profile's field, or the default if it has several; 0 without either."""
+    """Return the value of a profile's field, the default if the field has several values, or 0
+    without either."""
     found = field or {}
     return int(found.get("value") or found.get("default") or 0)

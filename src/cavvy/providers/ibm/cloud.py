@@ -84,7 +84,8 @@ class IbmCloud:
         self._market.close()
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds profiles without a price."""
+        """Return facts for `cavvy check`. Call `offers` first, which finds profiles without a
+        price."""
         unpriced = ", ".join(self._market.unpriced)
         facts = KEYS.facts(self._settings, self._market.unknown)
         return [*facts, *([("profiles without a known price", unpriced)] if unpriced else [])]
@@ -96,7 +97,7 @@ class IbmCloud:
         if answered and not usable and not self.silent():
             regions = ", ".join(self._market.regions)
             raise Refused(
-                f"[providers.ibm] subnet: no zone of {regions} has a fitting subnet; {NO_SUBNET}"
+                f"[providers.ibm] subnet: no zone of {regions} has a suitable subnet; {NO_SUBNET}"
             )
         offers = [each for each in offers if each.zone in usable]
         return require_images(offers, self._settings.get("image"), check_default_image)
@@ -119,9 +120,9 @@ class IbmCloud:
         return [_make_id(region, kind, told)]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All machines whose names begin like Cavvy's, of the regions that answer. Bare metal
-        servers are listed only if the settings name their profiles, because a key may lack the
-        right to list them.
+        """Return all machines whose names begin like Cavvy's, in the regions that answer. Bare
+        metal servers are listed only if the settings name their profiles, because a key may lack
+        the right to list them.
         """
         kinds = [_INSTANCES, *([bare_metal.PATH] if self._market.bare_metal else [])]
 
@@ -192,12 +193,13 @@ class IbmCloud:
 
 
 def _make_id(region: str, kind: str, told: Json) -> str:
-    """The layer's id of a machine: the region, the kind unless it is an instance, and IBM's id."""
+    """Return the layer's id of a machine, which consists of the region, the kind unless it is an
+    instance, and IBM's id."""
     return f"{region}/{told['id']}" if kind == _INSTANCES else f"{region}/{kind}/{told['id']}"
 
 
 def _locate(machine: str) -> tuple[str, str, str]:
-    """The region, the kind and the path of a machine, from its id."""
+    """Return the region, the kind and the path of a machine, from its id."""
     region, _, rest = machine.partition("/")
     kind, _, number = rest.rpartition("/")
     return region, kind or _INSTANCES, f"/{kind or _INSTANCES}/{number}"
@@ -226,7 +228,7 @@ def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """The fault of a creation, with a code and a status that tell what to do next."""
+    """Return the fault of a creation, with a code and a status that determine what to do next."""
     if fault.code == _NAME_USED:
         return CloudFault(409, fault.code, fault.message)
     if "quota" in fault.code:

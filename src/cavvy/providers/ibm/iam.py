@@ -22,7 +22,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class IamTokens:
-    """Gets tokens, and keeps one until shortly before it expires."""
+    """Requests tokens, and caches one until shortly before it expires."""
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self._settings, self._now = settings, now
@@ -31,7 +31,7 @@ class IamTokens:
         self._key, self._token, self._renew_at = "", "", _NEVER
 
     def read(self) -> str:
-        """A valid token. Blocks during the request. Raises CloudFault, Refused."""
+        """Return a valid token. The call blocks during the request. Raises CloudFault, Refused."""
         with self._lock:
             key = KEYS.read(self._settings)
             if key != self._key or self._now() >= self._renew_at:

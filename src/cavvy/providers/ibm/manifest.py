@@ -35,7 +35,7 @@ _MANIFEST = make_manifest(
         f"({_DOCS}-suspend-billing)",
         Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
         f"instead ({_DOCS}-attaching-block-storage)",
-        Feature.NETWORK: "instances have one network interface; Cavvy makes no cluster network "
+        Feature.NETWORK: "instances have one network interface; Cavvy creates no cluster network "
         f"({_DOCS}-about-cluster-network)",
         Feature.NOTICE: "IBM describes no notice before it preempts a spot instance "
         f"({_DOCS}-spot-instances-virtual-servers)",
@@ -62,7 +62,7 @@ _MANIFEST = make_manifest(
             "image",
             "The image of instances: its id, or its name in each region. The default is IBM's "
             "newest Ubuntu 24.04 for instances without GPUs. IBM has no image with drivers of "
-            "GPUs, so instances with GPUs need an image of yours.",
+            "GPUs, so instances with GPUs need your own image.",
         ),
         text(
             "cpu_profiles",

@@ -1,5 +1,5 @@
-"""Joins the profiles that the VPC API lists with IBM's price list. The catalog's prices are used
-for profiles that the price list sells by their parts.
+"""Combines the profiles that the VPC API lists with IBM's price list. The catalog's prices are used
+for profiles whose parts the price list sells separately.
 """
 
 import asyncio
@@ -51,7 +51,8 @@ class IbmMarket:
         self.unknown: Sequence[str] = ()  # models of GPUs that are not in the catalog
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all regions that answer. Raises CloudFault, Refused if none does."""
+        """Return the offers of all regions that answer. Raises CloudFault or Refused if no region
+        answers."""
         now = self._now()
         if self._offers is None or now >= self._offers[0]:
             found = await self._join()
@@ -81,8 +82,8 @@ class IbmMarket:
         return found
 
     async def _list_profiles(self, region: str) -> Sequence[tuple[str, Json]]:
-        """The region and each of its profiles to offer, those of bare metal in the form of
-        instances' profiles.
+        """Return the region and each of its profiles to offer; profiles of bare metal servers have
+        the form of instances' profiles.
         """
         plain = list_setting(self._settings, "cpu_profiles")
         listed = await self._api.list(region, "/instance/profiles", "profiles")
@@ -136,12 +137,12 @@ class IbmMarket:
 
 
 def _read_fixed(field: Json) -> int:
-    """The value of a profile's field; 0 if the field is missing or has several values."""
+    """Return the value of a profile's field, or 0 if the field is missing or has several values."""
     return int((field or {}).get("value") or 0)
 
 
 def _identify(profile: Json) -> tuple[str, KnownAccelerator | None]:
-    """IBM's name of the profile's GPU, or "", and the GPU if the catalog knows it."""
+    """Return IBM's name of the profile's GPU, or "", and the GPU if it is in the catalog."""
     gpus = _read_fixed(profile.get("gpu_count"))
     if not gpus:
         return "", None

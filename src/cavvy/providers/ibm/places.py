@@ -1,4 +1,5 @@
-"""Finds the subnet and the image of an instance: those in the settings, or else the defaults."""
+"""Finds the subnet and the image of an instance: those in the settings or, without these, the
+defaults."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,15 @@ from cavvy.providers.vm.rest import Json
 _UBUNTU = r"ibm-ubuntu-{release}(-\d+)?-minimal-amd64-\d+"
 _IMAGE_ID = re.compile(r"r\d{3}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-NO_SUBNET = "make a VPC with a subnet and a public gateway there, or choose other regions"
+NO_SUBNET = "create a VPC with a subnet and a public gateway there, or choose other regions"
 
 # A person may replace the subnet or an image, and IBM publishes new images every month.
 _AGE = timedelta(hours=1)
 
 
 class IbmPlaces:
-    """Finds and remembers subnets and images, for `_AGE`. Methods raise CloudFault and Refused."""
+    """Finds subnets and images, and caches them for `_AGE`. Methods raise CloudFault and
+    Refused."""
 
     def __init__(
         self, api: IbmApi, settings: Mapping[str, Scalar], now: Callable[[], datetime]
@@ -33,17 +35,18 @@ class IbmPlaces:
         self._images: dict[tuple[str, str], str] = {}
 
     def forget(self) -> None:
-        """Find subnets and images anew with the next launch, since one of them may be gone."""
+        """Find subnets and images again at the next launch, because one of them may have been
+        deleted."""
         self._subnets.clear()
         self._images.clear()
         self._since = self._now()
 
     async def zones(self, region: str) -> Sequence[str]:
-        """The zones of a region that have a subnet for instances."""
+        """Return the zones of a region that have a subnet for instances."""
         return sorted({str(each["zone"]["name"]) for each in await self._list_subnets(region)})
 
     async def subnet(self, offer: Offer) -> Json:
-        """The subnet of an instance in the offer's zone."""
+        """Return the subnet of an instance in the offer's zone."""
         told = await self._list_subnets(offer.region)
         usable = [each for each in told if each["zone"]["name"] == offer.zone]
         if len(usable) == 1:
@@ -53,7 +56,7 @@ class IbmPlaces:
         raise Refused(f"[providers.ibm] subnet: {offer.zone} needs one subnet, but has {problem}")
 
     async def image(self, gang: GangSpec) -> str:
-        """The id of the image of the gang's instances."""
+        """Return the id of the image of the gang's instances."""
         named = str(gang.options.get("image") or self._settings.get("image") or "")
         if _IMAGE_ID.fullmatch(named):
             return named
@@ -70,7 +73,7 @@ class IbmPlaces:
             self.forget()
 
     async def _list_subnets(self, region: str) -> Sequence[Json]:
-        """The subnets of a region that instances may use."""
+        """Return the subnets of a region that instances may use."""
         self._forget_old()
         if region not in self._subnets:
             wanted = str(self._settings.get("subnet") or "")
@@ -94,8 +97,8 @@ class IbmPlaces:
 
 
 def _release_for(offer: Offer) -> str:
-    """The release of Ubuntu in names of images. IBM lists 22.04 as the newest for bare metal
-    (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-image, of 2025-12-18).
+    """Return the release of Ubuntu in names of images. For bare metal, IBM lists 22.04 as the
+    newest (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-image, of 2025-12-18).
     """
     return "22-04" if is_bare_metal(offer.instance_type) else "24-04"
 
@@ -105,13 +108,13 @@ def check_default_image(offer: Offer) -> None:
     if offer.accelerator is not None:
         raise Refused(
             f"image: IBM has no image with a driver for {offer.accelerator} "
-            f"({offer.instance_type}); name an image of yours in the setting `image`, or in "
+            f"({offer.instance_type}); name your own image in the setting `image`, or in "
             "`resources.options` as `{ibm: {image: NAME}}`"
         )
 
 
 def _choose(images: Sequence[Json], offer: Offer, what: str) -> str:
-    """The id of the newest of these images that can be used."""
+    """Return the id of the newest usable image among these."""
     usable = [each for each in images if each["status"] in ("available", "deprecated")]
     if not usable:
         raise Refused(

@@ -1,8 +1,8 @@
 """Reads the prices of profiles from IBM's Global Catalog, which is public
 (https://cloud.ibm.com/apidocs/resource-catalog/global-catalog).
 
-The plan of a profile has the profile's name, and its prices differ by region. The catalog sells
-the older profiles gx2 and bx2 by their parts, under one plan; this module does not read it.
+The plan of a profile has the profile's name, and its prices differ by region. The catalog sells the
+older profiles gx2 and bx2 in parts under one plan, which this module does not read.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class IbmPrices:
         self.close = self._api.close
 
     async def read(self, profiles: Collection[str]) -> ProfilePrices:
-        """The prices of these profiles that the catalog knows."""
+        """Return the prices of those of these profiles that the catalog contains."""
         services = [
             service
             for service, wanted in zip(_SERVICES, (False, True), strict=True)
@@ -73,8 +73,8 @@ class IbmPrices:
 
 
 def _read_metrics(profile: str, metrics: Sequence[Json]) -> Sequence[tuple[Purchase, Decimal]]:
-    """The prices in USD per hour for accounts in the USA, by purchase. A price of 0 means that
-    something else is billed.
+    """Return the prices in USD per hour for accounts in the USA, by purchase option. A price of 0
+    means that another metric is billed.
     """
     by_id = {str(each.get("metric_id")): each for each in metrics}
     priced = {purchase: by_id.get(start + profile, {}) for purchase, start in _METRICS.items()}

@@ -50,8 +50,8 @@ _KEY_NAME = "cavvy"  # of the server's SSH key in the account
 
 
 class JarvislabsCloud:
-    """Implements `Cloud`. An instance type is a number of GPUs and JarvisLabs's name of the GPU,
-    such as "2x_A100-80GB".
+    """Implements `Cloud`. An instance type is a number of GPUs and JarvisLabs's name
+    of the GPU, such as "2x_A100-80GB".
     """
 
     # The package has this limit for names. How long a new instance may be missing from lists is an
@@ -131,7 +131,7 @@ class JarvislabsCloud:
         return _read(told) if told else None
 
     async def delete(self, machine: str) -> None:
-        """Destroy the instance. If its region is unknown, because the instance is not listed yet,
+        """Destroy the instance. If the region is unknown because the instance is not listed yet,
         the request is sent to each region.
         """
         told = await self._fetch(machine) or {}
@@ -157,24 +157,24 @@ class JarvislabsCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def _template(self) -> str:
-        """The template of instances. Raises Refused for virtual machines."""
+        """Return the template of instances. Raises Refused for virtual machines."""
         template = str(self.account.settings["template"])
         if template == _VIRTUAL_MACHINE:
             raise Refused(
-                "[providers.jarvislabs] template: `vm` makes virtual machines, and Cavvy rents "
+                "[providers.jarvislabs] template: `vm` creates virtual machines, and Cavvy rents "
                 "containers only; set the id of another template, such as `pytorch`"
             )
         return template
 
     async def _fetch(self, machine: str) -> Json | None:
-        """The instance as the API describes it; None if it does not exist."""
+        """Return the instance as the API describes it, or None if it does not exist."""
         told = await self._api.get(f"/users/fetch/{machine}")
         return (told.get("instance") or None) if _succeeded(told) else None
 
     async def _add_key(self, key: str) -> None:
-        """Add the server's public key to the account, unless it has the key: new instances accept
-        all keys of the account. The keys are read before each launch, since an instance without
-        the key could never be reached.
+        """Add the server's public key to the account unless the account has the key: new instances
+        accept all keys of the account. The keys are read before each launch, because an instance
+        without the key could never be reached.
         """
         if key in {str(each["ssh_key"]).strip() for each in await self._api.get("/ssh/")}:
             return
@@ -183,7 +183,7 @@ class JarvislabsCloud:
             raise CloudFault(400, *_read_error(told))
 
     def _read_row(self, row: Json, known: KnownAccelerator) -> Sequence[Offer]:
-        """The offers of one kind of GPU in one region."""
+        """Return the offers of one kind of GPU in one region."""
         free = int(row.get("num_free_devices") or 0)
         kinds = (
             (Purchase.ON_DEMAND, "price_per_hour", "effective_num_free_devices"),
@@ -232,15 +232,15 @@ class JarvislabsCloud:
 
 
 def name_balance(fault: CloudFault) -> CloudFault:
-    """The fault, with the code `_NO_FUNDS` if the account's balance is too small."""
+    """Return the fault, with the code `_NO_FUNDS` if the account's balance is too small."""
     if fault.status in (400, 402, 403) and _BALANCE.search(fault.message):
         return CloudFault(402, _NO_FUNDS, fault.message)
     return fault
 
 
 def _succeeded(told: Json) -> bool:
-    """Whether a reply reports success. The API also writes booleans as strings, and the field's
-    name as `sucess`.
+    """Return whether a reply reports success. The API also writes booleans as strings, and the
+    field's name as `sucess`.
     """
     value = told.get("success") or told.get("sucess")
     return value.lower() == "true" if isinstance(value, str) else bool(value)

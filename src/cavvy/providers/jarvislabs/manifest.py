@@ -20,7 +20,7 @@ MANIFEST = make_manifest(
     "JarvisLabs",
     machine="an instance",
     deletion=_DOCS,
-    rights="an API key of the account; JarvisLabs describes no narrower rights",
+    rights="an API key of the account; JarvisLabs describes no narrower permissions",
     unsupported={
         Feature.GANG: "JarvisLabs's containers cannot join a private network; only its virtual "
         "machines can (https://docs.jarvislabs.ai/sdk)",

@@ -1,4 +1,5 @@
-"""Machines that join: any machine that can call the control plane joins with one pasted command."""
+"""Machines that join: any machine that can connect to the control plane joins with one pasted
+command."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.join.manifest import MANIFEST
@@ -7,8 +8,8 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    """Make the provider. Its modules are imported only here, so that listing the providers stays
-    fast.
+    """Make the provider. The provider's modules are imported only here, so that listing the
+    providers stays fast.
     """
     from cavvy.providers.join.provider import JoinProvider
 

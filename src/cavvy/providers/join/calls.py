@@ -58,7 +58,7 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbered lines for the supervisor. If `again` is True, the machine must start a new session.
-    If `leave` is True, it must end its work and leave.
+    If `leave` is True, the machine must end its work and leave.
     """
 
     lines: Sequence[tuple[int, str]] = ()

@@ -1,4 +1,4 @@
-"""The link to one joined machine. The machine makes requests, which carry numbered lines to and
+"""The link to one joined machine. The machine sends requests, which carry numbered lines to and
 from its supervisor.
 
 A session is one run of the supervisor on the machine. Lines are numbered in each direction and
@@ -27,8 +27,8 @@ _COUNTED_S = 60.0
 
 
 class JoinLink:
-    """Implements `HostLink`. `changed` is called with the name of a gang that changed, or with None
-    when the machine connects or disconnects.
+    """Implements `HostLink`. `changed` is called with the name of a gang
+    that changed, or with None when the machine connects or disconnects.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class JoinLink:
         self._changed(None)
 
     def take(self, session: str, first: int, lines: Sequence[str]) -> int | None:
-        """Accept lines from the machine, numbered from `first`. Returns the number of the next
+        """Accept lines from the machine, numbered from `first`. Return the number of the next
         expected line, or None if another session is running.
         """
         if session != self._session:
@@ -102,7 +102,7 @@ class JoinLink:
     async def listen(
         self, session: str, after: int, wait_s: float
     ) -> Sequence[tuple[int, str]] | None:
-        """Wait for lines to the machine whose number is above `after`. Returns None if another
+        """Wait for lines to the machine whose number is above `after`. Return None if another
         session is running.
         """
         if session != self._session:
@@ -130,8 +130,8 @@ class JoinLink:
         self._news.set()
 
     def leave(self, problem: str) -> None:
-        """Mark the machine as leaving or dismissed. It gets no new work, but reports its gangs
-        until they end.
+        """Mark the machine as leaving or dismissed. The machine gets no new work, but reports its
+        gangs until they end.
         """
         self.leaving, self.problem = True, problem
         self.wake()
@@ -144,7 +144,7 @@ class JoinLink:
         self._changed(None)
 
     def tick(self) -> bool:
-        """Update the duration of the machine's silence. Returns True if the machine has just become
+        """Update the duration of the machine's silence. Return True if the machine has just become
         silent.
         """
         now = asyncio.get_running_loop().time()

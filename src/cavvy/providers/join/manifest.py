@@ -1,4 +1,5 @@
-"""The manifest of the provider for joined machines. Imports no module that opens connections."""
+"""The manifest of the provider for joined machines. The module imports no module that opens
+connections."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -17,7 +18,7 @@ from cavvy.providers.settings import isolation_setting, lost_setting, price_sett
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
-    Feature.VOLUMES: "jobs use the existing folders of a machine; there are no volumes to attach",
+    Feature.VOLUMES: "jobs use the existing folders of a machine; no volumes can be attached",
     Feature.NETWORK: "Cavvy neither measures nor configures the network between joined machines",
     Feature.DISK: "jobs share the disk that holds Cavvy's folder on a machine; its type cannot be "
     "chosen",

@@ -1,7 +1,7 @@
 """The register of joined machines and of invitations to join. Only hashes of the tokens are stored.
 
-A machine's token is an HMAC of the machine's name and nonce, keyed with the invitation's token. So
-the server stores no token, and a repeated request gets the same token again.
+A machine's token is an HMAC of the machine's name and nonce, keyed with the invitation's token.
+Therefore the server stores no token, and a repeated request receives the same token again.
 """
 
 import base64
@@ -22,7 +22,8 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 class InvitedMachine(Struct, frozen=True, kw_only=True):
-    """One invitation. After its use, the record contains the hash of the machine's nonce."""
+    """One invitation. After the invitation was used, the record contains the hash of the machine's
+    nonce."""
 
     name: str  # SHA-256 of the invitation's token
     expires_at: datetime
@@ -34,7 +35,7 @@ class InvitedMachine(Struct, frozen=True, kw_only=True):
 
 
 class MemberMachine(Struct, frozen=True, kw_only=True):
-    """One joined machine. If `dismissed` is True, it must end its work and leave."""
+    """One joined machine. If `dismissed` is True, the machine must end its work and leave."""
 
     name: str
     token: str  # SHA-256 of the machine's token
@@ -67,8 +68,8 @@ class MachineRegister:
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> tuple[str, datetime]:
-        """Create an invitation. Returns its token, valid for one machine, and its expiry. Raises
-        Refused, TryAgain.
+        """Create an invitation. Return its token, which is valid for one
+        machine, and its expiry. Raises Refused, TryAgain.
         """
         for what in (name, group):
             if what is not None and _NAME.fullmatch(what) is None:
@@ -87,8 +88,8 @@ class MachineRegister:
         return token, expires
 
     async def enter(self, token: str, nonce: str, hostname: str) -> tuple[MemberMachine, str]:
-        """Join a machine. Returns its record and its token; a repeated call with the same nonce
-        returns the same token. Raises Refused, TryAgain.
+        """Join a machine. Return the machine's record and its token; a repeated call with the same
+        nonce returns the same token. Raises Refused, TryAgain.
         """
         await self.refresh()
         await self._invitations.refresh(_hash(token))
@@ -116,8 +117,8 @@ class MachineRegister:
         return member, own
 
     async def find(self, token: str) -> MemberMachine:
-        """Find the machine with this token. Raises TryAgain, and Refused if there is no such
-        machine."""
+        """Find the machine with this token. Raises TryAgain, and Refused if no such machine
+        exists."""
         member = self._of(token)
         if member is None:
             await self.refresh()  # the machine may have joined through another server
@@ -152,8 +153,8 @@ class MachineRegister:
         return next(name for name in names if name not in self.all)
 
     async def _drop_old(self) -> None:
-        """Delete invitations a week after they expired. Until then, a machine that uses one gets an
-        error which says that the invitation has expired.
+        """Delete invitations a week after they expired. Until then, a machine that uses an expired
+        invitation gets an error which states that the invitation has expired.
         """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):

@@ -228,13 +228,13 @@ class JoinProvider:
             case "gone":
                 await self._let_go(member, line)
                 return calls.SayAnswer()
-        raise NotFound(f"there is no call {call} for joined machines")
+        raise NotFound(f"joined machines cannot make the call {call}")
 
     async def _let_go(self, member: MemberMachine, line: JoinLink) -> None:
         if self._members.all.get(member.name, member).dismissed:
             await self._forget(member.name)
         else:
-            line.hang_up("it has left; run the same command on it to join again")
+            line.hang_up("the machine has left; run the same command on it to join again")
             await self._note(member.name, line)
 
     async def _publish_bundles(self) -> calls.BundlesAnswer:
@@ -342,7 +342,7 @@ class JoinProvider:
     def _say_has(self, name: str) -> str:
         known = self._known.get(name)
         if known is None:
-            return "it has not reported its resources yet"
+            return "the machine has not reported its resources yet"
         return known.describe()
 
     # Changes

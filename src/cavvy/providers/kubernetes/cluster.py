@@ -103,7 +103,7 @@ _NOTHING = ResourceAmount()
 
 class NodeMachine(NamedTuple):
     """The machine of a node: its cloud, as the catalog names it, its instance type and region. All
-    are "" if the cloud is unknown or the node has several kinds of accelerators.
+    three are "" if the cloud is unknown or the node has several kinds of accelerators.
     """
 
     cloud: str = ""
@@ -116,7 +116,7 @@ _UNKNOWN, _FREE = NodeMachine(), HourlyRate(0)
 
 class KubernetesNode(Struct, frozen=True, kw_only=True):
     """One node, limited to one of its kinds of accelerators: the resources that jobs may use, and
-    how much of them is free.
+    the free part of these resources.
     """
 
     name: str
@@ -140,7 +140,8 @@ class KubernetesNode(Struct, frozen=True, kw_only=True):
 
 
 def read_quantity(text: object) -> Fraction:
-    """Parse a quantity in Kubernetes' notation, such as 2, 500m or 16Gi; 0 if it is malformed."""
+    """Parse a quantity in Kubernetes' notation, such as 2, 500m or 16Gi; return 0 if the quantity
+    is malformed."""
     found = _QUANTITY.fullmatch(str(text).strip())
     if found is None:
         return Fraction(0)
@@ -155,7 +156,7 @@ def read_nodes(
     selector: Mapping[str, str],
     borne: Sequence[Toleration],
 ) -> Sequence[KubernetesNode]:
-    """The nodes that jobs may use, with one entry for each kind of accelerators on a node.
+    """Return the nodes that jobs may use, with one entry for each kind of accelerators on a node.
 
     The resources of Cavvy's own pods that are not scheduled yet are deducted from nodes where the
     pods fit.
@@ -183,7 +184,7 @@ def read_nodes(
 
 
 def _resources_of(pod: Object) -> Sequence[str]:
-    """The accelerator resources that a pod requests; [""] if it requests none."""
+    """Return the accelerator resources that a pod requests; [""] if it requests none."""
     asked = {
         name
         for container in pod["spec"]["containers"]
@@ -195,9 +196,9 @@ def _resources_of(pod: Object) -> Sequence[str]:
 def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
-    """Deduct the resources of `count` pods from nodes where they fit. `parts` maps an accelerator
-    resource to the amounts that a pod uses on nodes with this resource. The key "" is for all other
-    nodes.
+    """Deduct the resources of `count` pods from nodes where the pods fit. `parts` maps an
+    accelerator resource to the amounts that a pod uses on nodes with this resource. The key "" is
+    for all other nodes.
     """
     left = list(nodes)
     for _ in range(count):
@@ -292,7 +293,7 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 
 
 def requested(pod: Object, resource: str) -> ResourceAmount:
-    """The resources that a pod uses on its node, as Kubernetes' scheduler counts them.
+    """Return the resources that a pod uses on its node, as Kubernetes' scheduler counts them.
 
     The scheduler sums the requests of the pod's containers and sidecars. If an init container and
     the sidecars started before it need more during startup, this peak counts instead. If the pod as
@@ -356,7 +357,7 @@ def _product(word: str, resource: str) -> str:
 
 
 def find_resource(accelerator: str) -> str:
-    """The resource name that device plugins use for these accelerators."""
+    """Return the resource name that device plugins use for these accelerators."""
     known = find_accelerator(accelerator)
     if known is None:
         return "nvidia.com/gpu"
@@ -375,9 +376,10 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each kind of node and number of accelerators. For nodes without accelerators,
-    one offer for each size. If `gpu_rate` and `node_rate` are 0, a part of a node costs its share
-    of the machine's own price. If nodes that are alike have different prices, the highest is used.
+    """Return one offer for each kind of node and number of accelerators. For nodes without
+    accelerators, one offer for each size is returned. If `gpu_rate` and `node_rate` are 0, a part
+    of a node costs its share of the machine's own price. If similar nodes have different prices,
+    the highest price is used.
     """
     usable = [node for node in nodes if not node.why_not]
     kinds: dict[str, list[KubernetesNode]] = {}
@@ -405,7 +407,7 @@ def list_offers(
 def _price(
     alike: Sequence[KubernetesNode], gpu_rate: HourlyRate, node_rate: HourlyRate
 ) -> PartPrices:
-    """The prices of parts of nodes that are alike. If the price in the settings is 0, a part costs
+    """Return the prices of parts of similar nodes. If the price in the settings is 0, a part costs
     its share of the machine's own price.
     """
     whole = max(node.rate for node in alike)
@@ -419,7 +421,7 @@ def _price(
 def _list_parts(
     alike: Sequence[KubernetesNode], location: OfferLocation, prices: PartPrices, *, waits: bool
 ) -> Iterator[Offer]:
-    """The offers for nodes that are alike."""
+    """Return the offers for similar nodes."""
     shape = alike[0].shape
     for part in list_parts(shape):
         fitting = [count_fitting(node, part_of(part)) for node in alike if not node.pool]
@@ -436,14 +438,14 @@ def _list_parts(
 
 
 def part_of(part: NodeShape) -> ResourceAmount:
-    """The resource requests of a pod of this size."""
+    """Return the resource requests of a pod of this size."""
     return ResourceAmount(
         cpus=Fraction(part.cpus), memory=part.memory_mib * _MIB, gpus=part.gpus, pods=1
     )
 
 
 def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
-    """The number of pods of this size that fit on the node now."""
+    """Return the number of pods of this size that fit on the node now."""
     if node.why_not or not node.free.covers(part):
         return 0
     free = node.free
@@ -456,7 +458,7 @@ def count_fitting(node: KubernetesNode, part: ResourceAmount) -> int:
 
 
 def nodes_for(nodes: Sequence[KubernetesNode], offer: Offer) -> Sequence[KubernetesNode]:
-    """The nodes that match an offer, including nodes that are busy."""
+    """Return the nodes that match an offer, including nodes that are busy."""
     return [
         node
         for node in nodes

@@ -63,8 +63,8 @@ _AT_ONCE = {"gracePeriodSeconds": 0}
 
 
 class ContextTerms(Struct, frozen=True, kw_only=True):
-    """What a context needs from the server. `mark` is the value of the label that all objects of
-    this installation have.
+    """The parts of the server that a context uses. `mark` is the value of the label that all
+    objects of this installation have.
     """
 
     mark: str
@@ -93,14 +93,15 @@ class ClusterContext:
         self._last: dict[str, Object] = {}  # pod name -> the last known state of the pod
 
     def _path(self, kind: str, name: str = "") -> str:
-        """The API path of one object in the namespace, or of all objects of the kind if `name` is
-        "".
+        """Return the API path of one object in the namespace, or of all objects of the kind if
+        `name` is "".
         """
         path = f"/api/v1/namespaces/{self.api.context.namespace}/{kind}"
         return f"{path}/{name}" if name else path
 
     def _labelled(self, gang: str | None) -> dict[str, str]:
-        """The label selector for the objects of one gang, or of all gangs if `gang` is None."""
+        """Return the label selector for the objects of one gang, or of all gangs if `gang` is
+        None."""
         mark = f"{pods.INSTALLATION}={self._terms.mark}"
         return {"labelSelector": mark if gang is None else f"{mark},{pods.GANG}={gang}"}
 
@@ -113,7 +114,7 @@ class ClusterContext:
             self._last[name] = pod
 
     async def nodes(self, age: timedelta = timedelta(0)) -> Sequence[KubernetesNode]:
-        """The nodes of the cluster. A cached response is used if it is at most `age` old."""
+        """Return the nodes of the cluster. A cached response is used if it is at most `age` old."""
         now = self._terms.now()
         if self._nodes is None or now - self._nodes[0] > age:
             async with _sorted("the nodes of the cluster cannot be listed"):
@@ -127,8 +128,9 @@ class ClusterContext:
         return self._nodes[1]
 
     async def _list_pools(self) -> Sequence[PoolTemplate]:
-        """The nodes that autoscalers can add, from responses that are at most _POOLS_AGE old. A
-        kind of pool is left out if the cluster does not support it or the user may not read it.
+        """Return the nodes that autoscalers can add, from responses that are at most _POOLS_AGE
+        old. A kind of pool is omitted if the cluster does not support it or the user may not read
+        it.
         """
         now, find = self._terms.now(), self._terms.find_instance
         if self._pools is None or now - self._pools[0] > _POOLS_AGE:
@@ -143,11 +145,12 @@ class ClusterContext:
         return self._pools[1]
 
     def list_alike(self, offer: Offer) -> Sequence[KubernetesNode]:
-        """The last known nodes that match an offer. Makes no request."""
+        """Return the last known nodes that match an offer. Makes no request."""
         return nodes_for(self._nodes[1], offer) if self._nodes is not None else ()
 
     async def _everybody(self) -> Sequence[Object]:
-        """The pods of all namespaces, or of this namespace if the user may not list the others."""
+        """Return the pods of all namespaces, or of this namespace if the user may not list the
+        others."""
         try:
             return await self.api.items("/api/v1/pods", {"fieldSelector": _NOT_OVER})
         except ApiServerRefused as error:
@@ -156,7 +159,8 @@ class ClusterContext:
         return await self.api.items(self._path("pods"))
 
     async def quotas(self) -> Sequence[Object]:
-        """The namespace's quotas that apply to every pod; () if the user may not list quotas."""
+        """Return the namespace's quotas that apply to every pod, or () if the user may not list
+        quotas."""
         async with _sorted("the namespace's quotas cannot be listed"):
             try:
                 found = await self.api.items(self._path("resourcequotas"))
@@ -171,7 +175,7 @@ class ClusterContext:
         ]
 
     async def launch(self, spec: GangSpec) -> None:
-        """See `Provider.launch`. The offer must belong to this context."""
+        """Launch the gang; see `Provider.launch`. The offer must belong to this context."""
         async with (
             self._launching.setdefault(spec.name, asyncio.Lock()),
             _sorted(f"{spec.name} cannot be launched"),
@@ -203,7 +207,8 @@ class ClusterContext:
             return [seen for seen in looks if seen is not None]
 
     async def remove(self, name: str) -> bool:
-        """See `Provider.remove`. Returns whether this context has a record of the gang."""
+        """Remove the gang; see `Provider.remove`. Return whether this context has a record of the
+        gang."""
         async with _sorted(f"{name} cannot be removed"):
             record = await self._find_record(name)
             if record is not None and record.ended is None:
@@ -317,7 +322,8 @@ class ClusterContext:
                 raise result
 
     async def _list_limits(self, error: ApiServerRefused) -> Sequence[str]:
-        """The names of the namespace's LimitRanges if one of them caused the error, else ()."""
+        """Return the names of the namespace's LimitRanges if one of them caused the error, else
+        ()."""
         if _LIMIT_RANGE.search(str(error)) is None:
             return ()
         try:
@@ -344,8 +350,8 @@ class ClusterContext:
                 raise
 
     async def _find_room(self, spec: GangSpec) -> KubernetesNode:
-        """Return one of the offer's nodes. Raises NoCapacity if the gang's pods do not fit on the
-        nodes any more.
+        """Return one of the offer's nodes. Raises NoCapacity if the gang's pods no longer fit on
+        the nodes.
 
         The resources are reserved for the gang until its pods exist, so that concurrent launches
         do not count them as free.
@@ -364,7 +370,7 @@ class ClusterContext:
                     spec.nodes,
                 )
                 return node
-        raise NoCapacity(f"{spec.offer.key}: there is now room for {room} of {spec.nodes} pods")
+        raise NoCapacity(f"{spec.offer.key}: only {room} of {spec.nodes} pods fit now")
 
     async def _find_alike(
         self, spec: GangSpec, age: timedelta = _NODES_AGE
@@ -454,9 +460,9 @@ class ClusterContext:
     ) -> GangSeen:
         """Record the end of the gang, then delete its pods.
 
-        Pods in which nothing runs are deleted without a grace period. If there is a grace period,
-        old kubelets keep ended pods for up to a minute, and the names of these pods cannot be used
-        again until then.
+        Pods in which nothing runs are deleted without a grace period. With a grace period, old
+        kubelets keep ended pods for up to a minute, during which the pods' names cannot be used
+        again.
         """
         body = {
             "metadata": {"resourceVersion": record.version},
@@ -542,7 +548,7 @@ class ClusterContext:
 
 
 def part_of_offer(offer: Offer) -> ResourceAmount:
-    """The resource requests of each pod of an offer."""
+    """Return the resource requests of each pod of an offer."""
     return part_of(
         NodeShape(
             cpus=int(offer.vcpus), memory_mib=offer.memory_mib, gpus=offer.accelerator_count, gpu=""
@@ -551,7 +557,7 @@ def part_of_offer(offer: Offer) -> ResourceAmount:
 
 
 def _sort_refusal(error: ApiServerRefused, limits: Sequence[str]) -> ProviderError:
-    """Return the provider error for a refusal: NoCapacity if other pods use too much of a quota,
+    """Return the provider error for a refusal: NoCapacity if other pods use too much of a quota, or
     QuotaTooSmall if a quota or LimitRange is too small even without other pods. `limits` are the
     names of the LimitRanges that may have caused the refusal.
     """

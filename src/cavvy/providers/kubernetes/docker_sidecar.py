@@ -107,7 +107,7 @@ _ENGINES = {
 
 
 def find_fault(option: object) -> str | None:
-    """The reason why the value of the option is invalid; None if it is valid."""
+    """Return the reason why the value of the option is invalid, or None if it is valid."""
     mode, cache = _read(option)
     if mode not in _ENGINES or not isinstance(cache, str):
         return (
@@ -118,11 +118,11 @@ def find_fault(option: object) -> str | None:
 
 
 def make_docker_fields(option: object, project: str) -> Object:
-    """The fields of a pod whose work can call `docker` (mode `all`) or only `docker buildx build`
-    (mode `build`). The engine is a sidecar, which starts before the work and ends with it; an init
-    container provides the client. If the option names a claim as `cache`, the claim keeps the
-    engine's data for the project's later pods; otherwise the data is lost with the pod. Returns {}
-    if the task does not set the option.
+    """Return the fields of a pod whose work can call `docker` (mode `all`) or only `docker buildx
+    build` (mode `build`). The engine is a sidecar, which starts before the work and ends with it;
+    an init container provides the client. If the option names a claim as `cache`, the claim keeps
+    the engine's data for the project's later pods; otherwise the data is lost with the pod. Returns
+    {} if the task does not set the option.
     """
     if option is None:
         return {}
@@ -156,13 +156,13 @@ def make_docker_fields(option: object, project: str) -> Object:
 
 
 def overlay_task(pod: Object, options: Mapping[str, Any], project: str) -> Object:
-    """The pod, merged with the fields that the task's options `docker` and `pod` require."""
+    """Return the pod, merged with the fields that the task's options `docker` and `pod` require."""
     pod = overlay_pod(pod, make_docker_fields(options.get("docker"), project))
     return overlay_pod(pod, options.get("pod") or {})
 
 
 def _make_sidecar(engine: DockerEngine, cached: str, socket: Object) -> Object:
-    """The engine's container. `cached` is the project's folder in the claim, or "" without a
+    """Return the engine's container. `cached` is the project's folder in the claim, or "" without a
     cache. Two engines must not share a data folder, so each engine takes a free subfolder.
     """
     data = {"name": "docker-data", "mountPath": engine.data}
@@ -187,7 +187,7 @@ def _make_sidecar(engine: DockerEngine, cached: str, socket: Object) -> Object:
 
 
 def _make_client(steps: Sequence[str], mounts: Sequence[Object]) -> Object:
-    """The init container that copies the client for the work and runs the steps."""
+    """Return the init container that copies the client for the work and runs the steps."""
     copies = [f"cp -r {path} {_TOOLS}/" for path in _CLIENT_PATHS.values()]
     return {
         "name": "docker-client",
@@ -198,7 +198,7 @@ def _make_client(steps: Sequence[str], mounts: Sequence[Object]) -> Object:
 
 
 def _read(option: object) -> tuple[str, Any]:
-    """The mode and the cache in the option's value."""
+    """Return the mode and the cache in the option's value."""
     if isinstance(option, Mapping):
         return str(option.get("mode")), option.get("cache") or ""
     return str(option), ""

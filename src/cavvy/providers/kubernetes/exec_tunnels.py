@@ -57,7 +57,7 @@ class ExecTunnels:
             task.cancel()
 
     async def tell_removed(self, pod: str) -> None:
-        """Tell a pod that Cavvy is removing it, so that its agent does not report SIGTERM as a
+        """Notify a pod that Cavvy is removing it, so that its agent does not report SIGTERM as a
         preemption.
         """
         tunnel = self._tunnels.get(pod)
@@ -108,7 +108,7 @@ class ExecTunnels:
         return woken
 
     async def _join(self, pod: str) -> str:
-        """Relay until the tunnel ends. Returns the pod's platform if the pod first needs a Python
+        """Relay until the tunnel ends. Return the pod's platform if the pod first needs a Python
         runtime, else "".
         """
         async with self._api.run(pod, CONTAINER, ["sh", _COMMAND]) as stream:
@@ -167,8 +167,8 @@ class _Tunnel:
         await self._stream.send(0, _FRAME.pack(kind, number, len(body)) + body)
 
     async def relay(self) -> str:
-        """Relay until the tunnel ends. Returns the pod's platform if the pod asked for a Python
-        runtime, else "". Raises ConnectionBroken.
+        """Relay until the tunnel ends. Relay the agent's connections. Return the pod's platform if
+        the pod requested a Python runtime, else "". Raises ConnectionBroken.
         """
         unread, said = b"", b""
         while (message := await self._stream.receive()) is not None:

@@ -41,8 +41,8 @@ def make_export(
     options: PodOptions,
     node: KubernetesNode | None = None,
 ) -> str:
-    """The manifests as YAML documents. `node` is one of the offer's nodes. Comments at the top list
-    the features that the pods lack without Cavvy.
+    """Return the manifests as YAML documents. `node` is one of the offer's nodes. Comments at the
+    top list the features that the pods lack without Cavvy.
     """
     documents = [] if nodes == 1 else [_service(task)]
     place = node or _guess_node(task.resources)
@@ -82,7 +82,8 @@ def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
 
 
 def _service(task: TaskSpec) -> Object:
-    """A headless service, which gives the pods host names so that they can find each other."""
+    """Return a headless service, which gives the pods host names so that they can find each
+    other."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -129,7 +130,7 @@ def _pod(
 
 
 def _list_volumes(task: TaskSpec) -> list[Volume]:
-    """The task's volumes that a pod can mount."""
+    """Return the task's volumes that a pod can mount."""
     return [
         each
         for each in task.volumes
@@ -167,8 +168,8 @@ def _size(resources: ResourceSpec, offer: Offer | None) -> tuple[float, int, int
 
 
 def _guess_node(need: ResourceSpec) -> KubernetesNode:
-    """A node that is assumed when the cluster is unknown: its accelerators have the resource name
-    of the vendor's device plugin.
+    """Return a node that is assumed when the cluster is unknown: its accelerators have the resource
+    name of the vendor's device plugin.
     """
     first = need.accelerators[0] if need.accelerators else None
     resource = find_resource((first.name if first is not None else None) or "")

@@ -64,13 +64,13 @@ MANIFEST = Manifest(
         ),
         text(
             "contexts",
-            "The kubeconfig contexts to use, separated by commas. Each context is a region of its "
-            "own. "
-            "The default is the current context.",
+            "The kubeconfig contexts to use, separated by commas. Each context is a separate "
+            "region. The default is the current context.",
         ),
         text(
             "namespace",
-            "The namespace of pods. The default is the context's own namespace, or else `default`.",
+            "The namespace of pods. The default is the context's own namespace or, without one, "
+            "`default`.",
         ),
         text("image", "The image for tasks that do not name one.", "python:3.12"),
         gpu_rates(),
@@ -89,9 +89,9 @@ MANIFEST = Manifest(
         ),
         flag(
             "wait",
-            "If `true`, pods may wait for nodes from an autoscaler. If `false`, Cavvy holds jobs "
-            "until enough nodes are free. If `queue` is set, jobs always wait in Kueue's queue, "
-            "and `wait` has no effect.",
+            "If `true`, pods may wait for nodes from an autoscaler. If `false`, Cavvy queues "
+            "jobs until enough nodes are free. If `queue` is set, jobs always wait in Kueue's "
+            "queue, and `wait` has no effect.",
         ),
         text(
             "pools",
@@ -134,7 +134,7 @@ MANIFEST = Manifest(
         number(
             "lost_after_s",
             "A node that is reported as not ready for this long counts as lost, and so does its "
-            "gang. The cluster reports a dead node only after a delay of its own.",
+            "gang. The cluster reports a dead node only after its own delay.",
             default=60,
             minimum=1,
             unit="seconds",

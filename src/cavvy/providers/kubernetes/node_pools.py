@@ -46,8 +46,8 @@ _USABLE_CPUS, _USABLE_MEMORY = 0.95, 0.9
 
 
 class PoolTemplate(Struct, frozen=True, kw_only=True):
-    """A node that a pool can add. `product` names its accelerators. If `rule` (a label and its
-    value) is set, pods with accelerators must select that label to get the node.
+    """A node that a pool can add. `product` names the node's accelerators. If `rule` (a label and
+    its value) is set, pods with accelerators must select that label to get the node.
     """
 
     pool: str
@@ -62,7 +62,7 @@ class PoolTemplate(Struct, frozen=True, kw_only=True):
 def make_nodes(
     templates: Sequence[PoolTemplate], selector: Mapping[str, str], borne: Sequence[Toleration]
 ) -> Sequence[KubernetesNode]:
-    """The nodes that the pools can add, one for each kind of node."""
+    """Return the nodes that the pools can add, one for each kind of node."""
     found: list[KubernetesNode] = []
     for each in templates:
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -85,7 +85,7 @@ def make_nodes(
 
 
 def read_templates(source: str, item: Object, find: FindInstance) -> Sequence[PoolTemplate]:
-    """The templates that one pool object describes. `source` is the list that contains the
+    """Return the templates that one pool object describes. `source` is the list that contains the
     object."""
     if source == KARPENTER:
         return list(_read_karpenter(item, find))
@@ -147,7 +147,7 @@ def _read_machines(item: Object) -> Iterator[PoolTemplate]:
 
 
 def read_declared(path: str, find: FindInstance) -> Sequence[PoolTemplate]:
-    """The templates in the file of the setting `pools`. Raises Refused."""
+    """Return the templates in the file of the setting `pools`. Raises Refused."""
     what = f"[providers.kubernetes] pools: {path}"
     try:
         documents = list(yaml.safe_load_all(Path(path).expanduser().read_text("utf-8")))

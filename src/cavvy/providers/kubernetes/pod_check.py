@@ -18,7 +18,7 @@ async def find_refused(
     api: KubernetesApi, path: str, plain: Object, fields: Mapping[str, Any]
 ) -> Sequence[str]:
     """Return the fields that the API server refuses when they are added to the pod `plain`, each
-    with the reason; () if it accepts them all. `path` is the API path of the namespace's pods.
+    with the reason, or () if it accepts them all. `path` is the API path of the namespace's pods.
     Raises TryAgain.
     """
     leaves = list(_list_leaves(fields))
@@ -38,7 +38,7 @@ async def _try(
     fields: Mapping[str, Any],
     leaves: Sequence[tuple[Path, Any]],
 ) -> Sequence[str]:
-    """Return the problems of the pod with these fields; () if the API server accepts the pod, or
+    """Return the problems of the pod with these fields, or () if the API server accepts the pod or
     cannot check it.
     """
     names = ", ".join(_write(leaf) for leaf, _ in leaves)
@@ -60,7 +60,7 @@ async def _try(
 
 
 def _list_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The paths and values of the fields. Each list counts as one field, except the list of
+    """Yield the paths and values of the fields. Each list counts as one field, except the list of
     containers: the fields of the first container are listed one by one.
     """
     if isinstance(value, Mapping) and value:
@@ -74,7 +74,7 @@ def _list_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _nest(path: Path, value: Any) -> Object:
-    """A pod that contains only the field at `path`."""
+    """Return a pod that contains only the field at `path`."""
     for part in reversed(path):
         value = {part: value} if isinstance(part, str) else [*[{}] * min(part, 1), value]
     found: Object = value
@@ -82,7 +82,7 @@ def _nest(path: Path, value: Any) -> Object:
 
 
 def _has(pod: Any, path: Path) -> bool:
-    """Whether the pod has a field at this path. The contents of lists are not compared."""
+    """Return whether the pod has a field at this path. The contents of lists are not compared."""
     for part in path:
         if isinstance(part, int):
             return part > 0 or _has(pod[0], path[path.index(part) + 1 :])

@@ -28,8 +28,8 @@ _RUN = "/cavvy/run"
 
 
 class OwnerObject(Struct, frozen=True, kw_only=True):
-    """The config map with a gang's record. It owns the gang's other objects, so Kubernetes deletes
-    these together with the record.
+    """The config map with a gang's record. The config map owns the gang's other objects, so
+    Kubernetes deletes these objects together with the record.
     """
 
     name: str
@@ -41,7 +41,7 @@ class OwnerObject(Struct, frozen=True, kw_only=True):
 
 
 def labels_of(mark: str, gang: str) -> dict[str, str]:
-    """The labels of all objects of a gang."""
+    """Return the labels of all objects of a gang."""
     return {"app.kubernetes.io/managed-by": "cavvy", INSTALLATION: mark, GANG: gang}
 
 
@@ -50,8 +50,8 @@ def pod_name(gang: str, rank: int) -> str:
 
 
 def make_record(spec: GangSpec, mark: str, asked_at: str, pool: str) -> Object:
-    """The config map with the gang's record. Creating it is the first step of a launch. If `pool`
-    is set, the gang waits for the pool's autoscaler.
+    """Return the config map with the gang's record. Creating the config map is the first step of a
+    launch. If `pool` is set, the gang waits for the pool's autoscaler.
     """
     return {
         "apiVersion": "v1",
@@ -62,7 +62,7 @@ def make_record(spec: GangSpec, mark: str, asked_at: str, pool: str) -> Object:
 
 
 def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
-    """The secret with the configuration of the gang's agents."""
+    """Return the secret with the configuration of the gang's agents."""
     grace = _grace(spec)
     config = {
         "protocol": 1,
@@ -102,8 +102,8 @@ def make_pod(
     options: PodOptions,
     agent: str,
 ) -> Object:
-    """The pod of one rank. `node` is one of the offer's nodes; `agent` is the name of the config
-    map with the files that pods run.
+    """Return the pod of one rank. `node` is one of the offer's nodes; `agent` is the name of the
+    config map with the files that pods run.
     """
     metadata: Object = {
         "name": pod_name(spec.name, rank),
@@ -155,7 +155,7 @@ def _pod_spec(
 
 
 def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object]]:
-    """The volumes of a gang's pod, and the mounts of its container."""
+    """Return the volumes of a gang's pod, and the mounts of its container."""
     secret = {"secretName": spec.name, "defaultMode": 0o444}
     own: tuple[tuple[str, Object, Object], ...] = (
         ("agent", {"configMap": {"name": agent}}, {"mountPath": "/cavvy/agent", "readOnly": True}),
@@ -186,8 +186,8 @@ def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
 
 
 def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> Object:
-    """A container's resources. Memory and accelerators are limits; CPUs are a request that the
-    container may exceed.
+    """Return a container's resources. Memory and accelerators are limits; CPUs are a request that
+    the container may exceed.
     """
     limits: Object = {"memory": f"{memory_mib}Mi"}
     if count:
@@ -196,7 +196,7 @@ def make_resources(cpus: float, memory_mib: int, resource: str, count: int) -> O
 
 
 def make_place(accelerators: int, node: KubernetesNode | None, options: PodOptions) -> Object:
-    """The fields of a pod's spec that determine its node and its service account."""
+    """Return the fields of a pod's spec that determine its node and its service account."""
     tolerations = [each.object for each in options.tolerations]
     if accelerators and node is not None:
         tolerations.append({"key": node.resource, "operator": "Exists"})
@@ -247,14 +247,14 @@ def _rules(accelerators: int, node: KubernetesNode) -> Sequence[Object]:
 
 
 def make_volumes(volumes: Sequence[Volume]) -> tuple[list[Object], list[Object]]:
-    """The volumes of a pod, and their mounts in the container."""
+    """Return the volumes of a pod, and their mounts in the container."""
     sources = [{"name": f"volume-{n}", **make_source(each)} for n, each in enumerate(volumes)]
     return sources, [make_mount(n, each) for n, each in enumerate(volumes)]
 
 
 def make_source(volume: Volume) -> Object:
-    """The source of a volume's files, as a field of a pod's spec. Raises ValueError for folder
-    volumes, which the agent provides.
+    """Return the source of a volume's files, as a field of a pod's spec. Raises ValueError for
+    folder volumes, which the agent provides.
     """
     match volume.kind:
         case VolumeKind.NAMED:
@@ -273,7 +273,7 @@ def make_source(volume: Volume) -> Object:
 
 
 def make_mount(number: int, volume: Volume) -> Object:
-    """The mount of a volume in the container."""
+    """Return the mount of a volume in the container."""
     # A volume within the working folder is mounted outside it: the agent creates the working
     # folder, and links the volume into it.
     beside = f"/cavvy/volumes/{hashlib.sha256(volume.path.encode()).hexdigest()[:12]}"
@@ -295,7 +295,7 @@ def make_claim(volume: Volume, nodes: int) -> Object:
 
 
 def _plain(labels: Mapping[str, str]) -> dict[str, str]:
-    """The user's tags that are valid as Kubernetes labels. All tags are also stored in an
+    """Return the user's tags that are valid as Kubernetes labels. All tags are also stored in an
     annotation.
     """
     fit = {
@@ -311,8 +311,8 @@ def _grace(spec: GangSpec) -> timedelta:
 
 
 def _deadline(spec: GangSpec) -> Object:
-    """The pod's field `activeDeadlineSeconds`, after which the kubelet ends the pod; {} if the work
-    has no time limit.
+    """Return the pod's field `activeDeadlineSeconds`, after which the kubelet ends the pod, or {}
+    if the work has no time limit.
     """
     if spec.longest is None:
         return {}

@@ -1,4 +1,5 @@
-"""Writes manifests for `kubectl apply` that grant the rights that this provider needs. No I/O."""
+"""Writes manifests for `kubectl apply` that grant the permissions that this provider needs. No
+I/O."""
 
 from collections.abc import Sequence
 
@@ -34,13 +35,13 @@ _POOLS: tuple[Right, ...] = tuple(
 
 
 def list_rights(queue: str) -> Sequence[Right]:
-    """The rights needed in the namespace."""
+    """Return the permissions needed in the namespace."""
     return (*_NAMESPACED, *_QUEUE) if queue else _NAMESPACED
 
 
 def make_policy(namespace: str, queue: str = "") -> str:
-    """Manifests of a service account, its rights in one namespace, and its rights in the
-    cluster.
+    """Return manifests of a service account, its permissions in one namespace, and its permissions
+    in the cluster.
     """
     who = [{"kind": "ServiceAccount", "name": "cavvy", "namespace": namespace}]
     role = {"apiGroup": "rbac.authorization.k8s.io", "name": "cavvy"}

@@ -1,10 +1,10 @@
-"""Finds the prices of a cluster's machines in the catalog of the cloud that rents them out. The
+"""Looks up the prices of a cluster's machines in the catalog of the cloud that rents them out. The
 caller passes the functions that read the catalog.
 
 A node's machine is identified by the provider ID that the cloud's controller sets
 (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1) and the label
 `node.kubernetes.io/instance-type`. CoreWeave's nodes are recognized by their labels. CoreWeave's
-price list has other names for machines, so a price is found by the machine's accelerators.
+price list uses different names for machines, so a price is looked up by the machine's accelerators.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +35,8 @@ class MachinePrices:
         self._known_since = now()
 
     def put(self, nodes: Sequence[KubernetesNode]) -> Sequence[KubernetesNode]:
-        """The nodes, with the prices of their machines if known. A node that a pool can add is
-        assumed to be in the region of the existing nodes. May block.
+        """Return the nodes, with the prices of their machines if known. A node that a pool can add
+        is assumed to be in the region of the existing nodes. May block.
         """
         now = self._now()
         if not timedelta(0) <= now - self._known_since < _AGE:
@@ -54,8 +54,8 @@ class MachinePrices:
         return self._known[key] or node.rate
 
     def _find(self, machine: NodeMachine, node: KubernetesNode) -> HourlyRate | None:
-        """The price in the machine's region. If prices differ between zones, the highest is
-        returned. If the region is unknown, the price of the cheapest region is returned.
+        """Return the price in the machine's region. If prices differ between zones, the highest
+        price is returned. If the region is unknown, the price of the cheapest region is returned.
         """
         purchase = Purchase.SPOT if node.spot else Purchase.ON_DEMAND
         offers = [each for each in self._list(machine, node) if each.purchase is purchase]
@@ -65,7 +65,7 @@ class MachinePrices:
         return min((each.rate for each in offers), default=None)
 
     def _list(self, machine: NodeMachine, node: KubernetesNode) -> Sequence[Offer]:
-        """The catalog's offers of this machine."""
+        """Return the catalog's offers of this machine."""
         name, _ = identify_gpu(node.product)
         gpus = node.shape.gpus
         if machine.cloud == _COREWEAVE:

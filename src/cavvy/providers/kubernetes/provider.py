@@ -139,7 +139,7 @@ class KubernetesProvider:
             await cluster.close()
 
     def clusters(self) -> Mapping[str, ClusterContext]:
-        """The contexts in use, by name. Raises Refused."""
+        """Return the contexts in use, by name. Raises Refused."""
         if not self._clusters:
             wanted = [name.strip() for name in self._text("contexts").split(",") if name.strip()]
             for context in read_contexts(self._text("kubeconfig"), wanted):

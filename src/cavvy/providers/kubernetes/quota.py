@@ -29,7 +29,7 @@ class QuotaUse(NamedTuple):
 
 
 def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object]) -> Offer:
-    """Return the offer, with its capacity reduced to what the quotas allow."""
+    """Return the offer, with its capacity reduced to the amount that the quotas allow."""
     alike = nodes_for(nodes, offer)
     resource = alike[0].resource if alike and offer.accelerator_count else ""
     memory = Fraction(offer.memory_mib * _MIB)
@@ -58,7 +58,7 @@ def limit(offer: Offer, nodes: Sequence[KubernetesNode], quotas: Sequence[Object
 
 
 def list_quotas(quotas: Sequence[Object]) -> Sequence[QuotaUse]:
-    """The limits of all quotas."""
+    """Return the limits of all quotas."""
     return [
         QuotaUse(
             quota=(quota.get("metadata") or {}).get("name", ""),

@@ -13,7 +13,7 @@ _HTTP_PORT = 80
 
 
 def make_service(pod: Object, service: ServiceSpec) -> list[Object]:
-    """The objects of a service whose replicas are like `pod`."""
+    """Return the objects of a service whose replicas are like `pod`."""
     labels, name = pod["metadata"]["labels"], pod["metadata"]["name"]
     least, most = max(1, service.replicas.least), service.replicas.most
     deployment: Object = {
@@ -44,7 +44,7 @@ def make_service(pod: Object, service: ServiceSpec) -> list[Object]:
 
 
 def list_service_notes(service: ServiceSpec) -> list[str]:
-    """What the objects lack without Cavvy's gateway and autoscaler."""
+    """List the features that the objects lack without Cavvy's gateway and autoscaler."""
     notes = {
         "service.replicas: the cluster scales by CPU use, not by the service's target": (
             service.replicas.most > max(1, service.replicas.least)
@@ -52,7 +52,8 @@ def list_service_notes(service: ServiceSpec) -> list[str]:
         "service.replicas: the cluster keeps one pod where the service would have none": (
             service.replicas.least == 0
         ),
-        "service.keys, rate, limits, hosts: pods check none of these; put a gateway before them": (
+        "service.keys, rate, limits, hosts: pods check none of these; put a gateway in front of "
+        "them": (
             bool(service.keys or service.rates or service.hosts)
             or service.limits != RequestLimits()
         ),

@@ -83,7 +83,7 @@ class PodGangRecord(Struct, frozen=True, kw_only=True):
     ended: PodGangEnd | None = None
 
     def waits_at(self, now: datetime) -> bool:
-        """Whether at this time Cavvy still waits until the gang's pool adds nodes."""
+        """Return whether, at this time, Cavvy still waits until the gang's pool adds nodes."""
         return bool(self.pool) and now - self.asked_at < _SCALES
 
     @property
@@ -130,7 +130,7 @@ def write(part: Sequence[PodRank] | PodGangEnd) -> str:
 
 
 def read_time(text: object) -> datetime | None:
-    """Parse a time in Kubernetes' notation; None if there is none."""
+    """Parse a time in Kubernetes' notation; return None if there is none."""
     if not isinstance(text, str) or not text:
         return None
     found = datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -169,7 +169,7 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
 
 
 def _state(status: Object) -> Object:
-    """The state of the container that runs the agent."""
+    """Return the state of the container that runs the agent."""
     containers = status.get("containerStatuses") or ()
     return next((each.get("state") or {} for each in containers if each["name"] == CONTAINER), {})
 
@@ -216,7 +216,7 @@ def _read_ranks(
     lost: Mapping[str, str],
     now: datetime,
 ) -> list[PodRank]:
-    """The gang's ranks, except those whose pods may not have been created yet."""
+    """Return the gang's ranks, except those whose pods may not have been created yet."""
     known = {rank.rank: rank for rank in record.seen}
     young = not record.seen and record.removing_at is None and now - record.asked_at < _LAUNCH
     ranks = []
@@ -250,15 +250,15 @@ def list_suspects(pods: Sequence[Object]) -> frozenset[str]:
 
 
 def _ready(status: Object) -> Object:
-    """The Ready condition of a pod or node."""
+    """Return the Ready condition of a pod or node."""
     conditions = status.get("conditions") or ()
     return next((each for each in conditions if each.get("type") == "Ready"), {})
 
 
 def why_lost(node: Object | None, after: timedelta, now: datetime) -> str:
-    """The reason why a node counts as lost; "" if it does not."""
+    """Return the reason why a node counts as lost, or "" if it does not."""
     if node is None:
-        return "it is no longer in the cluster"
+        return "the node is no longer in the cluster"
     ready = _ready(node.get("status") or {})
     since = read_time(ready.get("lastTransitionTime"))
     if ready.get("status") == "True" or since is None or now - since < after:
@@ -280,8 +280,8 @@ def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
 
 
 def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
-    """The reason why a gang will never start; "" if it may still start. If `waits` is True, a pod
-    may stay unscheduled for any time.
+    """Return the reason why a gang will never start, or "" if it may still start. If `waits` is
+    True, a pod may stay unscheduled for any time.
     """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:
@@ -358,7 +358,7 @@ def _nodes(ranks: Sequence[PodRank]) -> Sequence[NodeSeen]:
 
 
 def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
-    """The state of a pod that no longer exists, derived from its last known state."""
+    """Return the state of a pod that no longer exists, derived from its last known state."""
     if rank.ended_at is not None:
         return rank
     if record.removing_at is not None:
@@ -372,7 +372,8 @@ def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
 
 
 def _why_taken(status: Object, deleting: bool) -> str:
-    """The reason why the cluster is reclaiming a pod; "" if it is not."""
+    """Return the reason why the cluster is reclaiming a pod, or "" if the pod is not being
+    reclaimed."""
     for condition in status.get("conditions") or ():
         who = _TAKERS.get(condition.get("type", ""))
         if who is not None and condition.get("status") == "True":
@@ -418,7 +419,8 @@ def _why_waiting(status: Object, state: Object, node: str) -> str:
 
 
 def _read_exit(message: object) -> AgentExit | None:
-    """The agent's exit record, from the pod's termination message; None if there is none."""
+    """Return the agent's exit record, from the pod's termination message, or None if there is
+    none."""
     if not isinstance(message, str):
         return None
     with suppress(ValueError, msgspec.MsgspecError):

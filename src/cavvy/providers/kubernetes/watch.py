@@ -20,7 +20,7 @@ _OVER = ("Succeeded", "Failed")
 
 class PodWatch:
     """Runs a task that watches the pods until `close` is called. When the API server ends a watch,
-    the task starts another.
+    the task starts a new one.
     """
 
     def __init__(self, cluster: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:
@@ -106,7 +106,7 @@ class PodWatch:
 
 
 def _mark_of(pod: Object) -> object:
-    """The parts of a pod that are compared to detect changes."""
+    """Return the parts of a pod that are compared to detect changes."""
     status = pod.get("status") or {}
     states = [
         sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()

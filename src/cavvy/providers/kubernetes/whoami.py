@@ -1,4 +1,4 @@
-"""Describes a context for `cavvy check`: its user, nodes and limits, and missing rights."""
+"""Describes a context for `cavvy check`: its user, nodes and limits, and missing permissions."""
 
 import asyncio
 import re
@@ -118,7 +118,7 @@ def _say_nodes(nodes: Sequence[KubernetesNode]) -> list[tuple[str, str]]:
 
 
 async def _list_missing(cluster: ClusterContext, namespaced: Sequence[Right]) -> list[str]:
-    """Return the rights that Cavvy uses but the user does not have."""
+    """Return the permissions that Cavvy uses but the user does not have."""
     wanted = [(cluster.api.context.namespace, *right) for right in namespaced] + [
         ("", *right) for right in CLUSTER
     ]
@@ -160,7 +160,8 @@ async def _may(
 
 async def _try_pod(cluster: ClusterContext, options: PodOptions, mark: str) -> str:
     """Submit a plain pod as a dry run, which creates nothing. Return the reason why the API server
-    would refuse the pod, or "" if it would accept it. Raises Refused if every pod would be refused.
+    would refuse the pod, or "" if it would accept the pod. Raises Refused if every pod would be
+    refused.
     """
     # A cluster's policies may require the labels that all of Cavvy's pods have.
     labels = {**labels_of(mark, _TRIAL), RANK: "0"}

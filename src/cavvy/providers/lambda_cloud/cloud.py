@@ -137,13 +137,13 @@ class LambdaCloud:
 
 
 def _model(text: str) -> str:
-    """The GPU's name in a description: "A10" for "A10 (24 GB PCIe)"."""
+    """Return the GPU's name in a description: "A10" for "A10 (24 GB PCIe)"."""
     return text.split(" (")[0]
 
 
 def _identify(text: str) -> KnownAccelerator | None:
-    """The accelerator in a description such as "A10 (24 GB PCIe)"; None if it is not in the
-    catalog.
+    """Return the accelerator in a description such as "A10 (24 GB PCIe)", or None if it is not in
+    the catalog.
     """
     size = re.search(r"\((\d+) GB", text)
     memory_mib = int(size[1]) * 1024 if size else None
@@ -151,7 +151,8 @@ def _identify(text: str) -> KnownAccelerator | None:
 
 
 def _is_known(told: Json) -> bool:
-    """Whether the instance type has no accelerator, or one that is in the catalog."""
+    """Return whether the instance type has no accelerator, or an accelerator that is in the
+    catalog."""
     kind = told["instance_type"]
     return int(kind["specs"]["gpus"]) == 0 or _identify(str(kind["gpu_description"])) is not None
 

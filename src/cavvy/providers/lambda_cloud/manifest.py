@@ -19,7 +19,7 @@ MANIFEST = make_manifest(
     "Lambda Cloud",
     machine="an instance",
     deletion=f"{_DOCS}/on-demand/creating-managing-instances/",
-    rights="an API key of the account; Lambda's API describes no narrower rights",
+    rights="an API key of the account; Lambda's API describes no narrower permissions",
     unsupported={
         Feature.SPOT: f"Lambda's API has no spot instances ({_API})",
         Feature.CAPACITY: "Lambda's API reports whether a region has an instance type, but not "

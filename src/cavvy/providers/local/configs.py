@@ -28,7 +28,7 @@ def make_configs(
     covers: bool = False,
     separates: bool = False,
 ) -> Sequence[HostAgentConfig]:
-    """One configuration for each rank. The work must not be able to read the folder `hides`.
+    """Return one configuration for each rank. The work must not be able to read the folder `hides`.
     `covers` states whether this machine can hide the folder with namespaces, and `separates`
     whether they also separate the work from all other processes. Raises NoCapacity if the offer or
     an allocation does not fit this machine.

@@ -1,7 +1,7 @@
 """Starts and watches the agents of this machine's gangs, and cleans up after them.
 
-Methods block briefly and run in threads, one at a time. All state is in files, so a server that was
-killed at any point continues correctly after a restart. The intent is written before the first
+The methods block briefly and run in threads, one at a time. All state is in files, so a server that
+was killed at any point continues correctly after a restart. The intent is written before the first
 agent starts, and an agent's process is recorded after its start. An agent that was started but not
 recorded is found by its command line.
 """
@@ -105,7 +105,7 @@ class LocalGangStore(Struct):
     has_trash: bool = True
 
     def launch(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LivingGang | None:
-        """Start those agents that are not started yet. Returns None if the gang has already ended.
+        """Start the agents that are not started yet. Return None if the gang has already ended.
         Raises NoCapacity, Refused, TryAgain.
         """
         with self._alone(), _as_try_again():
@@ -148,8 +148,8 @@ class LocalGangStore(Struct):
             ]
 
     def is_separated(self) -> bool:
-        """Whether the work of all gangs that have not ended is separated from that of others: it
-        keeps the mode in which it was started. Raises TryAgain.
+        """Return whether the work of all gangs that have not ended is separated from other work;
+        each gang keeps the mode in which it was started. Raises TryAgain.
         """
         with self._alone(), _as_try_again():
             intents = [
@@ -160,8 +160,8 @@ class LocalGangStore(Struct):
             return all(each.separates for each in intents if each is not None)
 
     def remove(self, name: str) -> timedelta | None:
-        """Start the removal of a gang. Returns the time until its remaining processes are killed,
-        or None if there is nothing to remove. Raises TryAgain.
+        """Start the removal of a gang. Return the time until its remaining processes are killed, or
+        None if nothing is left to remove. Raises TryAgain.
         """
         with self._alone(), _as_try_again():
             folder = self._folder(name)
@@ -194,8 +194,8 @@ class LocalGangStore(Struct):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let no other thread work with the gangs, and no other server that shares the folder. The
-        processes that the caller starts do not inherit the lock.
+        """Lock the gangs against other threads, and against other servers that share the folder.
+        The processes that the caller starts do not inherit the lock.
         """
         with self._lock, _as_try_again(), open(self.home / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -353,7 +353,8 @@ class LocalGangStore(Struct):
         return RankDeath(at=self._died_at(intent, folder, process), in_order=in_order)
 
     def _rest_lives(self, gang: str, number: int, at_once: bool) -> timedelta | None:
-        """How long processes of a rank have run since their agent died; None if none runs.
+        """Return how long processes of a rank have run since their agent died, or None if no
+        process runs.
 
         The agent's reaper should end these processes. Processes that still run after `REAPER` are
         killed here.
@@ -369,7 +370,7 @@ class LocalGangStore(Struct):
         return waited
 
     def _remove_container(self, gang: str, number: int) -> LocalProcess | None:
-        """Remove the container of an agent that was killed together with its reaper. Returns the
+        """Remove the container of an agent that was killed together with its reaper. Return the
         engine's process while the removal runs, else None.
         """
         folder = self._folder(gang) / str(number)
@@ -395,7 +396,7 @@ class LocalGangStore(Struct):
     def _deliver(
         self, gang: str, number: int, overdue: bool, removal: LocalRemoval | None
     ) -> LocalProcess | None:
-        """Deliver the log and the exit record that a killed agent left on disk. Returns the
+        """Deliver the log and the exit record that a killed agent left on disk. Return the
         delivering process while it runs, else None.
         """
         folder = self._folder(gang) / str(number)
@@ -419,8 +420,8 @@ class LocalGangStore(Struct):
         return courier
 
     def _process(self, folder: Path) -> LocalProcess | None:
-        """The recorded process of the agent. If the server was killed before it recorded a process,
-        find the process and record it.
+        """Return the recorded process of the agent. If the server was killed before it recorded a
+        process, find the process and record it.
         """
         process = read(folder / "started.json", LocalProcess)
         if (
@@ -431,9 +432,9 @@ class LocalGangStore(Struct):
         return process
 
     def _died_at(self, intent: LocalIntent, folder: Path, process: LocalProcess | None) -> datetime:
-        """The time when the agent exited, from its own record. If there is no record, it is the
-        current time if this server has seen the agent running, or else the time when the agent last
-        wrote a file.
+        """Return the time when the agent exited, from the agent's own record. Without a record,
+        return the current time if this server has seen the agent running, otherwise the time when
+        the agent last wrote a file.
         """
         now = self.now()
         alive_at = now.timestamp() if process in self._seen_alive else None
@@ -475,7 +476,7 @@ class LocalGangStore(Struct):
         return ended
 
     def _complaint(self, gang: str, number: int) -> str:
-        """The last line of the agent's log, after a colon; "" if the log is empty."""
+        """Return the last line of the agent's log, after a colon, or "" if the log is empty."""
         log = read_file(self._folder(gang) / str(number) / "agent.log")
         lines = log.decode(errors="replace").strip().splitlines()
         return f": {lines[-1][:500]}" if lines else ""
@@ -521,8 +522,8 @@ class LocalGangStore(Struct):
             os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
 
     def _over(self, name: str) -> LocalGangEnd | None:
-        """The record of an ended gang, or None if it has not ended. Also reads the disk, because
-        another server may have written the record.
+        """Return the record of an ended gang, or None if it has not ended. The disk is also read,
+        because another server may have written the record.
         """
         ended = self._remembered().get(name) or read(
             self.home / "ended" / f"{name}.json", LocalGangEnd
@@ -558,7 +559,7 @@ class LocalGangStore(Struct):
 
 
 def _was_started(folder: Path) -> bool:
-    """True if an agent ran in this folder, even if its process was not recorded."""
+    """Return whether an agent ran in this folder, even if its process was not recorded."""
     return any((folder / name).exists() for name in ("lock", "exit.json"))
 
 

@@ -1,4 +1,5 @@
-"""The manifest of the provider for this machine. Imports no module that reads the hardware."""
+"""The manifest of the provider for this machine. The module imports no module that reads the
+hardware."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -38,8 +39,8 @@ MANIFEST = Manifest(
     settings=(
         number(
             "price_usd_hr",
-            "Jobs pay this for each accelerator that they hold, or once if they hold none. "
-            "Above 0, a job needs consent to costs, as on any paid offer.",
+            "Jobs pay this for each accelerator that they use, or once if they use none. Above "
+            "0, a job needs consent to costs, as on any paid offer.",
             default=0,
             unit="USD per hour",
         ),

@@ -22,8 +22,8 @@ _DEFAULTED = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, sign
 
 
 class LocalProcess(Struct, frozen=True):
-    """One process. `start` contains the boot id and the clock tick of the start. It distinguishes
-    the process from later processes with the same PID.
+    """One process. `start` contains the boot id and the clock tick of the start. `start`
+    distinguishes the process from later processes with the same PID.
     """
 
     pid: int
@@ -63,18 +63,18 @@ def start(command: Sequence[str], environ: Mapping[str, str], output: Path) -> L
 
 
 def find(pid: int) -> LocalProcess | None:
-    """The running process with this PID, or None. A zombie does not count as running."""
+    """Return the running process with this PID, or None. A zombie does not count as running."""
     found, zombie = _identify(pid)
     return None if zombie else found
 
 
 def lives(process: LocalProcess) -> bool:
-    """True if this process is still running."""
+    """Return whether this process is still running."""
     return find(process.pid) == process
 
 
 def reap(process: LocalProcess) -> int | None:
-    """Reap a child of this process. Returns the child's exit code, 128 + N if signal N killed the
+    """Reap a child of this process. Return the child's exit code, 128 + N if signal N killed the
     child, or None if the process is still running or is not a child.
     """
     if _identify(process.pid) != (process, True):
@@ -106,8 +106,8 @@ def send(process: LocalProcess, number: signal.Signals) -> None:
 
 
 def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
-    """The running processes of this user that have the marks of a rank, and their descendants and
-    the processes in their sessions.
+    """Return the running processes of this user that have the marks of a rank, and their
+    descendants and the processes in their sessions.
 
     The marks are environment variables at the start of a process. A child process without the marks
     is found through its parent or session.
@@ -119,8 +119,8 @@ def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
 
 
 def find_command(argument: str) -> LocalProcess | None:
-    """The running process of this user that was started with this argument, such as the path of its
-    configuration; None if there is none.
+    """Return the running process of this user that was started with this argument, such as the path
+    of its configuration, or None if no such process runs.
     """
     if _HAS_PROC:
         found = _find_all(each["pid"] for each in supervised.find_command(argument))
@@ -134,14 +134,15 @@ def _find_all(pids: Iterable[int]) -> Sequence[LocalProcess]:
 
 
 def _list_by_ps(matches: Callable[[str], bool], *options: str) -> Sequence[LocalProcess]:
-    """The processes with a matching command, on a system without /proc."""
+    """Return the processes with a matching command, on a system without /proc."""
     rows = _ps("-axww", *options, "-o", "pid=,command=").splitlines()
     pairs = (row.split(maxsplit=1) for row in rows)
     return _find_all(int(pair[0]) for pair in pairs if len(pair) == 2 and matches(pair[1]))
 
 
 def _identify(pid: int) -> tuple[LocalProcess | None, bool]:
-    """The process with this PID (None if there is none), and True if it is a zombie."""
+    """Return the process with this PID (None if no such process exists), and True if the process is
+    a zombie."""
     if _HAS_PROC:
         stat = supervised.read_stat(pid)
         if stat is None:

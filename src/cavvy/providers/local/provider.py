@@ -40,8 +40,8 @@ _DRIVER_TIMEOUT_S = 30
 _HIDDEN = "hidden from jobs, containers, `cavvy exec` and `cavvy ssh`"
 _NO_NAMESPACES = "namespaces need Linux that permits them, and a server that does not run as root"
 _METADATA = (
-    "a metadata service answers at {}, and jobs could ask it for this machine's credentials; block "
-    "it for the server's user, as docs/guides/isolation.md shows"
+    "a metadata service answers at {}, and jobs could request this machine's credentials from "
+    "it; block it for the server's user, as docs/guides/isolation.md shows"
 )
 _READABLE = "readable by {}: run untrusted jobs elsewhere, or run the server as another user"
 
@@ -155,15 +155,15 @@ class LocalProvider:
                 await asyncio.wait([task])
 
     async def _has_namespaces(self) -> bool:
-        """Whether the server's folder must be hidden from jobs without an image, and the system can
-        do so.
+        """Return whether the server's folder must be hidden from jobs without an image, and the
+        system can hide it.
         """
         if self._hides is not None and self._can_hide is None:
             self._can_hide = await _succeeds(hide.__file__, self._hides, self._home)
         return bool(self._can_hide)
 
     async def _separates(self) -> bool:
-        """Whether the settings ask for separate jobs, and the system can separate them."""
+        """Return whether the settings require separate jobs, and the system can separate them."""
         if self._isolation is not HostIsolation.NAMESPACES or self._hides is None:
             return False
         if self._unseparated is None:
@@ -171,7 +171,7 @@ class LocalProvider:
         return not self._unseparated
 
     async def _find_obstacle(self, folder: Path) -> str:
-        """Why this machine cannot separate jobs; "" if it can."""
+        """Return why this machine cannot separate jobs, or "" if it can."""
         if not await _succeeds(separate.__file__, folder, self._home):
             return _NO_NAMESPACES
         address = await asyncio.to_thread(find_metadata)
@@ -238,8 +238,8 @@ class LocalProvider:
 
 
 async def _succeeds(program: str, folder: Path, home: Path) -> bool:
-    """Whether this system can hide `folder` from a process, as `program` does it, while `home`, the
-    provider's own folder in it, stays accessible.
+    """Return whether this system can hide `folder` from a process, as `program` does, while `home`,
+    the provider's own folder in it, stays accessible.
     """
     command = [sys.executable, "-I", "-S", program, str(folder), str(home)]
     try:
@@ -250,7 +250,7 @@ async def _succeeds(program: str, folder: Path, home: Path) -> bool:
 
 
 def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:
-    """The part of the machine that jobs may use according to the settings."""
+    """Return the part of the machine that jobs may use according to the settings."""
     cpus, memory_gib = settings.get("cpus"), settings.get("memory_gib")
     return machine.limit(
         cpus=None if cpus is None else float(cpus),

@@ -1,4 +1,4 @@
-"""Checks if this machine can run a task."""
+"""Checks whether this machine can run a task."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def find_engine() -> str | None:
-    """The container engine for agents on this machine: podman, or docker if its daemon can be
-    reached; None if there is neither.
+    """Return the container engine for agents on this machine: podman, or docker if its daemon can
+    be reached, or None if neither is available.
     """
     if shutil.which("podman"):
         return "podman"
@@ -26,8 +26,8 @@ def find_engine() -> str | None:
 
 
 def _daemon_answers(address: str | None) -> bool:
-    """True if a daemon listens where docker's client would connect. A remote daemon is not
-    checked.
+    """Return whether a daemon listens at the address to which docker's client would connect. A
+    remote daemon is not checked.
     """
     if address is not None and not address.startswith("unix://"):
         return True
@@ -43,9 +43,10 @@ def _daemon_answers(address: str | None) -> bool:
 def check_task(
     task: TaskSpec, engine: Callable[[], str | None], hides: Path | None
 ) -> Sequence[Objection]:
-    """Objections in addition to those from the manifest. `engine` finds the container engine; it is
-    called only for a task with an image, because it searches PATH, and each attempt to place a task
-    checks the task. `hides` is the folder that containers must not be able to read.
+    """Return the objections in addition to those from the manifest. `engine` finds the container
+    engine. The function is called only for a task with an image, because it searches PATH, and each
+    attempt to place a task checks the task. `hides` is the folder that containers must not be able
+    to read.
     """
     if task.image is None and task.image_build is None:
         return []

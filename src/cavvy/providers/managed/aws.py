@@ -35,12 +35,13 @@ class AwsService:
         self._account = account or AwsAccount(settings, provider=provider)
 
     async def regions(self) -> Sequence[str]:
-        """The regions of the settings, or the region of the AWS configuration. Raises Refused."""
+        """Return the regions of the settings, or the region of the AWS configuration. Raises
+        Refused."""
         return list_setting(self._settings, "regions") or await self._account.regions()
 
     async def check_region(self, region: str) -> None:
-        """Raise Refused if the region is not one of `regions`: lists would never contain what is
-        made there.
+        """Raise Refused if the region is not one of `regions`, because lists would never contain
+        objects that are created there.
         """
         if region not in await self.regions():
             raise Refused(f"the region {region} is not among the `regions` of the settings")
@@ -48,8 +49,8 @@ class AwsService:
     async def call(
         self, region: str, operation: str, *, service: str = "", **arguments: Any
     ) -> Json:
-        """Call an operation, such as "create_training_job". Raises CloudFault, or Refused if there
-        are no credentials.
+        """Call an operation, such as "create_training_job". Raises CloudFault, or Refused if no
+        credentials exist.
         """
         name = service or self._service
         self._account.recorder = RECORDER.get()
@@ -63,7 +64,8 @@ class AwsService:
     async def pages(
         self, region: str, operation: str, field: str, token: str = "NextToken", **arguments: Any
     ) -> Sequence[Any]:
-        """The items of all pages of a list; `token` is the name of the page token in replies."""
+        """Return the items of all pages of a list; `token` is the name of the page token in
+        replies."""
         found: list[Any] = []
         asked = token if token[0].isupper() else "nextToken"
         for _ in range(_MOST_PAGES):
@@ -75,8 +77,8 @@ class AwsService:
         raise CloudFault(400, "too many pages", f"{camel(operation)} in {region}")
 
     def _status(self, fault: AwsFault) -> int:
-        """The HTTP status that the layer `vm` expects for a fault. AWS itself uses the status 400
-        for most errors.
+        """Return the HTTP status that the layer `vm` expects for a fault. AWS itself uses the
+        status 400 for most errors.
         """
         if fault.code == _NO_REPLY:
             return 0

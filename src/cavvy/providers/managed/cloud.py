@@ -1,8 +1,8 @@
-"""Makes a managed service a cloud of the layer `vm`: each instance of a job counts as a machine.
+"""Adapts a managed service to the layer `vm`: each instance of a job counts as a machine.
 
 A job of N instances is one request for N machines. The name of the job is the name of the machine
 with rank 0. A machine's id is the id of its job, "#" and the container's place in the job. If jobs
-are single (`ServiceTraits.single`), each machine is a job of its own, which has the machine's name.
+are single (`ServiceTraits.single`), each machine is a separate job, which has the machine's name.
 """
 
 import re
@@ -38,7 +38,7 @@ _STATES = {
 
 
 class ManagedCloud:
-    """Implements `Cloud`. Jobs with other names than Cavvy's are not listed."""
+    """Implements `Cloud`. Jobs whose names do not have Cavvy's form are not listed."""
 
     def __init__(self, service: ManagedService) -> None:
         self._service, known = service, service.traits
@@ -87,7 +87,7 @@ class ManagedCloud:
         return self._service.is_full(fault)
 
     def _machines(self, job: ServiceJob) -> Sequence[CloudMachine]:
-        """The machines of a job; () if its name is not one of Cavvy's."""
+        """Return the machines of a job, or () if its name does not have Cavvy's form."""
         name = _NAME.fullmatch(job.name)
         if name is None or (not self._service.traits.single and name["rank"] != "0"):
             return ()

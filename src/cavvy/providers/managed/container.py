@@ -1,6 +1,6 @@
 """Makes the command and the environment with which a container starts the agent.
 
-Services limit commands and environment variables to a few hundred characters. So several
+Services limit commands and environment variables to a few hundred characters. Therefore several
 environment variables together contain a short script, which fetches a longer script from the
 server. The server returns the longer script to anyone who knows its hash. The longer script
 contains no lasting secrets: each of its claim tokens is valid for one claim.
@@ -35,10 +35,10 @@ def make_container_script(
     notices: Sequence[NoticeSource] = (),
     placed: Sequence[str] = (),
 ) -> str:
-    """The short script that a container's shell runs. It fetches and runs the longer script, which
-    is the same for all ranks. `title` is the service's name in messages to users. `placed` are the
-    targets of the inputs that the service places on the nodes. The first call packs the agent,
-    which blocks.
+    """Return the short script that a container's shell runs. The short script fetches and runs the
+    longer script, which is the same for all ranks. `title` is the service's name in messages to
+    users. `placed` are the targets of the inputs that the service places on the nodes. The first
+    call packs the agent, which blocks.
     """
     config = {
         **make_config(gang, endpoint),
@@ -73,8 +73,9 @@ def make_container_script(
 
 
 def make_entry(script: str, limit: int) -> ContainerEntry:
-    """A shell command that runs the script, and environment variables that contain the script in
-    parts of at most `limit` characters. Raises Refused if there would be too many variables.
+    """Return a shell command that runs the script, and environment variables that contain the
+    script in parts of at most `limit` characters. Raises Refused if this would need too many
+    variables.
     """
     parts = [script[at : at + limit] for at in range(0, len(script), limit)]
     if len(parts) > _MOST_PARTS:

@@ -26,8 +26,8 @@ class Ec2Prices:
             self._read_at = now
 
     def find(self, region: str, name: str, purchase: Purchase) -> Offer | str:
-        """The offer of an instance type, or the reason why there is none. If prices differ between
-        zones, the highest price is used.
+        """Return the offer of an instance type, or the reason why no offer exists. If prices differ
+        between zones, the highest price is used.
         """
         known = [
             each

@@ -8,7 +8,8 @@ from cavvy.providers.base import Feature, GangSpec, Manifest, Refused
 
 
 def find_image(provider: str, gang: GangSpec, settings: Mapping[str, Scalar]) -> str:
-    """The image of a gang. Raises Refused if nothing names one."""
+    """Return the image of a gang. Raises Refused if neither the task, its options nor the settings
+    name an image."""
     image = gang.image or gang.options.get("image") or settings.get("image")
     if not image:
         raise Refused(
@@ -20,8 +21,8 @@ def find_image(provider: str, gang: GangSpec, settings: Mapping[str, Scalar]) ->
 def object_to_missing_image(
     manifest: Manifest, task: TaskSpec, settings: Mapping[str, Scalar]
 ) -> Sequence[Objection]:
-    """The objection to a task for which nothing names an image; () otherwise, and if the service
-    has an image of its own.
+    """Return the objection to a task without a named image, or () if an image is named or the
+    service has its own image.
     """
     stated = [each for each in task.resources.options if each.provider == manifest.name]
     if task.image or settings.get("image") or Feature.IMAGE in manifest.unsupported:

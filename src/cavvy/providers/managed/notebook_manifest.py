@@ -1,5 +1,5 @@
-"""The parts of a manifest that the providers of managed notebooks share. Imports nothing that calls
-a service.
+"""The parts of a manifest that the providers of managed notebooks share. The module imports nothing
+that calls a service.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,10 @@ from cavvy.providers.base import Feature
 def list_unsupported(
     service: str, notebook: str, *, images: str, api: str, deletion: str
 ) -> Mapping[Feature, str]:
-    """The features that managed notebooks lack. `notebook` is the service's word for a notebook,
-    with its article. `images`, `api` and `deletion` are the service's pages about the images of
-    notebooks, about the call that makes one, and about what is deleted with one.
+    """Return the features that managed notebooks lack. `notebook` is the service's word for a
+    notebook, with its article. `images`, `api` and `deletion` are the service's pages about the
+    images of notebooks, about the call that creates a notebook, and about the objects that are
+    deleted with a notebook.
     """
     image = f"{notebook} has {service}'s own image ({images})"
     return {
@@ -25,5 +26,5 @@ def list_unsupported(
         Feature.RESULTS: f"{notebook} is deleted with its disk when the session ends ({deletion}). "
         "If the server is away then, the results go to the bucket in `checkpoint.storage` or "
         "`server.results_url`",
-        Feature.NOTICE: f"{notebook} is not taken back, because there is no spot option ({api})",
+        Feature.NOTICE: f"{notebook} is not reclaimed, because there is no spot option ({api})",
     }

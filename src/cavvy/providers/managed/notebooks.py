@@ -1,5 +1,6 @@
-"""What the providers of managed notebooks share: traits, the ends of notebooks, and the script that
-starts the agent on a notebook's machine, which the service runs when the machine first starts.
+"""The code that the providers of managed notebooks share: traits, the ends of notebooks, and the
+script that starts the agent on a notebook's machine, which the service runs when the machine first
+starts.
 """
 
 import shlex
@@ -35,8 +36,8 @@ NOTEBOOK_TRAITS = ServiceTraits(
 
 
 class NotebookEnds:
-    """Remembers each notebook as it was first seen off. Its times change until it is deleted, and
-    afterwards the service knows it no more.
+    """Remembers each notebook's state when it was first observed as off. The notebook's times
+    change until the notebook is deleted; afterwards the service no longer knows the notebook.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -47,8 +48,8 @@ class NotebookEnds:
         return job in self._off
 
     def note(self, job: ServiceJob) -> ServiceJob:
-        """The notebook that a reply describes, with the end and the reason of when it was first
-        seen off.
+        """Return the notebook that a reply describes, with the end time and the reason recorded
+        when it was first observed as off.
         """
         if job.state in (JobState.WAITING, JobState.RUNNING):
             self._off.pop(job.id, None)
@@ -57,7 +58,8 @@ class NotebookEnds:
         return replace(first, state=job.state, started_at=job.started_at or first.started_at)
 
     def find(self, job: str) -> ServiceJob | None:
-        """A notebook that the service knows no more; None if it was never seen off."""
+        """Return a notebook that the service no longer knows, or None if it was never observed as
+        off."""
         off = self._off.get(job)
         return None if off is None else replace(off, state=JobState.ENDED)
 
@@ -74,9 +76,10 @@ class NotebookEnds:
 def make_start_script(
     request: JobRequest, programs: str, *, folder: str = _FOLDER, last: str = ""
 ) -> str:
-    """The script that starts the agent as root. It ends at once, since services wait for scripts.
-    `programs` are the folders of the service's own Jupyter, as for `PATH`. `folder` is the agent's
-    folder, on the disk for the work. `last` is a shell command that runs once the agent has ended.
+    """Return the script that starts the agent as root. The script exits at once, because services
+    wait for scripts. `programs` are the folders of the service's own Jupyter, as for `PATH`.
+    `folder` is the agent's folder, on the disk for the work. `last` is a shell command that runs
+    once the agent has ended.
     """
     values = {**request.entry.environment, RANK: str(request.rank)}
     lines = [f"{name}={shlex.quote(text)}\nexport {name}" for name, text in values.items()]

@@ -1,5 +1,5 @@
-"""Objects to options by which a managed service would start many runs, or start them later or
-again, beside Cavvy.
+"""Objects to options with which a managed service itself would start several runs, or start runs
+later or again, without Cavvy.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cavvy.domain.tasks import Objection, TaskSpec
 
 _MANY = (
-    "Cavvy starts many runs as jobs of their own, so that each has its own log, checkpoints and "
+    "Cavvy starts many runs as separate jobs, so that each has its own log, checkpoints and "
     "bill; submit each with `cavvy run -d --param NAME=VALUE`, or copy the template `hpo-sweep`, "
     "which also stops runs early"
 )
@@ -22,7 +22,7 @@ _REASONS = {
 
 
 def object_to_options(provider: str, task: TaskSpec) -> Sequence[Objection]:
-    """Objections to the task's options for this provider; () if there are none."""
+    """Return the objections to the task's options for this provider."""
     names = {
         name
         for each in task.resources.options

@@ -1,6 +1,6 @@
 """The interface that each managed service implements: six calls, and the service's traits.
 
-The calls raise `CloudFault`, or Refused if a person must set something up.
+The calls raise `CloudFault`, or Refused if a person must change the setup.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,12 @@ class JobState(StrEnum):
 
 
 class HostList(Struct, frozen=True, kw_only=True):
-    """How a container learns its rank. If `index` is set, this environment variable contains the
-    rank, and no variable means rank 0. Otherwise the rank is the host's place in a list of hosts.
-    The list comes from environment variables with JSON, or else from a JSON file. If `cluster` is
-    set, this environment variable contains JSON with the hosts of each worker pool, and the host's
-    own pool and index. A container without this variable has rank 0.
+    """The way in which a container determines its rank. If `index` is set, this environment
+    variable contains the rank; without the variable, the rank is 0. Otherwise the rank is the
+    host's position in a list of hosts. The list is read from environment variables with JSON or,
+    failing that, from a JSON file. If `cluster` is set, this environment variable contains JSON
+    with the hosts of each worker pool, and the host's own pool and index. A container without this
+    variable has rank 0.
     """
 
     index: str = ""
@@ -72,8 +73,8 @@ class ContainerEntry(Struct, frozen=True, kw_only=True):
 
 
 class JobRequest(Struct, frozen=True, kw_only=True):
-    """One job of `nodes` containers, one on each instance. `rank` is the rank of the first one: 0
-    unless the service's jobs are single (`ServiceTraits.single`).
+    """One job of `nodes` containers, one on each instance. `rank` is the rank of the first
+    container: 0 unless the service's jobs are single (`ServiceTraits.single`).
     """
 
     gang: GangSpec
@@ -104,27 +105,27 @@ class ManagedService(Protocol):
     traits: ServiceTraits
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`, which calls `offers` first."""
+        """Return facts for `cavvy check`, which calls `offers` first."""
 
     async def offers(self) -> Sequence[Offer]:
-        """The instance types with a known price."""
+        """Return the instance types with a known price."""
 
     async def submit(self, request: JobRequest) -> str:
-        """Request a job with all its instances or none; returns the job's id."""
+        """Request a job with all its instances or none; return the job's id."""
 
     async def list(self) -> Sequence[ServiceJob]:
-        """The jobs of the account that have not ended, and those that ended within
+        """Return the jobs of the account that have not ended, and those that ended within
         `ServiceTraits.ended_listed`.
         """
 
     async def get(self, job: str) -> ServiceJob | None:
-        """One job by id; None if the service does not know it."""
+        """Return one job by id, or None if the service does not know it."""
 
     async def stop(self, job: str) -> None:
         """Request the end of a job. Raises CloudFault with the status 404 if the job has ended."""
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Whether this fault of `submit` means that the offer is not available now."""
+        """Return whether this fault of `submit` means that the offer is not available now."""
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
-        """Objections to a task; () if the service can run it."""
+        """Return the objections to a task, or () if the service can run it."""

@@ -67,8 +67,8 @@ _DETAILS = {
 
 
 class NebiusApi:
-    """One connection to the API. Calls raise CloudFault, or Refused without credentials or without
-    Nebius's package.
+    """One connection to the API. Calls raise CloudFault, or Refused if the credentials or Nebius's
+    package are missing.
     """
 
     def __init__(self, settings: Mapping[str, Scalar]) -> None:
@@ -77,7 +77,7 @@ class NebiusApi:
         self._sdk: Any = None
 
     def credentials(self) -> NebiusCredentials:
-        """The credentials of the account. Raises Refused."""
+        """Return the credentials of the account. Raises Refused."""
         return find_credentials(self._settings)
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class NebiusApi:
                 self._sdk = None
 
     async def read(self, method: str, body: Json) -> Json:
-        """Make a call that changes nothing, repeatedly if necessary."""
+        """Make a call that changes nothing; repeat it if necessary."""
         return await self._run(method, body, token="", writes=False)
 
     async def change(self, method: str, body: Json, token: str = "") -> Json:
@@ -98,7 +98,7 @@ class NebiusApi:
         return await self._run(method, body, token=token, writes=True)
 
     async def list(self, method: str, body: Json) -> list[Json]:
-        """The items of all pages of a list."""
+        """Return the items of all pages of a list."""
         found: list[Json] = []
         following = ""
         for _ in range(_MOST_PAGES):
@@ -151,7 +151,7 @@ class NebiusApi:
             raise CloudFault(0, "no reply", str(error) or type(error).__name__) from error
 
     def _connect(self) -> Any:
-        """Nebius's client, which is made with the first call. Blocks. Raises Refused."""
+        """Return Nebius's client, which is created at the first call. Blocks. Raises Refused."""
         with self._lock:
             if self._sdk is None:
                 self._sdk = self._make_client()
@@ -190,7 +190,7 @@ class NebiusApi:
 
 
 def _find_method(sdk: Any, method: str) -> tuple[Any, Any]:
-    """The function of a method, and an empty request."""
+    """Return the function of a method, and an empty request."""
     service, _, name = method.partition("/")
     package, _, service = service.partition(".")
     home, _, request = _REQUESTS[method].partition(".")
@@ -205,13 +205,13 @@ def _find_method(sdk: Any, method: str) -> tuple[Any, Any]:
 
 
 def _import(package: str) -> Any:
-    """The newest version of a package of the API that has the methods above."""
+    """Return the newest version of a package of the API that has the methods above."""
     version = "v2" if package == "iam" else "v1"
     return importlib.import_module(f"nebius.api.nebius.{package}.{version}")
 
 
 def flatten(told: Json) -> Json:
-    """A reply whose resources have the fields of their metadata at the top."""
+    """Return a reply in which the fields of each resource's metadata are at the top level."""
     items = {"items": [flatten(each) for each in told["items"]]} if "items" in told else {}
     if "metadata" not in told:
         return {**told, **items}
@@ -220,8 +220,8 @@ def flatten(told: Json) -> Json:
 
 
 def find_detail(status: Json) -> str:
-    """The kind of error in a `google.rpc.Status`, such as "notEnoughResources"; "" if it has
-    none.
+    """Return the kind of error in a `google.rpc.Status`, such as "notEnoughResources", or "" if it
+    has none.
     """
     details = status.get("details") or []
     kinds = [kind for each in details for kind in _DETAILS if kind in (each.get("value") or each)]

@@ -1,7 +1,7 @@
 """Implements `Cloud` for Nebius AI Cloud. One machine is one instance with a managed boot disk.
 
-A creation is an operation that can fail later. The instance then remains, with its disk, until it
-is deleted; `list` reports it as stopped, so that the layer deletes it.
+A creation is an operation that can fail later. The instance then remains with its disk until it is
+deleted; `list` reports the instance as stopped, so that the layer deletes it.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class NebiusCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds the unknown machines."""
+        """Return facts for `cavvy check`. Call `offers` first, which finds the unknown machines."""
         unpriced = ", ".join(self._market.unpriced)
         facts = [("API key", self._api.credentials().source)]
         facts += [("projects", ", ".join(self._market.project_ids()))]
@@ -107,7 +107,8 @@ class NebiusCloud:
         return [str(told["resourceId"])]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All instances whose names start with Cavvy's prefix, of the projects that answer."""
+        """Return all instances whose names start with Cavvy's prefix, in the projects that
+        answer."""
 
         async def read(project: str) -> Sequence[CloudMachine]:
             body = {"parentId": project, "pageSize": 100}
@@ -200,8 +201,8 @@ class NebiusCloud:
         )
 
     async def _loose_disks(self) -> Sequence[Json]:
-        """The projects' disks that are attached to no instance, such as those of a creation that
-        failed.
+        """Return the projects' disks that are attached to no instance, such as those of a creation
+        that failed.
         """
         told = [
             await self._api.list("compute.DiskService/List", {"parentId": project, "pageSize": 100})
@@ -244,17 +245,18 @@ def _read(told: Json) -> CloudMachine:
 
 
 def _is_attached(disk: Json) -> bool:
-    """Whether an instance uses the disk, according to its `nebius.compute.v1.DiskStatus`."""
+    """Return whether an instance uses the disk, according to its `nebius.compute.v1.DiskStatus`."""
     return bool(disk.get("readWriteAttachment") or disk.get("readOnlyAttachments"))
 
 
 def _address(told: Json) -> str:
-    """An address without the length of its prefix, such as "10.0.0.5" for "10.0.0.5/32"."""
+    """Return an address without its prefix length, such as "10.0.0.5" for "10.0.0.5/32"."""
     return str((told or {}).get("address") or "").partition("/")[0]
 
 
 def _wrap(script: str) -> str:
-    """User data in cloud-init's YAML form, of which JSON is a part, that runs the script once."""
+    """Convert user data to cloud-init's YAML, of which JSON is a subset; the result runs the script
+    once."""
     path = "/var/lib/cloud/cavvy-boot.sh"
     files = [{"path": path, "permissions": "0700", "content": script}]
     table = {"write_files": files, "runcmd": [["/bin/sh", path]]}
@@ -262,7 +264,7 @@ def _wrap(script: str) -> str:
 
 
 def object_to(task: TaskSpec) -> Sequence[Objection]:
-    """What Nebius cannot do for the task."""
+    """Return the requirements of the task that Nebius cannot meet."""
     need = task.resources.network
     named = need and (("vpc" if need.vpc else "") or ("key" if need.key else ""))
     if not named:

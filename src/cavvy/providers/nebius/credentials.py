@@ -23,8 +23,8 @@ class NebiusCredentials(Struct, frozen=True, kw_only=True):
 
 
 def find_credentials(settings: Mapping[str, Scalar]) -> NebiusCredentials:
-    """The credentials in the file of the setting, else in the environment, else in the usual file.
-    Raises Refused.
+    """Return the credentials in the file of the setting or, failing that, in the environment or,
+    failing that, in the usual file. Raises Refused.
     """
     named = str(settings.get("key_file") or "")
     if not named and (token := os.environ.get(_VARIABLE, "").strip()):
@@ -34,20 +34,20 @@ def find_credentials(settings: Mapping[str, Scalar]) -> NebiusCredentials:
     if not path.exists():
         places = f"{file} (`key_file`)" if named else f"${_VARIABLE}, {file}"
         raise _refuse(
-            f"no credentials in {places}; make a key of a service account with `nebius iam "
+            f"no credentials in {places}; create a key of a service account with `nebius iam "
             f"auth-public-key generate` ({_PAGE}), and name its file in `key_file`"
         )
     try:
         text = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        why = error.strerror if isinstance(error, OSError) else "the file is not a text file"
         raise _refuse(f"{file} cannot be read: {why}") from error
     if len(text.split()) == 1 and not text.startswith("{"):
         return NebiusCredentials(source=file, token=text)
     if not _is_service_account(text):
         raise _refuse(
-            f"{file} contains neither an IAM token nor the credentials of a service account; make "
-            f"it with `nebius iam auth-public-key generate` ({_PAGE})"
+            f"{file} contains neither an IAM token nor the credentials of a service account; "
+            f"create it with `nebius iam auth-public-key generate` ({_PAGE})"
         )
     return NebiusCredentials(source=file, file=str(path))
 

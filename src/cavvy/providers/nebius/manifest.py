@@ -25,8 +25,9 @@ _MANIFEST = make_manifest(
         "(https://docs.nebius.com/compute/virtual-machines/types)",
         Feature.VOLUMES: "disks and shared filesystems cannot be attached yet; copy data from and "
         f"to a bucket instead ({_DOCS}/storage/types)",
-        Feature.NOTICE: "Compute shuts a preemptible machine down 60 seconds before it stops it, "
-        f"and announces this nowhere earlier ({_DOCS}/virtual-machines/preemptible)",
+        Feature.NOTICE: "Compute shuts a preemptible machine down 60 seconds before it stops the "
+        "machine, and announces this nowhere earlier "
+        f"({_DOCS}/virtual-machines/preemptible)",
     },
     settings=(
         ProviderSetting(

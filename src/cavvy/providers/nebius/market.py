@@ -1,4 +1,4 @@
-"""Joins the presets that Nebius lists for each project with the catalog's prices."""
+"""Combines the presets that Nebius lists for each project with the catalog's prices."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class NebiusMarket:
         self.unpriced: Sequence[str] = ()  # GPU presets without a price in the catalog
 
     def project_ids(self) -> Sequence[str]:
-        """The projects of the settings. Raises Refused."""
+        """Return the projects of the settings. Raises Refused."""
         found = list_setting(self._settings, "projects")
         if not found:
             raise Refused(
@@ -57,7 +57,7 @@ class NebiusMarket:
         return found
 
     async def project_of(self, region: str) -> str:
-        """The project in the region."""
+        """Return the project in the region."""
         failed: CloudFault | Refused | None = None
         for project in self.project_ids():
             try:
@@ -70,11 +70,12 @@ class NebiusMarket:
         )
 
     def region_of(self, project: str) -> str:
-        """The region of a project; "" if it was not read yet."""
+        """Return the region of a project, or "" if the region was not read yet."""
         return self._regions.get(project, "")
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all projects that answer. Raises CloudFault, Refused if none does."""
+        """Return the offers of all projects that answer. Raises CloudFault or Refused if none
+        answers."""
         now = self._now()
         if self._offers is None or now >= self._offers[0]:
             found = await self._join()
@@ -88,7 +89,7 @@ class NebiusMarket:
         return self._regions[project]
 
     async def _platforms(self) -> Sequence[tuple[str, Json]]:
-        """The platforms of all projects that answer, each with its region."""
+        """Return the platforms of all projects that answer, each with its region."""
 
         async def read(project: str) -> Sequence[tuple[str, Json]]:
             region, body = await self._read_region(project), {"parentId": project, "pageSize": 100}
@@ -123,7 +124,7 @@ class NebiusMarket:
         return [replace(each, extras=self._extras()) for each in found]
 
     def _extras(self) -> tuple[ExtraPrice, ...]:
-        """The price of a boot disk, if the settings contain it."""
+        """Return the price of a boot disk, if the settings contain it."""
         price = parse_usd(Decimal(str(self._settings.get("disk_usd_gib_month") or 0)))
         if not price.micros:
             return ()
@@ -140,7 +141,7 @@ class NebiusMarket:
 
 
 def _presets(platform: Json) -> Sequence[tuple[str, int]]:
-    """The catalog's names of a platform's presets, each with its number of GPUs."""
+    """Return the catalog's names of a platform's presets, each with its number of GPUs."""
     name, presets = platform["name"], platform["spec"].get("presets") or []
     return [
         (f"{name}_{each['name']}", int((each.get("resources") or {}).get("gpuCount") or 0))

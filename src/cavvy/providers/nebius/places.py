@@ -1,5 +1,5 @@
-"""Finds the subnet, the image and the GPU cluster of a machine: those in the settings, or else the
-defaults.
+"""Finds the subnet, the image and the GPU cluster of a machine: those in the settings or, without
+these, the defaults.
 """
 
 import re
@@ -16,7 +16,7 @@ _PLAIN = re.compile(r"ubuntu(\d+)\.(\d+)-driverless")
 
 
 class NebiusPlaces:
-    """Finds and remembers subnets and images. Methods raise CloudFault and Refused."""
+    """Finds and caches subnets and images. Methods raise CloudFault and Refused."""
 
     def __init__(self, api: NebiusApi, settings: Mapping[str, Scalar]) -> None:
         self._api, self._settings = api, settings
@@ -24,19 +24,21 @@ class NebiusPlaces:
         self._families: dict[tuple[str, str], str] = {}  # by region and platform
 
     def forget(self) -> None:
-        """Find subnets and images anew with the next launch, since one of them may be gone."""
+        """Find subnets and images again at the next launch, because one of them may have been
+        deleted."""
         self._subnets.clear()
         self._families.clear()
 
     async def subnet(self, project: str, named: str = "") -> str:
-        """The id of the subnet of machines: the named one, or else that of the settings."""
+        """Return the id of the subnet of machines: the named subnet or, without a name, that of the
+        settings."""
         wanted = named or str(self._settings.get("subnet") or "")
         if (project, wanted) not in self._subnets:
             self._subnets[project, wanted] = await self._find_subnet(project, wanted)
         return self._subnets[project, wanted]
 
     async def image_family(self, gang: GangSpec) -> str:
-        """The family of the boot image."""
+        """Return the family of the boot image."""
         named = gang.options.get("image_family") or self._settings.get("image_family")
         if named:
             return str(named)
@@ -48,8 +50,8 @@ class NebiusPlaces:
         return self._families[place]
 
     async def cluster(self, gang: GangSpec, project: str) -> str:
-        """The GPU cluster of the gang's machines; "" if they are in none. Raises Refused if the
-        task needs one that the settings do not name.
+        """Return the GPU cluster of the gang's machines, or "" if they are in none. Raises Refused
+        if the task needs a cluster that the settings do not name.
         """
         wanted = gang.network is not None and gang.network.fabric is not None
         clusters = list_setting(self._settings, "gpu_clusters")
@@ -61,9 +63,9 @@ class NebiusPlaces:
         found = [each for each in here if each in clusters]
         if wanted and not found:
             raise Refused(
-                "[providers.nebius] gpu_clusters: the task needs InfiniBand, and the setting names "
-                f"no GPU cluster of the project {project}; make one in the fabric of the platform "
-                "(https://docs.nebius.com/compute/clusters/gpu) and name its id"
+                "[providers.nebius] gpu_clusters: the task needs InfiniBand, and the setting "
+                f"names no GPU cluster of the project {project}; create one in the fabric of the "
+                "platform (https://docs.nebius.com/compute/clusters/gpu) and name its id"
             )
         return found[0] if found else ""
 

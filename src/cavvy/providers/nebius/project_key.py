@@ -1,5 +1,5 @@
-"""Checks the credentials of Nebius that a project has set, and takes what identifies the account
-from them.
+"""Checks the credentials of Nebius that a project has set, and extracts the fields that identify
+the account.
 """
 
 import json
@@ -13,8 +13,8 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\s]+-----END 
 
 
 def clean_key(text: str) -> str:
-    """An IAM token, or the key of a service account with the fields that are needed. Raises
-    KeyFileRefused, whose text quotes nothing of the key.
+    """Return an IAM token, or the key of a service account with the fields that are needed. Raises
+    KeyFileRefused, whose text contains nothing from the key.
     """
     if _TOKEN.fullmatch(text.strip()):
         return text.strip()
@@ -22,7 +22,7 @@ def clean_key(text: str) -> str:
         told = json.loads(text)["subject-credentials"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise KeyFileRefused(
-            "it is neither an IAM token nor JSON with `subject-credentials`"
+            "the key is neither an IAM token nor JSON with `subject-credentials`"
         ) from None
     names = {"alg": "RS256", "type": "JWT"}
     if not isinstance(told, dict) or any(told.get(name) != is_ for name, is_ in names.items()):

@@ -17,8 +17,8 @@ class InstanceAddresses(NamedTuple):
 
 
 class OciAddresses:
-    """Finds and remembers the addresses of running instances. `known` is keyed by OCID, of which
-    no region has another's.
+    """Finds and caches the addresses of running instances. `known` is keyed by OCID, which is
+    unique across regions.
     """
 
     def __init__(self, api: OciApi) -> None:
@@ -28,8 +28,8 @@ class OciAddresses:
 
     async def find(self, region: str, compartment: str, instances: Sequence[str]) -> None:
         """Find the addresses of the running instances of a region that are not known yet, and
-        forget those of others. An instance without an attached interface gets none. Raises
-        CloudFault, Refused.
+        forget the addresses of other instances. An instance without an attached interface gets no
+        addresses. Raises CloudFault, Refused.
         """
         self._forget(self._up.get(region, frozenset()) - set(instances))
         self._up[region] = frozenset(instances)

@@ -43,8 +43,8 @@ class OciApi:
         *,
         token: str = "",
     ) -> Json:
-        """Send a request that changes something. OCI executes repeated requests with the same token
-        only once.
+        """Send a request that changes something. OCI executes repeated requests
+        with the same token only once.
         """
         headers = {"opc-retry-token": token} if token else {}
         return await self._client(COMPUTE, region).send(method, path, body, headers)
@@ -52,7 +52,7 @@ class OciApi:
     async def list(
         self, region: str, path: str, service: str = COMPUTE, **query: str
     ) -> Sequence[Json]:
-        """All items of a list."""
+        """Return all items of a list."""
         first = f"{path}?{urlencode(query)}"
 
         def read_next(page: Json) -> str | None:

@@ -88,7 +88,8 @@ class OciCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. Call `offers` first, which finds shapes that are not offered."""
+        """Return facts for `cavvy check`. Call `offers` first, which finds shapes that are not
+        offered."""
         profile, unpriced = self._credentials.profile(), ", ".join(self._market.unpriced)
         facts = [("API key", profile.file), ("user", profile.user), ("tenancy", profile.tenancy)]
         facts += [("GPU shapes without a known price", unpriced)] if unpriced else []
@@ -126,7 +127,7 @@ class OciCloud:
         return [f"{region}/{told['id']}"]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All instances of the compartment with Cavvy's tag, of the regions that answer."""
+        """Return all instances of the compartment with Cavvy's tag, in the regions that answer."""
         compartment, regions = await self._market.compartment(), await self._market.regions()
 
         async def read(region: str) -> Sequence[CloudMachine]:
@@ -147,7 +148,8 @@ class OciCloud:
 
     async def delete(self, machine: str) -> None:
         """Terminate the instance; its boot volume is deleted too. The status 404 also means that
-        the user lacks the right, so the instance must be gone for other requests too.
+        the user lacks the permission, so other requests must confirm that the instance no longer
+        exists.
         """
         self._quotas.forget()
         region, _, ocid = machine.partition("/")
@@ -166,8 +168,8 @@ class OciCloud:
         return fault.code == _FULL
 
     async def _is_left(self, region: str, ocid: str) -> bool:
-        """Whether an instance exists that was not terminated. Raises Refused if the user may not
-        list instances, since a missing instance then says nothing.
+        """Return whether an instance exists that was not terminated. Raises Refused if the user may
+        not list instances, because a missing instance then proves nothing.
         """
         try:
             found = [await self._api.get(region, f"/instances/{ocid}")]
@@ -231,14 +233,14 @@ class OciCloud:
 
 
 def _encode(user_data: str, network: str) -> str:
-    """The user data in base 64, with the commands that platform images need first."""
+    """Return the user data in base 64, with the commands that platform images need first."""
     shebang, _, script = user_data.partition("\n")
     text = f"{shebang}\n{_PREPARE.format(network=network)}{script}"
     return base64.b64encode(text.encode()).decode()
 
 
 def _read_performance(disk_type: str) -> int:
-    """The volume performance units for each GB, which OCI has instead of types of disks."""
+    """Return the volume performance units for each GB, which OCI uses instead of types of disks."""
     if not re.fullmatch(r"(10|20|[3-9]0|1[0-2]0)", disk_type):
         raise Refused(
             f"disk type {disk_type}: OCI's boot volumes have performance units instead of types: "

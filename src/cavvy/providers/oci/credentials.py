@@ -42,7 +42,8 @@ class OciProfile(Struct, frozen=True, kw_only=True):
 
 
 class OciCredentials:
-    """The credentials of one server. The methods block; threads may share them."""
+    """The credentials of one server. Reads and uses the credentials. The methods block; threads may
+    share an object."""
 
     def __init__(self, settings: Mapping[str, Scalar]) -> None:
         self._settings = settings
@@ -50,14 +51,14 @@ class OciCredentials:
         self._found: OciProfile | None = None
 
     def profile(self) -> OciProfile:
-        """The profile of the settings. Raises Refused."""
+        """Return the profile of the settings. Raises Refused."""
         with self._lock:
             if self._found is None:
                 self._found = self._read()
             return self._found
 
     def sign(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
-        """The headers that sign a request. Raises Refused."""
+        """Return the headers that sign a request. Raises Refused."""
         profile, parts = self.profile(), urlsplit(url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         signed = {
@@ -91,7 +92,9 @@ class OciCredentials:
         try:
             parser.read_string(Path(file).expanduser().read_text("utf-8"))
         except (OSError, UnicodeDecodeError, configparser.Error) as error:
-            raise _refuse(f"{file} cannot be read: {_why(error)}; make it as in {_PAGE}") from error
+            raise _refuse(
+                f"{file} cannot be read: {_why(error)}; create it as in {_PAGE}"
+            ) from error
         if name != parser.default_section and not parser.has_section(name):
             raise _refuse(f"{file} has no profile [{name}]")
         told = parser[name]
@@ -111,7 +114,7 @@ class OciCredentials:
 
 
 def _read_key(told: Mapping[str, str]) -> rsa.RSAPrivateKey:
-    """Read the key in the profile itself, else in the file that it names."""
+    """Read the key in the profile itself or, failing that, in the file that the profile names."""
     inline, phrase = told.get("key_content", "").strip(), told.get("pass_phrase", "")
     file = "key_content" if inline else told["key_file"]
     try:
@@ -132,7 +135,7 @@ def _read_key(told: Mapping[str, str]) -> rsa.RSAPrivateKey:
 
 
 def _why(error: Exception) -> str:
-    """The cause of the error, without the lines of the file that the error may quote."""
+    """Return the cause of the error, without the lines of the file that the error may quote."""
     return str(error.strerror) if isinstance(error, OSError) else type(error).__name__
 
 

@@ -24,7 +24,7 @@ _MANIFEST = make_manifest(
         Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
         "instead "
         f"({_DOCS}/Tasks/instances-volumes.htm)",
-        Feature.NETWORK: "instances have one network interface; Cavvy makes no cluster network "
+        Feature.NETWORK: "instances have one network interface; Cavvy creates no cluster network "
         f"({_DOCS}/Tasks/compute-clusters.htm)",
         Feature.NOTICE: "OCI announces a preemption through its Events service only, and not on "
         f"the instance ({_DOCS}/Concepts/preemptible.htm)",

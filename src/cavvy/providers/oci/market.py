@@ -1,4 +1,4 @@
-"""Joins the shapes that OCI lists for each availability domain with the catalog's prices.
+"""Combines the shapes that OCI lists for each availability domain with the catalog's prices.
 
 OCI's prices are the same in all its commercial regions (https://www.oracle.com/cloud/price-list/).
 """
@@ -49,17 +49,18 @@ class OciMarket:
         self.unpriced: Sequence[str] = ()
 
     async def regions(self) -> Sequence[str]:
-        """The regions of the settings, or the region of the profile. Raises Refused."""
+        """Return the regions of the settings, or the region of the profile. Raises Refused."""
         named = list_setting(self._settings, "regions")
         return named or [(await asyncio.to_thread(self._credentials.profile)).region]
 
     async def compartment(self) -> str:
-        """The compartment of instances. Raises Refused."""
+        """Return the compartment of instances. Raises Refused."""
         named = str(self._settings.get("compartment") or "")
         return named or (await asyncio.to_thread(self._credentials.profile)).tenancy
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all regions that answer. Raises CloudFault, Refused if none does."""
+        """Return the offers of all regions that answer. Raises CloudFault or Refused if no region
+        answers."""
         now = self._now()
         if self._offers is None or now >= self._offers[0]:
             found = await self._join()
@@ -86,7 +87,8 @@ class OciMarket:
         return found
 
     async def _shapes(self) -> Sequence[tuple[str, str, Json]]:
-        """The shapes of all regions that answer, each with its region and availability domain."""
+        """Return the shapes of all regions that answer, each with its region and availability
+        domain."""
         compartment = await self.compartment()
 
         async def read(region: str) -> Sequence[tuple[str, str, Json]]:

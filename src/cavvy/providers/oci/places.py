@@ -1,4 +1,5 @@
-"""Finds the subnet and the image of an instance: those in the settings, or else the defaults."""
+"""Finds the subnet and the image of an instance: those in the settings or, without these, the
+defaults."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,8 @@ _AGE = timedelta(hours=1)
 
 
 class OciPlaces:
-    """Finds and remembers subnets and images, for `_AGE`. Methods raise CloudFault and Refused."""
+    """Finds subnets and images, and caches them for `_AGE`. Methods raise CloudFault and
+    Refused."""
 
     def __init__(
         self,
@@ -38,13 +40,14 @@ class OciPlaces:
         self._images: dict[tuple[str, str, str], str] = {}
 
     def forget(self) -> None:
-        """Find subnets and images anew with the next launch, since one of them may be gone."""
+        """Find subnets and images again at the next launch, because one of them may have been
+        deleted."""
         self._subnets.clear()
         self._images.clear()
         self._since = self._now()
 
     async def subnet(self, offer: Offer) -> Json:
-        """The subnet of an instance in the offer's availability domain."""
+        """Return the subnet of an instance in the offer's availability domain."""
         self._forget_old()
         place = offer.region, offer.zone
         if place not in self._subnets:
@@ -52,7 +55,7 @@ class OciPlaces:
         return self._subnets[place]
 
     async def image(self, gang: GangSpec) -> str:
-        """The OCID of the image of the gang's instances."""
+        """Return the OCID of the image of the gang's instances."""
         named = str(gang.options.get("image") or self._settings.get("image") or "")
         if named.startswith("ocid1.image."):
             return named
@@ -84,9 +87,9 @@ class OciPlaces:
         names = ", ".join(sorted(str(each["displayName"]) for each in usable))
         problem = f"has several: {names}; choose one" if usable else "has none"
         raise Refused(
-            f"[providers.oci] subnet: {offer.region} needs one subnet{f' {wanted}' * bool(wanted)} "
-            f"in the compartment, and {problem}; the console's wizard `VCN with Internet "
-            "Connectivity` makes a network"
+            f"[providers.oci] subnet: {offer.region} needs one "
+            f"subnet{f' {wanted}' * bool(wanted)} in the compartment, and {problem}; the "
+            "console's wizard `VCN with Internet Connectivity` creates a network"
         )
 
     async def _find_image(self, offer: Offer, named: str) -> str:
@@ -102,14 +105,13 @@ class OciPlaces:
 
 
 def shape_of(offer: Offer) -> str:
-    """OCI's name of the shape. The catalog adds the size of a flexible shape to it."""
+    """OCI's name of the shape. The catalog adds the size of a flexible shape to the name."""
     return offer.instance_type.partition("$")[0]
 
 
 def find_default(offer: Offer) -> tuple[re.Pattern[str], Mapping[str, str]]:
-    """A pattern for the name of OCI's image with drivers for the offer, and the image's operating
-    system.
-    Raises Refused if there is none.
+    """Return a pattern for the name of OCI's image with drivers for the offer, and the image's
+    operating system. Raises Refused if no such image exists.
     """
     known = find_accelerator(offer.accelerator or "")
     if known is None:

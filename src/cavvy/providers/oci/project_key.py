@@ -1,5 +1,5 @@
-"""Checks the configuration of OCI that a project has set. It may name no file of the server, so the
-private key is in it, as `key_content`.
+"""Checks the configuration of OCI that a project has set. The configuration may name no file of the
+server, so it contains the private key as `key_content`.
 """
 
 import configparser
@@ -21,18 +21,18 @@ _TAKEN = {
 
 
 def clean_key(text: str) -> str:
-    """A configuration file with one profile, [DEFAULT], and the keys that are needed. Raises
-    KeyFileRefused, whose text quotes nothing of the key.
+    """Return a configuration file with one profile, [DEFAULT], and the keys that are needed. Raises
+    KeyFileRefused, whose text contains nothing from the key.
     """
     parser = configparser.ConfigParser(interpolation=None)
     try:
         # a carriage return would end a line only when the clean file is read
         parser.read_string(re.sub(r"\r\n?", "\n", text))
     except configparser.Error:
-        raise KeyFileRefused("it is not a configuration file of OCI's tools") from None
+        raise KeyFileRefused("the key is not a configuration file of OCI's tools") from None
     told = parser.defaults()
     if parser.sections():
-        raise KeyFileRefused("it must have one profile, [DEFAULT]")
+        raise KeyFileRefused("the file must have one profile, [DEFAULT]")
     taken: dict[str, str] = {}
     for name, form in _TAKEN.items():
         if not form.fullmatch(told.get(name, "")):

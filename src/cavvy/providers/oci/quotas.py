@@ -1,7 +1,8 @@
-"""Reads the tenancy's service limits for compute and their use, and limits offers to what is left.
+"""Reads the tenancy's service limits for compute and their use, and limits offers to the unused
+part.
 
-Each shape names the limits that it counts toward; most hold for one availability domain. Instances
-of all purchase options count alike. Facts read on 2026-11-23: the Limits API
+Each shape names the limits to which it counts; most limits apply to one availability domain.
+Instances of all purchase options count in the same way. Facts read on 2026-11-23: the Limits API
 (https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names and the units of limits
 (https://docs.oracle.com/en-us/iaas/Content/Quotas/Concepts/resourcequotas_topic-Compute_Quotas.htm)
 and preemptible instances
@@ -49,8 +50,8 @@ class OciQuotas:
         self.untold: Sequence[str] = ()
 
     async def read(self) -> Sequence[Quota]:
-        """The quotas of all regions that answer, sorted by region, name and availability domain.
-        Raises CloudFault, Refused if no region answers. A read that failed is repeated after a
+        """Return the quotas of all regions that answer, sorted by region, name and availability
+        domain. Raises CloudFault, Refused if no region answers. A failed read is repeated after a
         minute.
         """
         await self._market.offers()
@@ -58,8 +59,8 @@ class OciQuotas:
         return sorted(found, key=lambda each: (each.region, each.name, each.zone))
 
     async def limit(self, offers: Sequence[Offer]) -> Sequence[Offer]:
-        """The offers, with their capacity reduced to the unused quota. If the quotas of a region
-        cannot be read, the last known ones are used.
+        """Return the offers, with their capacity reduced to the unused quota. If the quotas of a
+        region cannot be read, the last known quotas are used.
         """
         try:
             _, self.silent = await ask_regions(await self._market.regions(), self._read)
@@ -68,7 +69,7 @@ class OciQuotas:
         return [limit_offer(offer, self._list_needs(offer)) for offer in offers]
 
     def _list_needs(self, offer: Offer) -> Sequence[tuple[Quota, float]]:
-        """The quotas that an instance of the offer uses, each with the amount."""
+        """Return the quotas that an instance of the offer uses, each with the amount."""
         known = self._cache.last(offer.region)
         shape = self._market.shapes.get((offer.region, offer.zone or "", shape_of(offer)), {})
         return [
@@ -94,7 +95,8 @@ class OciQuotas:
         return {(each.name, each.zone): each for each in found}
 
     def _list_shapes(self, region: str) -> Mapping[str, Sequence[str]]:
-        """The names of the shapes that count toward each limit, for limits of offered shapes."""
+        """Return the names of the shapes that count toward each limit, for limits of offered
+        shapes."""
         found: dict[str, set[str]] = {}
         for (place, _, shape), told in self._market.shapes.items():
             if place == region:
@@ -126,9 +128,9 @@ class OciQuotas:
     async def _read_use(
         self, region: str, name: str, zone: str, limit: float
     ) -> tuple[float, float | None]:
-        """The limit that holds in the compartment of instances, and what of it cannot be used by
-        new instances; None if OCI does not report it. A quota policy may lower the limit there, and
-        instances of other compartments use the limit, too.
+        """Return the limit that applies in the compartment of instances, and the part of it that
+        new instances cannot use, or None if OCI does not report it. A quota policy may reduce the
+        limit in the compartment, and instances of other compartments also use the limit.
         """
         query = {"compartmentId": await self._market.compartment()}
         query |= {"availabilityDomain": zone} if zone else {}
@@ -148,7 +150,7 @@ class OciQuotas:
 
 
 def _unit(name: str) -> str:
-    """What a limit counts, from its name; "" for limits of another kind."""
+    """Return what a limit counts, from the limit's name, or "" for limits of another kind."""
     if name.startswith("gpu"):
         return "GPUs"
     if "-memory-" in name:
@@ -159,7 +161,7 @@ def _unit(name: str) -> str:
 
 
 def _count(unit: str, offer: Offer, shape: Json) -> float:
-    """How much of a limit with this unit one instance uses."""
+    """Return how much of a limit with this unit one instance uses."""
     flexible = bool(shape.get("isFlexible"))
     match unit:
         case "GPUs":

@@ -163,7 +163,7 @@ class PaperspaceCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """The fault, with the code `_LIMIT` if the team may not have the machine."""
+        """Return the fault, with the code `_LIMIT` if the team may not have the machine."""
         if 400 <= fault.status < 429 and _OVER_LIMIT.search(fault.message):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault
@@ -177,9 +177,9 @@ class PaperspaceCloud:
         return [each for page in await self._api.pages(first, read_next) for each in page["items"]]
 
     async def _read_templates(self) -> Sequence[Json]:
-        """The templates that machines may boot: the one of the setting, or those of Paperspace. The
-        list of the team's own templates is read even without the setting, because Paperspace
-        answers the other list without a key.
+        """Return the templates that machines may boot: the template of the setting, or those of
+        Paperspace. The list of the team's own templates is read even without the setting, because
+        Paperspace returns the other list without a key.
         """
         own, public = await self._all("/custom-templates"), await self._all("/os-templates")
         wanted = str(self.account.settings.get("template") or "")
@@ -201,7 +201,7 @@ class PaperspaceCloud:
         return self._templates[kind]
 
     def _disk_gb(self) -> int:
-        """The smallest disk that is not smaller than the setting. Raises Refused."""
+        """Return the smallest disk that is not smaller than the setting. Raises Refused."""
         wanted = int(self.account.settings["disk_gb"])
         if wanted > _DISKS_GB[-1]:
             raise Refused(
@@ -211,7 +211,7 @@ class PaperspaceCloud:
         return next(each for each in _DISKS_GB if each >= wanted)
 
     async def _scripts_of(self, machine: str) -> Sequence[str]:
-        """The ids of the scripts that Cavvy made for a machine."""
+        """Return the ids of the scripts that Cavvy created for a machine."""
         if machine not in self._scripts:
             found: dict[str, list[str]] = {machine: []}
             for each in keep_ours(await self._all("/startup-scripts")):
@@ -231,8 +231,8 @@ class PaperspaceCloud:
 
 
 def _choose(templates: Sequence[Json], offer: Offer) -> str:
-    """The id of the template for an offer; "" if no template fits. A template with drivers is
-    preferred for GPUs, and one without them for other machines.
+    """Return the id of the template for an offer, or "" if no template fits. For GPUs, a template
+    with drivers is preferred; for other machines, one without drivers.
     """
     fit = [each for each in templates if _runs(each, offer.instance_type)]
 

@@ -17,7 +17,7 @@ MANIFEST = make_manifest(
     "Paperspace",
     machine="a machine",
     deletion="https://docs.digitalocean.com/products/paperspace/machines/how-to/deactivate/",
-    rights="an API key of the team; Paperspace describes no narrower rights",
+    rights="an API key of the team; Paperspace describes no narrower permissions",
     unsupported={
         Feature.SPOT: f"Paperspace sells machines on demand only ({_API}/machine)",
         Feature.CAPACITY: "Paperspace reports which templates run on a machine type, but not "
@@ -49,8 +49,8 @@ MANIFEST = make_manifest(
         ),
         number(
             "disk_gb",
-            "The size of the disk of a machine, rounded up to 50, 100, 250, 500, 1000 or 2000 GB. "
-            "Paperspace bills disks apart from machines.",
+            "The size of the disk of a machine, rounded up to 50, 100, 250, 500, 1000 or 2000 "
+            "GB. Paperspace bills disks separately from machines.",
             unit="GB",
             default=100,
             minimum=50,

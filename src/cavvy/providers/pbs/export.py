@@ -10,11 +10,11 @@ from cavvy.providers.pbs.script import format_length, make_chunk
 def make_export(
     task: TaskSpec, offer: Offer | None, nodes: int, job_options: JobOptions, gpu_resource: str
 ) -> str:
-    """The script for qsub. If `offer` is None, the script requests the accelerators, CPUs and
-    memory named in the task.
+    """Return the script for qsub. If `offer` is None, the script requests the accelerators, CPUs
+    and memory named in the task.
 
-    `pbsdsh` starts the work on the nodes, but does not pass environment variables on. So the nodes
-    read the variables from a file in the folder from which the job was submitted.
+    `pbsdsh` starts the work on the nodes, but does not pass environment variables on. Therefore the
+    nodes read the variables from a file in the folder from which the job was submitted.
     """
     options = [
         f"-N {task.name[:15]}",

@@ -53,8 +53,8 @@ _EACH = (
 def make_options(
     gang: GangSpec, queue: ClusterQueue, mark: str, job_options: JobOptions, gpu_resource: str
 ) -> Sequence[str]:
-    """The options of qsub. Cavvy's own options come last, so that the settings cannot override
-    them.
+    """Return the options of qsub. Cavvy's own options come last, so that the settings cannot
+    override them.
 
     If `gpu_resource` is "", any model of GPU is accepted.
     """
@@ -76,7 +76,7 @@ def make_options(
 
 
 def make_chunk(offer: Offer, gpu_resource: str) -> str:
-    """The resources of one node, for the option `select`."""
+    """Return the resources of one node, for the option `select`."""
     memory = f":mem={offer.memory_mib}mb" if offer.memory_mib else ""
     chunk = f"ncpus={max(1, int(offer.vcpus))}{memory}"
     if not offer.accelerator_count:
@@ -88,8 +88,8 @@ def make_chunk(offer: Offer, gpu_resource: str) -> str:
 def make_script(
     gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions
 ) -> str:
-    """The job's script. PBS sends no signal before the walltime ends, so the script of a job with a
-    walltime waits for the time of the warning itself.
+    """Return the job's script. PBS sends no signal before the walltime ends, so the script of a job
+    with a walltime itself waits for the time of the warning.
     """
     words = {
         name: shlex.quote(text)

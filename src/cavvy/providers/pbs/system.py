@@ -109,7 +109,7 @@ class PbsSystem:
         return make_export(task, offer, nodes, self.job_options, self._asked_resource)
 
     async def _read(self, kind: str, *argv: str) -> Mapping[str, Facts]:
-        """All objects of one kind, by name, with their attributes."""
+        """Return all objects of one kind, by name, with their attributes."""
         out = await self.commands.ask([*argv, "-F", "json"])
         found: Mapping[str, Facts] = _decode(out).get(kind, {})
         return found
@@ -138,8 +138,8 @@ def read_cluster(
     spot: Sequence[str] = (),
     reclaim_s: float = 0,
 ) -> BatchCluster:
-    """The cluster as PBS describes it, with the queues that accept and start jobs. If `gpu` is "",
-    the node resource `gpu_resource` contains the model of the GPUs.
+    """Return the cluster as PBS describes it, with the queues that accept and start jobs. If `gpu`
+    is "", the node resource `gpu_resource` contains the model of the GPUs.
 
     A queue uses the nodes that are assigned to it. A queue without assigned nodes uses all nodes
     that are assigned to no queue.
@@ -169,7 +169,7 @@ def read_cluster(
 
 
 def _is_usable(queue: Facts) -> bool:
-    """True if the queue accepts jobs, starts them, and is an execution queue (not a routing
+    """Return whether the queue accepts jobs, starts them, and is an execution queue (not a routing
     queue).
     """
     runs = str(queue.get("queue_type", "")).lower().startswith("e")
@@ -178,7 +178,7 @@ def _is_usable(queue: Facts) -> bool:
 
 def read_row(job: str, facts: Facts, *, spot: bool = False) -> BatchJobRow:
     """Parse one job from `qstat -f -F json`. If `spot` is True, a deleted job counts as preempted,
-    since PBS itself may end jobs of the queue.
+    because PBS itself may end jobs of the queue.
     """
     code = facts.get("Exit_status")
     deleted = _text(facts, "substate") == _DELETED
@@ -217,7 +217,7 @@ def _text(facts: Facts, name: str) -> str:
 
 
 def _list_hosts(facts: Facts) -> tuple[str, ...]:
-    """The hosts in a list such as `n1/0*8+n2/1*8`."""
+    """Return the hosts in a list such as `n1/0*8+n2/1*8`."""
     parts = _text(facts, "exec_host").split("+")
     return tuple(part.partition("/")[0] for part in parts if part)
 
@@ -228,7 +228,7 @@ def _find_end(facts: Facts) -> datetime | None:
 
 
 def read_size(text: object) -> int:
-    """Parse a size such as `528000000kb` to whole MiB; 0 if there is none."""
+    """Parse a size such as `528000000kb` to whole MiB; return 0 if there is none."""
     found = re.fullmatch(r"(\d+)\s*([kmgt]?b)?", str(text or "").lower())
     return int(int(found[1]) * _SIZES_KIB[found[2] or "b"] / 1024) if found else 0
 
@@ -252,7 +252,7 @@ def _read_node(name: str, row: Facts, gpu: str, gpu_resource: str) -> ClusterNod
 
 
 def _length(text: object) -> timedelta | None:
-    """Parse `48:00:00`, or a number of seconds; None if there is none."""
+    """Parse `48:00:00`, or a number of seconds; return None if there is none."""
     parts = [int(part) for part in str(text or "").split(":") if part.isdigit()]
     if not parts:
         return None
@@ -277,7 +277,7 @@ def _decode(text: str) -> dict[str, Any]:
 
 def _time(text: object) -> datetime | None:
     """Parse a time such as `Fri Nov 20 07:13:11 2026` (UTC, as requested) or seconds since the
-    epoch; None if there is none.
+    epoch; return None if there is none.
     """
     if str(text).isdigit():
         return datetime.fromtimestamp(int(str(text)), UTC) if int(str(text)) else None

@@ -20,11 +20,12 @@ from cavvy.domain.values import Struct
 
 
 class PriceError(Exception):
-    """The prices cannot be read now. The message gives the reason and the remedy."""
+    """Raised if the prices cannot be read now. The message gives the reason and the remedy."""
 
 
 class NeedsLogin(PriceError):
-    """The available credentials are insufficient. A refresh of all providers skips this source."""
+    """Raised if the available credentials are insufficient. A refresh of all providers skips this
+    source."""
 
 
 class PriceQuery(Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class PriceSource(Protocol):
     def provider(self) -> str: ...
     @property
     def title(self) -> str:
-        """The name of the list, and how it is read, to show to users."""
+        """Return the name of the list, and how it is read, to show to users."""
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
         """Read the whole list. Raises PriceError if any part of the list cannot be read, so the
@@ -62,7 +63,7 @@ class PriceSource(Protocol):
 
 
 def list_sources() -> Mapping[str, PriceSource]:
-    """All sources, by provider. Imports all providers' manifests."""
+    """Return all sources, by provider. All providers' manifests are imported."""
     from cavvy.providers.registry import manifests
 
     modules = [f"{__name__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("[!_]*.py"))]
@@ -73,7 +74,7 @@ def list_sources() -> Mapping[str, PriceSource]:
 
 
 def list_unavailable() -> Mapping[str, str]:
-    """The providers whose prices `refresh` cannot read, with the reasons."""
+    """Return the providers whose prices `refresh` cannot read, with the reasons."""
     from cavvy.providers.prices.unavailable import REASONS
 
     return REASONS

@@ -128,7 +128,7 @@ class PrimeIntellectCloud:
         return found
 
     def _is_wanted(self, told: Json) -> bool:
-        """Whether the configuration is on-demand, in stock, and allowed by the settings."""
+        """Return whether the configuration is on-demand, in stock, and allowed by the settings."""
         clouds, image = self.account.names("clouds"), self.account.settings["image"]
         price = told["prices"]
         return (
@@ -144,7 +144,7 @@ class PrimeIntellectCloud:
         )
 
     def _describe(self, told: Json) -> dict[str, Json]:
-        """The fields that select the configuration in a request for a pod."""
+        """Return the fields that select the configuration in a request for a pod."""
         resources = {"diskSize": "disk", "vcpus": "vcpu", "memory": "memory"}
         wanted = {
             **{name: told[name] for name in ("cloudId", "gpuType", "socket", "gpuCount")},
@@ -158,7 +158,7 @@ class PrimeIntellectCloud:
         return {name: value for name, value in wanted.items() if value is not None}
 
     async def _find_key(self, public_key: str) -> str:
-        """The id of the SSH key in the account. The key is added to the account if it is
+        """Return the id of the SSH key in the account. The key is added to the account if it is
         missing."""
         if public_key not in self._keys:
             for each in await self._all("/ssh_keys/"):
@@ -192,7 +192,7 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _key(told: Json) -> tuple[str, str, int]:
-    """The region, the instance type and the number of GPUs of a configuration."""
+    """Return the region, the instance type and the number of GPUs of a configuration."""
     region = str(told["dataCenter"] or told["country"] or "any")
     kind = f"{told['provider']}.{told['cloudId']}"
     return region.replace(" ", "_"), kind.replace(" ", "_"), int(told["gpuCount"])
@@ -203,7 +203,7 @@ def _identify(told: Json) -> KnownAccelerator | None:
 
 
 def _rate(told: Json) -> HourlyRate:
-    """The price of the configuration, including default resources that cost extra."""
+    """Return the price of the configuration, including default resources that cost extra."""
     usd = Decimal(str(told["prices"]["onDemand"]))
     for part in (told["disk"], told["vcpu"], told["memory"]):
         if part.get("pricePerUnit") and not part.get("defaultIncludedInPrice"):
@@ -212,7 +212,8 @@ def _rate(told: Json) -> HourlyRate:
 
 
 def _first(value: Json) -> str:
-    """The value itself, or its first item if the API returned a list; "" if there is none."""
+    """Return the value itself, or its first item if the API returned a list, or "" if there is
+    none."""
     found = value[0] if isinstance(value, list) and value else value
     return str(found) if found and not isinstance(found, list) else ""
 

@@ -15,7 +15,9 @@ KEYS = ApiKeySource(
 _REFERENCE = "https://docs.primeintellect.ai/api-reference"
 _AVAILABILITY = f"{_REFERENCE}/check-gpu-availability"
 _CREATE = f"{_REFERENCE}/pods/create-pod"
-_CONTAINER = f"the pods of some clouds are containers, which cannot start others ({_CREATE})"
+_CONTAINER = (
+    f"the pods of some clouds are containers, which cannot start further containers ({_CREATE})"
+)
 
 MANIFEST = make_manifest(
     "primeintellect",
@@ -57,7 +59,7 @@ MANIFEST = make_manifest(
         flag(
             "community",
             "Also use the community cloud: cheaper pods on computers of other people, who can "
-            "read what runs there.",
+            "read the data and programs of pods.",
         ),
         text(
             "image",

@@ -27,14 +27,14 @@ _DENIED = frozenset({401, 403, 407})
 
 
 class DashboardRefused(Exception):
-    """The dashboard returned an error status."""
+    """Raised if the dashboard returned an error status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
 
     def sorted(self, where: str) -> ProviderError:
-        """The corresponding error of the provider interface."""
+        """Return the corresponding error of the provider interface."""
         text = str(self).strip()
         last = text.splitlines()[-1][:300] if text else ""
         if self.status in _DENIED:
@@ -92,8 +92,8 @@ class RayDashboard:
         return await self._state("placement_groups", detail="1")
 
     async def usage(self) -> Mapping[str, Object]:
-        """The used and the total amount of each resource, by node. The amounts may be some seconds
-        old.
+        """Return the used and the total amount of each resource, by node. The amounts may be some
+        seconds old.
         """
         told = _object(await self._ask("GET", "/api/cluster_status"))
         status = ((told.get("data") or {}).get("clusterStatus") or {}).get(
@@ -114,7 +114,7 @@ class RayDashboard:
             raise
 
     async def log(self, name: str) -> str | None:
-        """The output of a job's driver, or None if it is not available."""
+        """Return the output of a job's driver, or None if it is not available."""
         try:
             return str(
                 _object(await self._ask("GET", f"/api/jobs/{quote(name)}/logs")).get("logs") or ""
@@ -123,7 +123,7 @@ class RayDashboard:
             return None
 
     async def submit(self, job: Object) -> bool:
-        """Submit a job. Returns False if a job with this name already exists."""
+        """Submit a job. Return False if a job with this name already exists."""
         try:
             await self._ask("POST", "/api/jobs/", job)
         except DashboardRefused as error:
@@ -133,7 +133,7 @@ class RayDashboard:
         return True
 
     async def stop(self, name: str) -> None:
-        """Ask Ray to stop a job. Does nothing if the job no longer exists."""
+        """Request Ray to stop a job. Does nothing if the job no longer exists."""
         try:
             await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
         except DashboardRefused as error:
@@ -200,7 +200,8 @@ class RayDashboard:
 
 
 def _read(error: urllib.error.HTTPError) -> str:
-    """Read the reason for a refusal; "" if the connection breaks before the reason arrives."""
+    """Read the reason for a refusal; return "" if the connection breaks before the reason
+    arrives."""
     with error, suppress(OSError, http.client.HTTPException):
         return error.read(65536).decode(errors="replace")
     return ""

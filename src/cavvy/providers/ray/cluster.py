@@ -38,7 +38,7 @@ _RESERVED = re.compile(r"(.+)Group([0-9A-Fa-f]{36})")
 
 
 class RayNode(Struct, frozen=True, kw_only=True):
-    """A node, the resources that jobs may use, and the free part of these."""
+    """A node, the resources that jobs may use, and the free part of these resources."""
 
     id: str
     address: str
@@ -51,7 +51,7 @@ class RayNode(Struct, frozen=True, kw_only=True):
     gpus: float = 0
 
     def fits(self, offer: Offer) -> int:
-        """How many nodes of this offer fit on the Ray node now."""
+        """Return how many nodes of this offer fit on the Ray node now."""
         if not is_of(self.shape, offer, spot=self.spot):
             return 0
         rooms = [self.cpus / offer.vcpus, self.memory_mib / offer.memory_mib]
@@ -71,11 +71,11 @@ class RayNode(Struct, frozen=True, kw_only=True):
 def read_nodes(
     nodes: Sequence[Object], usage: Mapping[str, Object], groups: Sequence[Object]
 ) -> Sequence[RayNode]:
-    """The nodes that are alive, from /api/v0/nodes, `usageByNode` of /api/cluster_status, and
-    /api/v0/placement_groups.
+    """Return the nodes that are alive, from /api/v0/nodes, `usageByNode` of /api/cluster_status,
+    and /api/v0/placement_groups.
 
-    The usage data are some seconds old, but the reservations of placement groups are current. So
-    the usage data are used only for resources outside of placement groups.
+    The usage data are some seconds old, but the reservations of placement groups are current.
+    Therefore the usage data are used only for resources outside of placement groups.
     """
     reserved: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -129,7 +129,7 @@ def _find_kind(total: Mapping[str, float]) -> str:
 
 
 def _used(usage: Object, name: str) -> float:
-    """The amount of a resource that is used outside of placement groups."""
+    """Return the amount of a resource that is used outside of placement groups."""
     seen = usage.get(_camel(name))
     of_groups = sum(
         float(pair[1])
@@ -140,8 +140,8 @@ def _used(usage: Object, name: str) -> float:
 
 
 def _find_resource(total: Mapping[str, float]) -> str:
-    """The name of the resource with which Ray schedules accelerators. It is one of Ray's own names,
-    or the name of a known product; "" if there is none.
+    """Return the name of the resource with which Ray schedules accelerators. The name is one of
+    Ray's own names, or the name of a known product, or "" if there is none.
     """
     for name in _ACCELERATORS:
         if total.get(name, 0) >= 1:
@@ -150,8 +150,8 @@ def _find_resource(total: Mapping[str, float]) -> str:
 
 
 def name_accelerator(word: str) -> str:
-    """The catalog's name of a product. Ray's name for it may start with the maker's name. If the
-    product is not in the catalog, `word` is returned.
+    """Return the catalog's name of a product. Ray's name for it may start with the maker's name. If
+    the product is not in the catalog, `word` is returned.
     """
     plain = _MAKERS.sub("", _MAKERS.sub("", word))
     known = find_accelerator(word) or find_accelerator(plain)
@@ -159,7 +159,7 @@ def name_accelerator(word: str) -> str:
 
 
 def _camel(name: str) -> str:
-    """A resource name as the dashboard writes it: "accelerator_type:A100" becomes
+    """Return a resource name as the dashboard writes it: "accelerator_type:A100" becomes
     "acceleratorType:A100".
     """
     first, *rest = name.split("_")
@@ -186,8 +186,8 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """One offer for each size. A size is a number of one kind of accelerators, or a part of a node
-    without accelerators.
+    """Return one offer for each size. A size is a number of one kind of accelerators, or a part of
+    a node without accelerators.
     """
     widest = max((node.shape.cpus for node in nodes), default=1)
     kinds: dict[tuple[NodeShape, str, bool], list[RayNode]] = {}
@@ -234,7 +234,7 @@ def _merge(
 
 
 def make_bundle(offer: Offer, node: RayNode) -> Mapping[str, float]:
-    """The resources that Ray reserves for each node of a gang. `node` is one of the offer's
+    """Return the resources that Ray reserves for each node of a gang. `node` is one of the offer's
     nodes.
     """
     bundle: dict[str, float] = {"CPU": offer.vcpus, "memory": offer.memory_mib * _MIB}

@@ -54,7 +54,8 @@ class RayCluster:
         return [each for each in self._ledger.records.values() if each.cluster == self.name]
 
     async def nodes(self) -> Sequence[RayNode]:
-        """The nodes, without the resources that are reserved for gangs which are not placed yet."""
+        """Return the nodes, without the resources that are reserved for gangs which are not placed
+        yet."""
         async with self._sorted():
             nodes, usage, groups = await asyncio.gather(
                 self.api.nodes(), self.api.usage(), self.api.groups()
@@ -83,7 +84,7 @@ class RayCluster:
     # Launching
 
     async def launch(self, gang: GangSpec) -> None:
-        """See `Provider.launch`. The caller must hold the gang's lock."""
+        """Launch the gang; see `Provider.launch`. The caller must hold the gang's lock."""
         node_endpoint = self._terms.node_endpoint
         if node_endpoint is None:
             raise Refused(_NO_WAY)
@@ -135,8 +136,8 @@ class RayCluster:
             raise
 
     def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
-        """Return one of the offer's nodes. Raises NoCapacity if the gang does not fit on these
-        nodes now.
+        """Return one of the offer's nodes. Choose nodes for the gang. Raises NoCapacity if the gang
+        does not fit on these nodes now.
         """
         alike = [node for node in nodes if is_of(node.shape, gang.offer, spot=node.spot)]
         if not alike:
@@ -145,9 +146,7 @@ class RayCluster:
             rooms = [node.fits(gang.offer) for node in alike]
             room = sum(map(bool, rooms)) if self._terms.options.spread else sum(rooms)
             if room < gang.nodes:
-                raise NoCapacity(
-                    f"{gang.offer.key}: there is now room for {room} of {gang.nodes} nodes"
-                )
+                raise NoCapacity(f"{gang.offer.key}: only {room} of {gang.nodes} nodes fit now")
         return alike[0]
 
     # Polling
@@ -204,8 +203,8 @@ class RayCluster:
         return status.as_seen(record, told.waits)
 
     async def _read_output(self, name: str, job: Object) -> status.DriverOutput | None:
-        """Read the driver's messages. Returns None if the log of an ended job cannot be read. After
-        a minute of this, returns no messages instead.
+        """Read the driver's messages. Return None if the log of an ended job cannot be read. If the
+        log stays unreadable for a minute, return no messages instead.
         """
         begun = job.get("status") not in ("PENDING", None)
         log = await self.api.log(str(job["submission_id"])) if begun else ""
@@ -262,9 +261,8 @@ class RayCluster:
     # Removing
 
     async def remove(self, name: str) -> bool:
-        """Remove the gang. Returns True if the gang is or was in this cluster. The caller must hold
-        the gang's lock.
-        """
+        """Remove the gang. Return True if the gang is or was in this cluster. The caller must hold
+        the gang's lock."""
         async with self._sorted():
             record = self._ledger.get(name)
             if record is not None and (record.ended_at is not None or record.cluster != self.name):
@@ -317,5 +315,6 @@ class RayCluster:
 
 
 def why_not(node_endpoint: NodeEndpoint | None) -> Sequence[Objection]:
-    """Objections that apply to every task if nodes cannot call the server; otherwise []."""
+    """Return objections that apply to every task if nodes cannot connect to the server; otherwise
+    []."""
     return [] if node_endpoint is not None else [Objection("providers", _NO_WAY)]

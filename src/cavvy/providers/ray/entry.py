@@ -51,8 +51,8 @@ class RayOptions(Struct, frozen=True, kw_only=True):
 
 
 def job_name(mark: str, gang: str) -> str:
-    """The submission id of a gang's job. Ray accepts each id once, so a gang is never launched
-    twice.
+    """Return the submission id of a gang's job. Ray accepts each id once, so a gang is never
+    launched twice.
     """
     return f"cavvy-{mark}-{gang}"
 
@@ -66,7 +66,7 @@ def make_job(
     *,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """The request that submits the gang's job. The first call packs the agent, which blocks.
+    """Return the request that submits the gang's job. The first call packs the agent, which blocks.
 
     `node` is one of the offer's nodes. `mixed` is True if only some of the cluster's nodes may be
     preempted.
@@ -103,7 +103,7 @@ def make_plan(
     *,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """The driver's plan, including the source of both programs."""
+    """Return the driver's plan, including the source of both programs."""
     offer = gang.offer
     known = find_accelerator(offer.accelerator) if offer.accelerator else None
     spread = "STRICT_SPREAD" if options.spread else "SPREAD"
@@ -127,7 +127,7 @@ def make_plan(
 
 
 def _make_boot(gang: GangSpec, node_endpoint: NodeEndpoint, folder: str) -> Mapping[str, Any]:
-    """The data that the actor supervisor needs to start an agent on a node."""
+    """Return the data that the actor supervisor needs to start an agent on a node."""
     return {
         "agent": node_endpoint.agent(),
         "folder": folder,

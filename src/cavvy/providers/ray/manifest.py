@@ -10,8 +10,8 @@ from cavvy.providers.settings import flag, gpu_rates, node_price, text
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.IMAGE: "jobs run on Ray's nodes, outside Ray's own processes, and the nodes boot the "
     "cluster's own image",
-    Feature.BUILD: "jobs run on Ray's nodes, outside Ray's own processes; "
-    "`cavvy image build TASK.YAML --push NAME` makes an image elsewhere",
+    Feature.BUILD: "jobs run on Ray's nodes, outside Ray's own processes; `cavvy image build "
+    "TASK.YAML --push NAME` builds an image elsewhere",
     Feature.LOGIN: "jobs cannot run in images",
     Feature.VOLUMES: "a Ray cluster has no named volumes to attach; use a `host` folder of its "
     "nodes",
@@ -37,7 +37,7 @@ MANIFEST = Manifest(
         text(
             "addresses",
             "The addresses of the clusters' dashboards, separated by spaces, for example "
-            "`main=http://10.0.0.5:8265`. Each cluster is a region. Its name stands before `=`; "
+            "`main=http://10.0.0.5:8265`. Each cluster is a region. Its name precedes `=`; "
             "without one, it is the name of the host. The default address is "
             "`http://127.0.0.1:8265`.",
         ),
@@ -73,12 +73,12 @@ MANIFEST = Manifest(
         flag(
             "spread",
             "If `true`, the ranks of a gang always run on different nodes (`STRICT_SPREAD`). If "
-            "`false`, they do so only if there is room (`SPREAD`).",
+            "`false`, they do so only if enough nodes are free (`SPREAD`).",
         ),
         flag(
             "wait",
             "If `true`, gangs may wait in Ray for nodes from an autoscaler. If `false`, Cavvy "
-            "holds jobs until enough nodes are free.",
+            "queues jobs until enough nodes are free.",
         ),
     ),
 )

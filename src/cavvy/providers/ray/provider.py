@@ -77,7 +77,7 @@ class RayProvider:
             site.api.close()
 
     def sites(self) -> Mapping[str, RayCluster]:
-        """The clusters in use, by name. Raises Refused."""
+        """Return the clusters in use, by name. Raises Refused."""
         if not self._sites:
             options = RayOptions(
                 namespace=self._text("namespace") or "cavvy",

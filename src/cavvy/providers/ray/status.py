@@ -27,7 +27,8 @@ class DriverOutput(Struct, frozen=True, kw_only=True):
 
 
 def gang_of(job: Object, mark: str) -> str:
-    """The name of the job's gang, or "" if the job belongs to no gang of this installation."""
+    """Return the name of the job's gang, or "" if the job belongs to no gang of this
+    installation."""
     metadata = job.get("metadata") or {}
     return str(metadata.get(GANG, "")) if metadata.get(INSTALLATION) == mark else ""
 
@@ -135,8 +136,8 @@ def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime)
 
 
 def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> RayGangRecord:
-    """The record of a gang that has ended. Nodes that did not report their own end get the end
-    time `at`.
+    """Return the record of a gang that has ended. Nodes that did not report their own end get the
+    end time `at`.
     """
     ranks = tuple(
         rank if rank.ended_at else replace(rank, ended_at=max(at, rank.started_at))
@@ -153,7 +154,7 @@ def end(record: RayGangRecord, at: datetime, reason: str, preempted: bool) -> Ra
 
 
 def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, bool]:
-    """The reason why the gang ended, and whether it was preempted."""
+    """Return the reason why the gang ended, and whether it was preempted."""
     worst = next((rank for rank in record.ranks if rank.preempted), None)
     worst = worst or next((rank for rank in record.ranks if rank.reason), None)
     if told.refused:
@@ -179,8 +180,8 @@ def _has_ended(rank: RayRank | None) -> bool:
 
 
 def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
-    """Describe a gang for the control plane, from its record. `waits` is the reason why it
-    waits."""
+    """Describe a gang for the control plane, from its record. Describe the gang for the control
+    plane. `waits` is the reason why the gang waits."""
     codes = [rank.exit_code for rank in record.ranks if rank.exit_code is not None]
     if record.ended_at is not None:
         state, reason = GangState.ENDED, record.reason

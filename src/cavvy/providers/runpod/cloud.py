@@ -46,8 +46,8 @@ _TYPE = re.compile(r"(\d+)x_(.+)")  # the form of an instance type
 
 
 class RunpodCloud:
-    """Implements `Cloud`. An instance type consists of the number of GPUs and Runpod's name of the
-    GPU, with "_" for each space, such as "2x_NVIDIA_A40".
+    """Implements `Cloud`. An instance type consists of the number of GPUs and
+    Runpod's name of the GPU, with "_" for each space, such as "2x_NVIDIA_A40".
     """
 
     # The API describes neither the maximum length of names nor how long a new pod may be missing
@@ -125,8 +125,8 @@ class RunpodCloud:
         return fault.code == _NO_NETWORK or wrong
 
     async def _list_gpus(self, cloud: str, count: int) -> Sequence[Json]:
-        """The GPUs that can be rented. Only NVIDIA's are returned, because the default image needs
-        one."""
+        """Return the GPUs that can be rented. Only NVIDIA's GPUs are returned, because the default
+        image needs one."""
         query = f"include=AVAILABILITY&product=POD&count={count}&cloud={cloud.upper()}"
         if self.account.settings["cuda"]:
             query += f"&minCudaVersion={self.account.settings['cuda']}"
@@ -160,13 +160,13 @@ class RunpodCloud:
 
 
 def _memory_mib(gpu: Json) -> int | None:
-    """The memory of one GPU; None if the GPU is unknown."""
+    """Return the memory of one GPU, or None if the GPU is unknown."""
     known = identify(str(gpu["id"]), int(gpu["memory"]) * 1024)
     return known.memory_mib if known else None
 
 
 def _regions(gpu: Json, cloud: str) -> Sequence[str]:
-    """The data centers that have the GPU now. For the community cloud, the API lists no data
+    """Return the data centers that have the GPU now. For the community cloud, the API lists no data
     centers, so the result is the region `community`.
     """
     if cloud == _COMMUNITY:
@@ -176,7 +176,7 @@ def _regions(gpu: Json, cloud: str) -> Sequence[str]:
 
 
 def _read_next(page: Json) -> str | None:
-    """The path of the next page of pods; None after the last page."""
+    """Return the path of the next page of pods; None after the last page."""
     told = page.get("pagination") or {}
     cursor = told.get("nextCursor") if told.get("hasNextPage", True) else None
     return f"{_PODS}&cursor={quote(str(cursor), safe='')}" if cursor else None

@@ -47,7 +47,8 @@ MANIFEST = make_manifest(
         f"({_CREATE})",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods; a size "
         f"for one task is not supported yet ({_CREATE})",
-        Feature.NOTICE: f"on-demand pods are not reclaimed, and API 2 has no others ({_CREATE})",
+        Feature.NOTICE: "on-demand pods are not reclaimed, and API 2 has no other pods "
+        f"({_CREATE})",
     },
     settings=(
         KEYS.setting(),
@@ -60,7 +61,7 @@ MANIFEST = make_manifest(
         flag(
             "community",
             "Also use the community cloud: cheaper pods on computers of other people, who can "
-            "read what runs there.",
+            "read the data and programs of pods.",
         ),
         text(
             "image",
@@ -80,7 +81,7 @@ MANIFEST = make_manifest(
         ),
         number(
             "gpu_vcpus",
-            "Pods start only on hosts with this number of vCPUs for each GPU. Offers have this "
+            "Pods start only on hosts with this number of vCPUs for each GPU. Offers state this "
             "number.",
             unit="vCPUs",
             default=4,
@@ -89,7 +90,7 @@ MANIFEST = make_manifest(
         ),
         number(
             "gpu_memory_gib",
-            "Pods start only on hosts with this memory for each GPU. Offers have this memory.",
+            "Pods start only on hosts with this memory for each GPU. Offers state this memory.",
             unit="GB",
             default=16,
             minimum=1,

@@ -21,8 +21,8 @@ _MODES = {"File": False, "FastFile": True}  # whether objects are read only when
 
 
 def list_channels(gang: GangSpec) -> Sequence[DataChannel]:
-    """The data channels of a job: those of the option `channels`, and those of inputs. Raises
-    Refused.
+    """Return the data channels of a job: those of the option `channels`, and those of inputs.
+    Raises Refused.
     """
     stream, named = _read_mode(gang), read_texts(gang.options, "channels")
     own = [DataChannel(name=name, uri=uri, stream=stream) for name, uri in named.items()]
@@ -38,13 +38,13 @@ def list_channels(gang: GangSpec) -> Sequence[DataChannel]:
 
 
 def list_placed(gang: GangSpec) -> Sequence[str]:
-    """The targets of the inputs that are channels."""
+    """Return the targets of the inputs that are channels."""
     return [each.target for each in _choose(gang)]
 
 
 def list_variables(channels: Sequence[DataChannel], offer: Offer) -> Mapping[str, str]:
-    """The variables of SageMaker's training toolkit that scripts for SageMaker read most. The
-    toolkit is the entry point of AWS's images, which Cavvy's command replaces:
+    """Return the variables of SageMaker's training toolkit that scripts for SageMaker read most
+    often. The toolkit is the entry point of AWS's images, which Cavvy's command replaces:
     https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md
     """
     folders = {
@@ -60,7 +60,7 @@ def list_variables(channels: Sequence[DataChannel], offer: Offer) -> Mapping[str
 
 
 def read_texts(options: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    """The option `name`, a table, with its values as strings. Raises Refused."""
+    """Return the option `name`, which is a table, with its values as strings. Raises Refused."""
     found = options.get(name) or {}
     if not isinstance(found, Mapping):
         raise Refused(f"resources.options.sagemaker.{name} must be a table of names and values")
@@ -84,7 +84,8 @@ def _choose(gang: GangSpec) -> Sequence[Transfer]:
 
 
 def _name(each: Transfer) -> str:
-    """The name of the channel whose folder is the target of an input; "" if it is another path."""
+    """Return the name of the channel whose folder is the target of an input, or "" if the target is
+    another path."""
     found = _TARGET.fullmatch(each.target)
     return "" if found is None or found["name"] in (".", "..") else found["name"]
 

@@ -95,8 +95,8 @@ MANIFEST = Manifest(
         text(
             "instances",
             "Patterns of the instance types to offer, separated by commas, such as `ml.g5.*, "
-            "ml.p4d.24xlarge`. The default is every type that the catalog knows, without "
-            "Trainium and Inferentia.",
+            "ml.p4d.24xlarge`. The default is every type in the catalog, without Trainium and "
+            "Inferentia.",
         ),
         text(
             "subnets",

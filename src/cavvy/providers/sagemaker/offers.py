@@ -1,4 +1,4 @@
-"""Reads SageMaker's prices of instances from AWS's Price List API, and makes offers of them.
+"""Reads SageMaker's prices of instances from AWS's Price List API, and makes offers from them.
 
 A row of the list is the price for one use of an instance type, which `platoinstancetype` names:
 "Training" for training jobs, "Notebook" for notebook instances, "Hosting" for endpoints.
@@ -28,7 +28,7 @@ _Rates = Mapping[str, HourlyRate]
 
 class InstanceOffers:
     """The offers of a provider whose instances have one use. The settings `instances` and
-    `disk_gib` select them; prices are read again after 12 hours.
+    `disk_gib` select the offers; prices are read again after 12 hours.
     """
 
     def __init__(self, aws: AwsService, context: ProviderContext, provider: str, use: str) -> None:
@@ -38,7 +38,8 @@ class InstanceOffers:
         self.unknown: Sequence[str] = ()
 
     async def list(self, *purchases: Purchase) -> Sequence[Offer]:
-        """An offer of each purchase option for each type and region. Raises CloudFault, Refused."""
+        """Return an offer of each purchase option for each type and region. Raises CloudFault,
+        Refused."""
         found, unknown, now = [], set(), self._context.now()
         settings = self._context.settings
         patterns = list_setting(settings, "instances")
@@ -71,12 +72,13 @@ class InstanceOffers:
         return found
 
     def _find_machines(self, names: Sequence[str]) -> Mapping[str, Offer | None]:
-        """The catalog's offers of EC2 for instance types of SageMaker. This reads files."""
+        """Return the catalog's offers of EC2 for instance types of SageMaker. This reads files."""
         find = self._context.find_instance
         return {each: find("aws", each.removeprefix("ml.")) for each in names}
 
     async def _read(self, region: str, now: datetime) -> _Rates:
-        """The hourly prices in USD by instance type, such as ml.g5.xlarge. Raises CloudFault."""
+        """Return the hourly prices in USD by instance type, such as ml.g5.xlarge. Raises
+        CloudFault."""
         at, rates = self._rates.get(region, (None, {}))
         if at is None or now - at >= _AGE:
             told = await self._aws.pages(
@@ -100,7 +102,7 @@ class InstanceOffers:
 
 
 def read_rates(products: Sequence[Any], use: str) -> _Rates:
-    """The hourly prices of the products that are instances for one use."""
+    """Return the hourly prices of the products that are instances for one use."""
     found: dict[str, HourlyRate] = {}
     for each in products:
         attributes = each.get("product", {}).get("attributes", {})
@@ -116,7 +118,7 @@ def read_rates(products: Sequence[Any], use: str) -> _Rates:
 
 
 def _chosen(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the patterns in the settings selects this instance type."""
+    """Return whether one of the patterns in the settings selects this instance type."""
     if patterns:
         return any(fnmatchcase(name, each) for each in patterns)
     return not any(fnmatchcase(name, each) for each in _OTHER_CHIPS)

@@ -85,12 +85,12 @@ class SageMakerService:
         self._live: dict[str, ServiceJob] = {}  # by id: other jobs, as last described
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. The caller must call `offers` first, which finds the types that
-        the catalog does not know.
+        """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
+        types that are not in the catalog.
         """
         facts = [("role", self._need("role")), ("bucket", self._need("bucket"))]
         if unknown := self._offers.unknown:
-            facts.append(("types that the catalog does not know", ", ".join(unknown)))
+            facts.append(("types that are not in the catalog", ", ".join(unknown)))
         return facts
 
     async def offers(self) -> Sequence[Offer]:
@@ -133,8 +133,8 @@ class SageMakerService:
         return list(found.values())
 
     async def _read_listed(self, job: str, summary: Mapping[str, Any]) -> ServiceJob | None:
-        """A job of a list. SageMaker may not describe it for a moment: then it is as it was before.
-        None if it was deleted, which only jobs that have ended can be.
+        """Return a job of a list. If SageMaker temporarily does not describe the job, return its
+        last known state. Return None if the job was deleted, which is possible only for ended jobs.
         """
         found = await self.get(job)
         if found is not None or summary["TrainingJobStatus"] in _ENDED:
@@ -227,8 +227,8 @@ class SageMakerService:
         )
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
-        """The job's time limit: the task's limit plus the time for the last checkpoint. If the task
-        has no limit, the setting applies.
+        """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
+        the task has no limit, the setting applies.
         """
         if gang.longest is None:
             return min(timedelta(seconds=int(self._settings["max_run_s"])), LONGEST_RUN)
@@ -271,7 +271,7 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
             state, ended = JobState.KEPT, None
     elif interrupted is not None:
         state, ended = JobState.RECLAIMED, None  # the billable time is known once it is stopped
-        reason = "SageMaker took back the spot instances"
+        reason = "SageMaker reclaimed the spot instances"
     else:
         state = JobState.RUNNING if started else JobState.WAITING
     return ServiceJob(
@@ -287,8 +287,8 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _read_end(told: Mapping[str, Any]) -> datetime | None:
-    """When the bill of an ended training ended, without its warm pool; None if the reply does not
-    tell.
+    """Return when the bill of an ended training ended, without its warm pool, or None if the reply
+    does not state this.
     """
     started, billed = told.get("TrainingStartTime"), told.get("BillableTimeInSeconds")
     end: datetime | None = told.get("TrainingEndTime")
@@ -298,14 +298,15 @@ def _read_end(told: Mapping[str, Any]) -> datetime | None:
 
 
 def _read_code(reason: str) -> str:
-    """The code at the start of a failure's reason, such as CapacityError or AlgorithmError."""
+    """Return the code at the start of a failure's reason, such as CapacityError or
+    AlgorithmError."""
     return reason.partition(":")[0].strip()
 
 
 def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
-    """The task's parameters, replaced by those in the options. Raises Refused if the options have
-    more than SageMaker allows. Parameters of the task that do not fit are left out: the work gets
-    all of them as variables anyway.
+    """Return the task's parameters, replaced by those in the options. Raises Refused if the options
+    have more than SageMaker allows. Parameters of the task that do not fit are omitted, because the
+    work gets all of them as variables anyway.
     """
     named = read_texts(gang.options, "hyperparameters")
     if not fits_hyperparameters(named):

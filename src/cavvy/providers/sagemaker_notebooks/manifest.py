@@ -60,13 +60,13 @@ MANIFEST = Manifest(
             "role",
             "The ARN of the execution role of notebooks. Work in a session has its rights. With "
             "the right sagemaker:StopNotebookInstance, a notebook whose agent has ended stops "
-            "itself, also if the server is lost. Required.",
+            "itself, even if the server is lost. Required.",
         ),
         text(
             "instances",
             "Patterns of the instance types to offer, separated by commas, such as `ml.g5.*, "
-            "ml.g6.xlarge`. The default is every type that the catalog knows, without Trainium "
-            "and Inferentia.",
+            "ml.g6.xlarge`. The default is every type in the catalog, without Trainium and "
+            "Inferentia.",
         ),
         text(
             "platform",

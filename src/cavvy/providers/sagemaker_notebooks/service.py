@@ -2,8 +2,9 @@
 https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html
 
 A notebook instance runs a script when it starts, which is an object of its own in SageMaker: its
-lifecycle configuration. It has the notebook's name, and is deleted some time after the notebook.
-A notebook is stopped first, which ends the bill of its instance, and then deleted with its disk.
+lifecycle configuration. The configuration has the notebook's name, and is deleted some time after
+the notebook. A notebook is stopped first, which ends the bill of its instance, and then deleted
+with its disk.
 """
 
 import base64
@@ -67,10 +68,10 @@ class NotebookInstances:
         self._tidied: dict[str, datetime] = {}  # by region: the last search for unused scripts
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`, which calls `offers` first."""
+        """Return facts for `cavvy check`, which calls `offers` first."""
         facts = [("role", self._role())]
         if unknown := self._offers.unknown:
-            facts.append(("types that the catalog does not know", ", ".join(unknown)))
+            facts.append(("types that are not in the catalog", ", ".join(unknown)))
         return facts + [(f"notebook {job}", at) for job, at in sorted(self._jupyters.items())]
 
     async def offers(self) -> Sequence[Offer]:
@@ -114,13 +115,13 @@ class NotebookInstances:
         return self._ends.find(job)
 
     async def stop(self, job: str) -> None:
-        """Take the next step to the notebook's deletion. The layer repeats this until the notebook
-        has ended: a notebook can only be deleted once it is stopped, and only be stopped once it
-        has started.
+        """Execute the next step toward the notebook's deletion. The layer repeats this until the
+        notebook has ended, because a notebook can be deleted only after it has stopped, and can be
+        stopped only after it has started.
         """
         told = await self._describe(job)
         if told is None:
-            raise CloudFault(404, "ended", "there is no such notebook instance")
+            raise CloudFault(404, "ended", "the notebook instance does not exist")
         region, _, name = job.partition("/")
         status = str(told["NotebookInstanceStatus"])
         if status in _DELETABLE:
@@ -143,7 +144,7 @@ class NotebookInstances:
         return ()
 
     async def _create(self, region: str, operation: str, **body: Any) -> None:
-        """Create an object. If it exists, an earlier request created it."""
+        """Create an object. If the object already exists, an earlier request created it."""
         try:
             await self._aws.call(region, operation, **body)
         except CloudFault as fault:
@@ -165,7 +166,8 @@ class NotebookInstances:
     async def _list(
         self, region: str, operation: str, kind: str, **wanted: Any
     ) -> Mapping[str, Mapping[str, Any]]:
-        """By name: the objects of a list whose names begin as those of this installation."""
+        """Return, by name, the objects of a list whose names begin with this installation's
+        prefix."""
         told = await self._aws.pages(
             region, operation, f"{kind}s", NameContains=self._prefix, MaxResults=100, **wanted
         )
@@ -173,8 +175,8 @@ class NotebookInstances:
         return {name: each for name, each in named.items() if name.startswith(self._prefix)}
 
     async def _tidy(self, region: str, notebooks: set[str]) -> None:
-        """Delete scripts whose notebook was deleted, or never made. If this fails, they remain,
-        which costs nothing.
+        """Delete scripts whose notebook was deleted or never created. Deregister a job's
+        definitions. If this fails, they remain, which costs nothing.
         """
         now = self._now()
         if region in self._tidied and now - self._tidied[region] < _TIDIED:
@@ -193,7 +195,7 @@ class NotebookInstances:
                 )
 
     def _make(self, request: JobRequest) -> Mapping[str, Any]:
-        """The body of the request for a notebook instance."""
+        """Return the body of the request for a notebook instance."""
         settings = self._settings
         body: dict[str, Any] = {
             "NotebookInstanceName": request.name,
@@ -219,9 +221,9 @@ class NotebookInstances:
 
 
 def read_notebook(job: str, told: Mapping[str, Any]) -> ServiceJob:
-    """Parse a notebook instance in a reply. The layer deletes one that is stopped or failed. Its
-    bill begins with its creation, which is too early by the minutes of its start, since SageMaker
-    reports no other time; the bill ends when its state last changed.
+    """Parse a notebook instance in a reply. The layer deletes a notebook that is stopped or failed.
+    The bill begins with the notebook's creation, some minutes before its start, because SageMaker
+    reports no other time. The bill ends when the notebook's state last changed.
     """
     status, reason = str(told["NotebookInstanceStatus"]), str(told.get("FailureReason") or "")
     created, ended = told.get("CreationTime"), None
@@ -243,8 +245,8 @@ def read_notebook(job: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _make_script(request: JobRequest) -> str:
-    """The script that starts the agent, in base64. Raises Refused if SageMaker would not take it.
-    When the agent has ended, the script tries to stop the notebook.
+    """Return the script that starts the agent, in base64. Raises Refused if SageMaker would not
+    accept it. When the agent has ended, the script tries to stop the notebook.
     """
     region = request.offer.region
     last = ["aws", "sagemaker", "stop-notebook-instance", "--region", region]

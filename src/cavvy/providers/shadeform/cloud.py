@@ -105,7 +105,7 @@ class ShadeformCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def _list_offers(self, kind: Json, known: KnownAccelerator) -> Iterator[Offer]:
-        """The offers of one instance type, one for each region and kind of rental."""
+        """Yield the offers of one instance type, one for each region and kind of rental."""
         config = kind["configuration"]
         for place in kind["availability"]:
             rental = _RENTALS.get(place.get("rental_type", "on_demand"))
@@ -131,8 +131,8 @@ class ShadeformCloud:
 
 
 def _read_error(told: Json) -> tuple[str, str]:
-    """The code and the message of an error reply. Shadeform does not document the form of these
-    replies.
+    """Return the code and the message of an error reply. Shadeform does not document the form of
+    these replies.
     """
     message = next((told[name] for name in ("message", "error", "detail") if told.get(name)), told)
     return str(told.get("code") or "error"), str(message)
@@ -144,8 +144,8 @@ def _identify(kind: Json) -> KnownAccelerator | None:
 
 
 def _rate(kind: Json, place: Json) -> HourlyRate:
-    """The price per hour. The API states it in dollars for spot instances, and in cents for
-    others."""
+    """Return the price per hour. The API states the price in dollars for spot instances, and in
+    cents for other instances."""
     if place.get("rental_type") == "spot":
         return parse_rate(str(place["hourly_price"]))
     return HourlyRate(int(kind["hourly_price"]) * _MICROS_PER_CENT)

@@ -18,7 +18,9 @@ MANIFEST = make_manifest(
     "Shadeform",
     machine="an instance",
     deletion=f"{_REFERENCE}/instances-delete",
-    rights="an API key of the account; Shadeform's documentation describes no narrower rights",
+    rights=(
+        "an API key of the account; Shadeform's documentation describes no narrower permissions"
+    ),
     unsupported={
         Feature.CAPACITY: "Shadeform reports whether a region has an instance type, but not how "
         f"many instances are free ({_REFERENCE}/instances-types)",
@@ -45,8 +47,8 @@ MANIFEST = make_manifest(
         text("regions", "The regions to use, separated by commas. The default is all regions."),
         text(
             "os",
-            "The operating system of instances, by Shadeform's name. The default is what "
-            "Shadeform chooses for the instance type.",
+            "The operating system of instances, by Shadeform's name. By default, Shadeform "
+            "chooses it for the instance type.",
         ),
         reach_setting(),
     ),

@@ -18,7 +18,7 @@ _ENFORCING = {
 def explain_accounts(
     account: str, user: str, config: Mapping[str, str], tools: Sequence[str], limits: Facts
 ) -> Facts:
-    """The facts about the account for `cavvy check`. `limits` are the limits of the user's
+    """Return the facts about the account for `cavvy check`. `limits` are the limits of the user's
     associations. If `account` is "", jobs use the user's default account.
 
     Raises Refused if Slurm would refuse every job because of its account.
@@ -43,8 +43,8 @@ def explain_accounts(
 
 
 def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise Refused if Slurm requires an association of the user with the account, and there is
-    none.
+    """Raise Refused if Slurm requires an association of the user with the account, and none
+    exists.
     """
     enforced = {
         word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")

@@ -12,8 +12,8 @@ from cavvy.providers.slurm.script import format_length, gres_of
 def make_export(
     task: TaskSpec, offer: Offer | None, nodes: int, job_options: JobOptions, qos: str
 ) -> str:
-    """The script for sbatch. If `offer` is None, the script requests the accelerators, CPUs and
-    memory named in the task.
+    """Return the script for sbatch. If `offer` is None, the script requests the accelerators, CPUs
+    and memory named in the task.
     """
     options = [
         f"--job-name={task.name}",

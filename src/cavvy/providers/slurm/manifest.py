@@ -17,8 +17,8 @@ CONTAINERS: Mapping[str, frozenset[Feature]] = {
 
 
 def with_containers(manifest: Manifest, container: str) -> Manifest:
-    """The manifest of a cluster whose nodes run images with the program `container`. If `container`
-    is "", nodes run no images. Raises Refused.
+    """Return the manifest of a cluster whose nodes run images with the program `container`. If
+    `container` is "", nodes run no images. Raises Refused.
     """
     if not container:
         return manifest

@@ -46,8 +46,8 @@ exit $code
 def make_options(
     gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions, qos: str
 ) -> Sequence[str]:
-    """The options of sbatch. Cavvy's own options come last, so that the settings cannot override
-    them.
+    """Return the options of sbatch. Cavvy's own options come last, so that the settings cannot
+    override them.
     """
     offer = gang.offer
     options = [
@@ -74,8 +74,8 @@ def make_options(
 
 
 def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = False) -> str:
-    """The job's script. If `pyxis` is True, the job step runs in the gang's image with the image's
-    own Python.
+    """Return the job's script. Write the script. If `pyxis` is True, the job step runs in the
+    gang's image with the image's own Python.
     """
     folders = (files.agent, files.folder)
     container = list_container_options(gang, folders) if pyxis and gang.image else []
@@ -94,7 +94,7 @@ def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = F
 
 
 def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[str]:
-    """The options that Pyxis adds to srun (github.com/NVIDIA/pyxis, "Usage")."""
+    """Return the options that Pyxis adds to srun (github.com/NVIDIA/pyxis, "Usage")."""
     mounts = [f"{folder}:{folder}" for folder in folders]
     mounts += [
         f"{each.source}:{each.path}{':ro' if each.read_only else ''}"
@@ -111,7 +111,7 @@ def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[s
 
 
 def name_for_enroot(image: str) -> str:
-    """The image's name in Enroot's form, which has a # between the registry and the rest."""
+    """Return the image's name in Enroot's form, which has a # between the registry and the rest."""
     first, slash, rest = image.partition("/")
     return (
         f"{first}#{rest}"
@@ -121,7 +121,7 @@ def name_for_enroot(image: str) -> str:
 
 
 def format_length(length: timedelta | None) -> str:
-    """A time limit for sbatch, rounded down to whole minutes."""
+    """Return a time limit for sbatch, rounded down to whole minutes."""
     if length is None:
         return "UNLIMITED"
     minutes = max(1, length // timedelta(minutes=1))
@@ -129,7 +129,7 @@ def format_length(length: timedelta | None) -> str:
 
 
 def gres_of(offer: Offer) -> str:
-    """The --gres value for the offer's accelerators, or "" if it has none."""
+    """Return the --gres value for the offer's accelerators, or "" if the offer has none."""
     if not offer.accelerator_count:
         return ""
     return ":".join(filter(None, ("gpu", gpu_of(offer), str(offer.accelerator_count))))

@@ -117,18 +117,18 @@ class SlurmSystem:
         return make_export(task, offer, nodes, self.job_options, self._qos)
 
     async def _show(self, *what: str) -> Sequence[Row]:
-        """The lines of `scontrol show ... --oneliner`, each parsed to a mapping."""
+        """Return the lines of `scontrol show ... --oneliner`, each parsed to a mapping."""
         out = await self.commands.ask(["scontrol", "--oneliner", *what])
         return [parse_pairs(line) for line in out.splitlines()]
 
     async def _config(self) -> Row:
-        """The configuration of slurmctld."""
+        """Return the configuration of slurmctld."""
         out = await self.commands.ask(["scontrol", "show", "config"])
         pairs = (line.partition("=") for line in out.splitlines())
         return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
     async def _limits(self, user: str) -> Sequence[tuple[str, str]]:
-        """The limits of the user's associations and of all qualities of service."""
+        """Return the limits of the user's associations and of all qualities of service."""
         found = []
         for account, qualities, *limits in await self._account_rows(
             "assoc", f"user={user}", "format=Account,QOS,GrpTRES,MaxTRES,MaxJobs"
@@ -149,7 +149,7 @@ class SlurmSystem:
 
 
 def read_cluster(config: Row, partitions: Sequence[Row], nodes: Sequence[Row]) -> BatchCluster:
-    """The cluster as scontrol describes it, with the partitions that are up."""
+    """Return the cluster as scontrol describes it, with the partitions that are up."""
     rows = [row for row in partitions if row.get("PartitionName") and row.get("State") == "UP"]
     there = [row for row in nodes if "NodeName" in row]
     members = {row["NodeName"]: row.get("Partitions", "").split(",") for row in there}
@@ -215,7 +215,8 @@ def parse_pairs(line: str) -> dict[str, str]:
 
 
 def parse_length(text: str) -> timedelta | None:
-    """Parse Slurm's `[days-]hours:minutes:seconds`; None for UNLIMITED and similar values."""
+    """Parse Slurm's `[days-]hours:minutes:seconds`; return None for UNLIMITED and similar
+    values."""
     found = _DAYS.fullmatch(text)
     if found is None:
         return None
@@ -248,8 +249,8 @@ def _read_node(row: Row) -> ClusterNode:
 
 
 def _gpus(text: str) -> tuple[str, int]:
-    """The type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1". If there are several types, only
-    the first is counted.
+    """Parse the type and number of GPUs in "gpu:h100:8(S:0-1),lustre:1". If there are several
+    types, only the first is counted.
     """
     found = _GRES.findall(text)
     kind = found[0][0] if found else ""

@@ -7,8 +7,8 @@ __all__ = ["MANIFEST", "make"]
 
 
 def make(context: ProviderContext) -> Provider:
-    """Make the provider. Its modules are imported only here, so that listing the providers stays
-    fast.
+    """Make the provider. The provider's modules are imported only here, so that listing the
+    providers stays fast.
     """
     from cavvy.providers.ssh.provider import SshProvider
 

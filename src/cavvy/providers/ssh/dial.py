@@ -60,7 +60,7 @@ async def dial(entry: InventoryHost, ways: SshOptions) -> tuple[HostConnection, 
 
 
 def _overrides(entry: InventoryHost) -> Sequence[str]:
-    """The options of `ssh` for the host's settings in the inventory."""
+    """Return the options of `ssh` for the host's settings in the inventory."""
     given = (("-l", entry.user), ("-p", entry.port), ("-J", entry.jump))
     words = [word for option, value in given if value for word in (option, str(value))]
     if entry.identity_file is not None:
@@ -69,7 +69,7 @@ def _overrides(entry: InventoryHost) -> Sequence[str]:
 
 
 def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> str:
-    """The connection's SSH configuration. Cavvy's requirements come before the user's
+    """Return the connection's SSH configuration. Cavvy's requirements come before the user's
     configuration, because `ssh` uses the first value of each option.
     """
     os.close(os.open(ways.known_hosts, os.O_WRONLY | os.O_CREAT, 0o600))
@@ -80,8 +80,8 @@ def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> s
 
 
 def _includes(config: Path) -> str:
-    """The `Include` lines for the configuration that `ssh` would read, and the known-hosts file
-    below $HOME. The system's configuration is included only if `config` is the user's own
+    """Return the `Include` lines for the configuration that `ssh` would read, and the known-hosts
+    file below $HOME. The system's configuration is included only if `config` is the user's own
     `~/.ssh/config`.
     """
     home = Path("~/.ssh").expanduser()

@@ -123,7 +123,7 @@ def read_inventory(settings: Mapping[str, Scalar]) -> HostInventory:
 
 
 def _list_groups(where: str, file: _InventoryFile) -> dict[str, str]:
-    """The group of each host that is listed in a group. Raises Refused."""
+    """Return the group of each host that is listed in a group. Raises Refused."""
     found: dict[str, str] = {}
     for group, listed in file.groups.items():
         for name in listed.hosts:
@@ -186,7 +186,7 @@ def _read_file(given: Scalar | None) -> tuple[str, _InventoryFile]:
 
 
 def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) -> dict[str, _T]:
-    """The tables of one kind, by name. Raises Refused with the name of an invalid table."""
+    """Return the tables of one kind, by name. Raises Refused with the name of an invalid table."""
     tables = raw.get(table, {})
     found = {}
     for name, content in tables.items() if isinstance(tables, dict) else [("NAME", tables)]:
@@ -199,7 +199,7 @@ def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) 
 
 
 def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
-    """The hosts in the setting `hosts`. Patterns are matched with the `Host` lines of the SSH
+    """Yield the hosts in the setting `hosts`. Patterns are matched with the `Host` lines of the SSH
     configuration.
 
     Patterns that match nothing are added to `idle`.
@@ -229,8 +229,8 @@ def _split(word: str) -> tuple[str, _Host]:
 
 
 def _aliases(config: Path) -> Iterator[str]:
-    """The names without wildcards on the `Host` lines of an SSH configuration and of the files that
-    it includes.
+    """Yield the names without wildcards on the `Host` lines of an SSH configuration and of the
+    files that it includes.
     """
     try:
         lines = config.read_text(errors="replace").splitlines()

@@ -1,4 +1,5 @@
-"""The manifest of the provider for SSH hosts. Imports no module that opens connections."""
+"""The manifest of the provider for SSH hosts. The module imports no module that opens
+connections."""
 
 from collections.abc import Mapping
 from datetime import timedelta

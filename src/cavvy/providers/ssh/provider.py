@@ -137,7 +137,9 @@ class SshProvider:
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
         await self._learn(_FIRST_WAIT_S, of_all=True)
-        idle = [(word, "it matches no Host of the SSH configuration") for word in self._idle]
+        idle = [
+            (word, "the pattern matches no Host of the SSH configuration") for word in self._idle
+        ]
         if not self._links:
             return idle or [
                 (
@@ -241,7 +243,7 @@ class SshProvider:
         self._collect()
 
     def _is_new(self, name: str) -> bool:
-        """True if a host has not answered yet."""
+        """Return whether a host has not answered yet."""
         link = self._links[name]
         return not link.problem and not (link.up and name in self._known)
 
@@ -292,5 +294,5 @@ class SshProvider:
 
 
 def _silence(link: SshLink[InventoryHost]) -> str:
-    """The reason why a host does not answer, to show to users."""
+    """Return the reason why a host does not answer, to show to users."""
     return link.problem or f"{link.entry.name} has not answered yet"

@@ -42,7 +42,7 @@ class TpuApi:
         self._quotas.close()
 
     async def project(self) -> str:
-        """The project's id. Raises Refused."""
+        """Return the project's id. Raises Refused."""
         return await asyncio.to_thread(self._credentials.project)
 
     async def get(self, path: str) -> Json:
@@ -50,14 +50,14 @@ class TpuApi:
         return await self._rest.get(await self._path(path))
 
     async def send(self, method: str, path: str, body: Json = None, **query: str) -> Json:
-        """Send a request that changes something; returns its operation."""
+        """Send a request that changes something; return its operation."""
         try:
             return await self._rest.send(method, await self._path(path, query), body)
         except CloudFault as fault:
             raise sort(fault) from fault
 
     async def list(self, path: str, field: str) -> tuple[Sequence[Json], Sequence[str]]:
-        """The items of a list, and the zones that Google did not reach."""
+        """Return the items of a list, and the zones that Google did not reach."""
         first = await self._path(path, {"pageSize": "500"})
 
         def read_next(page: Json) -> str | None:
@@ -69,7 +69,7 @@ class TpuApi:
         return [each for page in pages for each in page.get(field, ())], sorted(lost)
 
     async def list_quotas(self) -> Sequence[Json]:
-        """The quotas of the Cloud TPU API, as the Cloud Quotas API describes them."""
+        """Return the quotas of the Cloud TPU API, as the Cloud Quotas API describes them."""
         first = (
             f"/projects/{await self.project()}/locations/global/services/tpu.googleapis.com/"
             "quotaInfos?pageSize=500"
@@ -88,7 +88,7 @@ class TpuApi:
 
 
 def sort(fault: CloudFault) -> CloudFault:
-    """The fault, with the code FULL or QUOTA if its message means that."""
+    """Return the fault, with the code FULL or QUOTA if its message indicates this."""
     for code, pattern in ((FULL, _FULL), (QUOTA, _QUOTA)):
         if pattern.search(fault.message):
             return CloudFault(400, code, fault.message)
@@ -96,7 +96,7 @@ def sort(fault: CloudFault) -> CloudFault:
 
 
 def read_operation(operation: Json) -> CloudFault | None:
-    """The fault of an operation; None if it succeeded or has not ended."""
+    """Return the fault of an operation, or None if it succeeded or has not ended."""
     error = operation.get("error")
     if not error:
         return None
@@ -111,11 +111,11 @@ def ended_at(operation: Json) -> datetime | None:
 
 
 def last_part(name: str) -> str:
-    """The last part of a resource's name."""
+    """Return the last part of a resource's name."""
     return name.rpartition("/")[2]
 
 
 def _read_error(told: Json) -> tuple[str, str]:
-    """The code and the message of an error reply."""
+    """Return the code and the message of an error reply."""
     error: dict[str, Any] = told["error"]
     return str(error.get("status") or error["code"]), str(error["message"])

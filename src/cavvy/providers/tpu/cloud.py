@@ -1,8 +1,8 @@
 """Implements `Cloud` for Google Cloud TPU. A machine is one host of a slice. A slice is one node of
 the API: one request makes its hosts, and one deletes them.
 
-A request starts an operation. If a zone has no capacity, only the operation tells, and the node is
-gone. So a missing node is looked up in the operations of its zone.
+A request starts an operation. If a zone has no capacity, only the operation reports it, and the
+node no longer exists. Therefore a missing node is looked up in the operations of its zone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +89,7 @@ class TpuCloud:
         self.quotas = self._quotas.read
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`."""
+        """Return facts for `cavvy check`."""
         facts = [
             ("project", self._credentials.project()),
             ("credentials", self._credentials.describe()),
@@ -97,8 +97,8 @@ class TpuCloud:
         return [*facts, *([("quotas", problem)] if (problem := self._quotas.problem) else [])]
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all zones that answer, limited by the unused quotas. Raises CloudFault,
-        Refused if no zone answers.
+        """Return the offers of all zones that answer, limited by the unused quotas. Raises
+        CloudFault, Refused if no zone answers.
         """
         return await self._quotas.limit(await self._market.offers())
 
@@ -128,7 +128,7 @@ class TpuCloud:
         return [_make_id(str(zone), name, hosts) for name in request.names]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """The hosts of all slices with Cavvy's label, in the zones that Google reaches."""
+        """Return the hosts of all slices with Cavvy's label, in the zones that Google reaches."""
         told, lost = await self._api.list("locations/-/nodes", "nodes")
         found = [
             machine
@@ -144,7 +144,8 @@ class TpuCloud:
         return found
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """The host. If its slice is gone, its end is read from the zone's operations."""
+        """Return the host. If the host's slice no longer exists, its end is read from the zone's
+        operations."""
         zone, name, worker = machine.split("/")
         try:
             return _read(await self._api.get(f"locations/{zone}/nodes/{name}"))[int(worker)]
@@ -180,7 +181,8 @@ class TpuCloud:
         return fault.code == FULL
 
     async def _start(self, request: MachineRequest, name: str, script: str) -> None:
-        """Request one slice. Returns if it exists; otherwise raises the fault of the request."""
+        """Request one slice. Return if the slice exists; otherwise raise the fault of the
+        request."""
         zone, body = request.offer.zone, self._make_body(request, script)
         self._deleted.pop(f"{zone}/{name}", None)
         try:
@@ -220,8 +222,8 @@ class TpuCloud:
             await self.delete(f"{place}/0")
 
     async def _read_end(self, zone: str, name: str, worker: int) -> CloudMachine | None:
-        """The state of a host whose slice is not there, from the operations of the slice; None if
-        there are none.
+        """Return the state of a host whose slice does not exist, from the operations of the slice,
+        or None if there are none.
         """
         told, _ = await self._api.list(f"locations/{zone}/operations", "operations")
         ours = [each for each in told if _target(each) == f"{zone}/{name}"]
@@ -245,7 +247,7 @@ class TpuCloud:
 
 
 def _read(told: Json) -> Sequence[CloudMachine]:
-    """The hosts of a slice."""
+    """Return the hosts of a slice."""
     _, _, _, zone, _, name = str(told["name"]).split("/")
     status = str(told["state"])
     state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
@@ -275,7 +277,7 @@ def _make_id(zone: str, name: str, hosts: int) -> str:
 
 
 def _target(operation: Json) -> str:
-    """The slice of an operation, as ZONE/NAME."""
+    """Return the slice of an operation, as ZONE/NAME."""
     parts = str((operation.get("metadata") or {}).get("target") or "").split("/")
     return f"{parts[3]}/{last_part(parts[-1])}" if len(parts) == 6 else ""
 

@@ -1,5 +1,5 @@
-"""Joins the types of slices that the TPU API lists for each zone with the catalog's prices, which
-are those of a region. An offer is one host of a slice.
+"""Combines the types of slices that the TPU API lists for each zone with the catalog's prices,
+which apply to a region. An offer is one host of a slice.
 """
 
 import asyncio
@@ -44,7 +44,8 @@ class TpuMarket:
         self.silent: Sequence[str] = ()
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers of all zones that answer. Raises CloudFault, Refused if none does."""
+        """Return the offers of all zones that answer. Raises CloudFault or Refused if none
+        answers."""
         now = self._now()
         if self._offers is None or now >= self._offers[0]:
             found = await self._join()
@@ -69,7 +70,7 @@ class TpuMarket:
         ]
 
     async def _zones(self) -> Sequence[str]:
-        """The zones in the settings that have TPUs."""
+        """Return the zones in the settings that have TPUs."""
         regions = list_setting(self._settings, "regions")
         zones = list_setting(self._settings, "zones")
         told, _ = await self._api.list("locations", "locations")
@@ -80,7 +81,7 @@ class TpuMarket:
         ]
 
     async def _types(self, zone: str) -> Sequence[tuple[str, str]]:
-        """The types of slices that a zone has, each with the zone."""
+        """Return the types of slices that a zone has, each with the zone."""
         told, _ = await self._api.list(f"locations/{zone}/acceleratorTypes", "acceleratorTypes")
         return [(zone, name) for name in _names(told)]
 
@@ -97,5 +98,5 @@ def _region(zone: str) -> str:
 
 
 def _make_offer(price: Offer, zone: str) -> Offer:
-    """The offer of one host."""
+    """Return the offer of one host."""
     return replace(price, provider="tpu", zone=zone, disk_gib=_DISK_GIB, architecture="x86_64")

@@ -3,8 +3,8 @@ the unused quota.
 
 The limits are those of the Cloud Quotas API, which reports no use
 (https://cloud.google.com/docs/quotas/reference/rest/v1/projects.locations.services.quotaInfos, read
-on 2026-11-24). The use is the sum of all slices that the Cloud TPU API lists, also of those that
-Cavvy did not make. Google lists no names of quotas; those below are from its error messages.
+on 2026-11-24). The use is the sum of all slices that the Cloud TPU API lists, including slices that
+Cavvy did not create. Google lists no names of quotas; the names below are from its error messages.
 """
 
 import re
@@ -43,18 +43,18 @@ class TpuQuotas:
 
     @property
     def problem(self) -> str:
-        """Why the quotas could not be read; "" if they could."""
+        """Return why the quotas could not be read, or "" if they were read."""
         fault = self._cache.faults.get("")
         return f"cannot be read: {fault}" if fault is not None else ""
 
     async def read(self) -> Sequence[Quota]:
-        """All quotas, sorted by zone and name. Raises CloudFault, Refused."""
+        """Return all quotas, sorted by zone and name. Raises CloudFault, Refused."""
         known = await self._cache.read("")
         return sorted(known.values(), key=lambda each: (each.zone, each.name))
 
     async def limit(self, offers: Sequence[Offer]) -> Sequence[Offer]:
-        """The offers, with their capacity reduced to the unused quota. If the quotas cannot be
-        read, the last known quotas are used.
+        """Return the offers, with their capacity reduced to the unused quota. If the quotas cannot
+        be read, the last known quotas are used.
         """
         try:
             known = await self._cache.read("")
@@ -78,7 +78,7 @@ class TpuQuotas:
 
 
 def _read(told: Json, project: str) -> Iterator[tuple[_Key, Quota]]:
-    """The quotas of one kind of TPU in each zone. Other quotas are left out."""
+    """Yield the quotas of one kind of TPU in each zone. Other quotas are omitted."""
     name = str(told["quotaId"])
     match = _QUOTA.fullmatch(name)
     if match is None:
@@ -105,7 +105,7 @@ def _read(told: Json, project: str) -> Iterator[tuple[_Key, Quota]]:
 
 
 def _list_limits(told: Sequence[Json]) -> Mapping[str, float]:
-    """The limit in each zone. An entry for a zone replaces an entry for all zones."""
+    """Return the limit in each zone. An entry for a zone replaces an entry for all zones."""
     found: dict[str, float] = {}
     for each in sorted(told, key=lambda each: bool(each.get("dimensions"))):
         own = (each.get("dimensions") or {}).get("zone")
@@ -116,8 +116,8 @@ def _list_limits(told: Sequence[Json]) -> Mapping[str, float]:
 
 
 def _find_key(zone: str, kind: TpuSlice, spot: bool, known: _Quotas) -> _Key:
-    """The quota that a slice uses. A slice of one host uses the quota for serving, if there is
-    one.
+    """Return the quota that a slice uses. A slice of one host uses the quota for serving, if one
+    exists.
     """
     purchase = Purchase.SPOT if spot else Purchase.ON_DEMAND
     serving = (zone, kind.accelerator, purchase, True)
@@ -127,14 +127,14 @@ def _find_key(zone: str, kind: TpuSlice, spot: bool, known: _Quotas) -> _Key:
 
 
 def _count(kind: TpuSlice) -> int:
-    """How much of its quota a slice uses: the number in its name, which is that of the cores; v5e
-    and v6e have one core for each chip.
+    """Return how much of its quota a slice uses: the number in its name, which is the number of
+    cores; v5e and v6e have one core for each chip.
     """
     return int(kind.type.rpartition("-")[2])
 
 
 def _list_needs(offer: Offer, known: _Quotas) -> Iterator[tuple[Quota, float]]:
-    """The quota that a host of the offer uses, with its part of the slice's cores."""
+    """Return the quota that a host of the offer uses, with the host's part of the slice's cores."""
     kind = find_slice(offer.instance_type)
     if kind is None or offer.zone is None:
         return

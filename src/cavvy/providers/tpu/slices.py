@@ -1,5 +1,5 @@
-"""The slices of TPUs as machines of several hosts: their names, their workers, and the script of a
-host, which learns its rank from the number of its worker.
+"""Treats slices of TPUs as machines of several hosts: their names, their workers, and the script of
+a host, which determines its rank from the number of its worker.
 
 The TPU API numbers the hosts of a slice, its workers, from 0. Rank r of a gang is the worker
 r % HOSTS of slice r // HOSTS, where HOSTS is `Offer.hosts`. A slice has the name of its first rank.
@@ -17,24 +17,24 @@ _WORKER = "http://169.254.169.254/computeMetadata/v1/instance/attributes/agent-w
 
 
 def first_rank(rank: int, hosts: int) -> int:
-    """The first rank of the slice that has this rank."""
+    """Return the first rank of the slice that has this rank."""
     return rank - rank % hosts
 
 
 def rename(name: str, step: int) -> str:
-    """The name of the machine whose rank is higher by `step`. See `vm.records` for names."""
+    """Return the name of the machine whose rank is higher by `step`. See `vm.records` for names."""
     head, rank, count = name.rsplit("-", 2)
     return f"{head}-{int(rank) + step}-{count}"
 
 
 def slice_name(name: str, hosts: int) -> str:
-    """The name of the slice to which the machine with this name belongs."""
+    """Return the name of the slice to which the machine with this name belongs."""
     rank = int(name.rsplit("-", 2)[1])
     return rename(name, first_rank(rank, hosts) - rank)
 
 
 def locate(offer: Offer, rank: int) -> MetadataService:
-    """Where the host with this rank learns its rank."""
+    """Return where the host with this rank finds its rank."""
     if offer.hosts == 1:
         return MetadataService(rank=rank, address="")
     return MetadataService(

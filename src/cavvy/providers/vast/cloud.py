@@ -84,9 +84,9 @@ class _Ask(Struct, frozen=True):
 
 
 class VastCloud:
-    """Implements `Cloud`. An offer stands for all computers in a country with the same number and
-    kind of GPUs, at the price of the cheapest. An instance type consists of the number of GPUs,
-    Vast.ai's name of the GPU, and the GPU's memory, such as "2x_RTX_4090_24GB".
+    """Implements `Cloud`. An offer stands for all computers in a country with the same
+    number and kind of GPUs, at the price of the cheapest computer. An instance type consists of the
+    number of GPUs, Vast.ai's name of the GPU, and the GPU's memory, such as "2x_RTX_4090_24GB".
     """
 
     # The limits of the label and of `onstart`, and the pace, are those of
@@ -115,8 +115,8 @@ class VastCloud:
         self._searched_at: datetime | None = None  # None: the cached offers are out of date
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers. They are cached for two minutes, but read again after each request for an
-        instance.
+        """Return the offers. The offers are cached for two minutes, but read again after each
+        request for an instance.
         """
         now, at = self.account.now(), self._searched_at
         if at is None or not timedelta(0) <= now - at < _OFFERS_AGE:
@@ -170,7 +170,7 @@ class VastCloud:
         return list(found.values())
 
     async def _choose(self, offer: Offer) -> _Ask:
-        """The cheapest computer that fits the offer and costs at most its price."""
+        """Return the cheapest computer that fits the offer and costs at most the offer's price."""
         kind = _TYPE.fullmatch(offer.instance_type)
         if kind is None:
             raise CloudFault(400, "unknown instance type", offer.instance_type)
@@ -195,8 +195,8 @@ class VastCloud:
     async def _search(
         self, purchase: Purchase, where: Mapping[str, object], unknown: set[str]
     ) -> Sequence[_Ask]:
-        """The free computers that fit the settings. Adds the names of GPUs that Cavvy does not know
-        to `unknown`.
+        """Return the free computers that fit the settings. The names of GPUs that are not in the
+        catalog are added to `unknown`.
         """
         query = self._query(purchase, where)
         text = quote(json.dumps(query, separators=(",", ":")), safe="")
@@ -211,7 +211,7 @@ class VastCloud:
         return [ask for ask in asks if self._is_large(ask)]
 
     def _query(self, purchase: Purchase, where: Mapping[str, object]) -> Mapping[str, object]:
-        """The conditions of a search: those from the settings, and `where`."""
+        """Return the conditions of a search: those from the settings, and `where`."""
         disk = self.account.settings["disk_gib"]
         query = {
             "type": _TYPES[purchase],
@@ -232,7 +232,7 @@ class VastCloud:
         return query
 
     def _is_large(self, ask: _Ask) -> bool:
-        """Whether the computer has enough vCPUs and memory for each GPU."""
+        """Return whether the computer has enough vCPUs and memory for each GPU."""
         gpus = int(ask.told["num_gpus"])
         return (
             ask.vcpus >= int(self.account.settings["gpu_vcpus"]) * gpus
@@ -280,7 +280,8 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _country(told: Json) -> str:
-    """The country in a computer's location: "US" for "Texas, US"; "" if it is unknown."""
+    """Return the country in a computer's location, such as "US" for "Texas, US", or "" if it is
+    unknown."""
     code = str(told.get("geolocation") or "").rpartition(",")[2].strip()
     return code if re.fullmatch(r"[A-Z]{2}", code) else ""
 

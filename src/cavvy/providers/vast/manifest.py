@@ -24,8 +24,8 @@ MANIFEST = make_manifest(
     deletion="https://docs.vast.ai/guides/instances/manage-instances",
     rights="an API key with the permissions misc, instance_read and instance_write",
     unsupported={
-        Feature.GANG: "instances have no network in common: each has a few ports of a public "
-        "address that it shares with others "
+        Feature.GANG: "instances share no network: each has a few ports of a public address that "
+        "it shares with other instances "
         "(https://docs.vast.ai/guides/instances/connect/networking)",
         Feature.IMAGE: f"{_CONTAINER}; the setting `image` selects the image of all instances",
         Feature.BUILD: _CONTAINER,
@@ -40,7 +40,7 @@ MANIFEST = make_manifest(
         "instead",
         Feature.MOUNTS: "an instance is a container without access to folders of its host or to "
         "NFS (https://docs.vast.ai/guides/reference/faq/security)",
-        Feature.NETWORK: "instances have no network in common "
+        Feature.NETWORK: "instances share no network "
         "(https://docs.vast.ai/guides/instances/connect/networking)",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all instances; a "
         "size for one task is not supported yet "
@@ -57,9 +57,9 @@ MANIFEST = make_manifest(
         ),
         flag(
             "community",
-            "Also use computers outside of data centers. Their owners can read and change all that "
-            "runs on them: data, code and secrets. By default, only computers that Vast.ai "
-            "lists as being in data centers are used.",
+            "Also use computers outside of data centers. Their owners can read and change "
+            "everything that runs on them: data, code and secrets. By default, only computers "
+            "that Vast.ai lists as being in data centers are used.",
         ),
         text(
             "image",
@@ -99,7 +99,7 @@ MANIFEST = make_manifest(
         number(
             "bid_percent",
             "The bid for an interruptible instance, in percent of the lowest bid that Vast.ai "
-            "accepts at the start. Others who bid more take the GPUs, so that a higher bid is "
+            "accepts at the start. Users who bid more take the GPUs, so a higher bid is "
             "interrupted less often and costs more.",
             unit="percent",
             default=110,

@@ -148,8 +148,8 @@ class VerdaCloud:
         return str(told)
 
     async def _signed_in(self, call: Callable[[], Awaitable[Json]]) -> Json:
-        """Make a call with a valid access token. After the status 401, make it once more with a new
-        token, since the token may have been revoked.
+        """Make a call with a valid access token. After the status 401, make the call once more with
+        a new token, because the token may have been revoked.
         """
         try:
             await self._log_in()
@@ -165,7 +165,7 @@ class VerdaCloud:
             raise _name(fault) from fault
 
     async def _log_in(self) -> None:
-        """Get an access token, unless there is a valid one."""
+        """Get an access token, unless a valid one exists."""
         if self.account.now() < self._renew_at:
             return
         login = {
@@ -228,7 +228,7 @@ def _read_error(told: Json) -> tuple[str, str]:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """The fault, with the HTTP status that its message implies."""
+    """Return the fault, with the HTTP status that its message implies."""
     if _GONE.search(fault.message):
         return CloudFault(404, fault.code, fault.message)
     if _TOO_EARLY.search(fault.message):  # deleting the instance later will succeed
@@ -237,8 +237,8 @@ def _name(fault: CloudFault) -> CloudFault:
 
 
 def _model(kind: Json) -> str:
-    """The GPU's name in a description: "H100 SXM5 80GB" for "8x H100 SXM5 80GB"; "" for a type
-    without GPUs.
+    """Return the GPU's name in a description, such as "H100 SXM5 80GB" for "8x H100 SXM5 80GB", or
+    "" for a type without GPUs.
     """
     if not int(kind["gpu"]["number_of_gpus"]):
         return ""
@@ -246,7 +246,8 @@ def _model(kind: Json) -> str:
 
 
 def _image(kind: Json) -> str:
-    """The newest Ubuntu image for an instance type, with CUDA for GPUs; "" if there is none."""
+    """Return the newest Ubuntu image for an instance type, with CUDA for GPUs, or "" if no image
+    fits."""
     names = [str(each) for each in kind["supported_os"] if str(each).startswith("ubuntu-")]
     fit = [each for each in names if ("cuda" in each) == bool(_model(kind))]
     return max(fit, key=lambda name: ([int(n) for n in re.findall(r"\d+", name)], name), default="")

@@ -54,7 +54,7 @@ MANIFEST = make_manifest(
         ),
         number(
             "disk_gib",
-            "The size of the disk of an instance. Verda bills disks apart from instances.",
+            "The size of the disk of an instance. Verda bills disks separately from instances.",
             unit="GiB",
             default=100,
             minimum=50,

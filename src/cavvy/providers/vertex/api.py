@@ -49,19 +49,20 @@ class VertexApi:
         return await self._client(known).get(await self._path_of(known))
 
     async def cancel(self, job: str) -> None:
-        """Ask Vertex AI to cancel a job; the job ends later."""
+        """Request the cancellation of a job; the job ends later."""
         await self._client(job).send("POST", f"{await self._path_of(job)}:cancel", {})
 
     async def delete(self, known: str) -> Json:
-        """Ask Google to delete an object; returns the operation that deletes it."""
+        """Request the deletion of an object; return the operation that deletes it."""
         return await self._client(known).send("DELETE", await self._path_of(known))
 
     async def operation(self, name: str) -> Json:
-        """An operation by the name in a reply, such as projects/P/locations/L/operations/O."""
+        """Return an operation by the name in a reply, such as
+        projects/P/locations/L/operations/O."""
         return await self._client(name.split("/")[3]).get(f"/{name}")
 
     async def list(self, location: str, condition: str = "") -> Sequence[Json]:
-        """The objects of a location that meet a condition."""
+        """Return the objects of a location that meet a condition."""
         query = {"pageSize": _PAGE} | ({"filter": condition} if condition else {})
         first = f"{await self._path(location)}?{urlencode(query)}"
 
@@ -75,11 +76,12 @@ class VertexApi:
         return [each for page in pages for each in page.get(self._collection, ())]
 
     async def check(self, location: str) -> None:
-        """Read the first page of the location's objects. Raises an error if a right is missing."""
+        """Read the first page of the location's objects. Raises an error if a permission is
+        missing."""
         await self._client(location).get(f"{await self._path(location)}?pageSize=1")
 
     def _client(self, known: str) -> RestClient:
-        """The client for a location, or for the location of an object."""
+        """Return the client for a location, or for the location of an object."""
         location = known.partition("/")[0]
         if location not in self._clients:
             endpoint = self._endpoint.replace("{region}", location)
@@ -96,13 +98,14 @@ class VertexApi:
 
 
 def is_gone(fault: CloudFault) -> bool:
-    """Whether a job does not exist, or has ended and cannot be cancelled."""
+    """Return whether a job does not exist, or has ended and cannot be cancelled."""
     return fault.status == 404 or fault.code == "FAILED_PRECONDITION"
 
 
 def _read_error(told: Json) -> tuple[str, str]:
-    """The status and the message of an error reply: https://cloud.google.com/apis/design/errors.
-    Exceeded quotas for machines and exceeded rate limits have the same status.
+    """Return the status and the message of an error reply:
+    https://cloud.google.com/apis/design/errors. Exceeded quotas for machines and exceeded rate
+    limits have the same status.
     """
     error = told["error"]
     message = str(error["message"])

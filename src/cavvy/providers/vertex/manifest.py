@@ -9,7 +9,7 @@ from cavvy.providers.vm.abilities import ABILITIES
 _DOCS = "https://cloud.google.com/vertex-ai/docs"
 _JOB = f"{_DOCS}/reference/rest/v1/CustomJobSpec"
 _COMPUTE = f"{_DOCS}/training/configure-compute"
-_CONTAINER = f"a custom job is a container, and Cavvy lets no job start further ones ({_JOB})"
+_CONTAINER = f"a custom job is a container, and Cavvy lets no job start further containers ({_JOB})"
 
 MANIFEST = Manifest(
     name="vertex",

@@ -31,8 +31,8 @@ class ManagementFee(Struct, frozen=True, kw_only=True):
 
 @cache
 def read_fee() -> ManagementFee:
-    """The fee that follows from the table. If components have different fees, the highest is
-    returned, so that plans do not understate costs.
+    """Return the fee that follows from the table. If components have different fees, the highest
+    fee is returned, so that plans do not understate costs.
     """
     with _FILE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -48,8 +48,8 @@ def read_fee() -> ManagementFee:
 
 
 def add_fee(offers: Sequence[Offer]) -> Sequence[Offer]:
-    """The offers of Compute Engine at Vertex AI's prices. Spot offers whose machine has no standard
-    price are left out.
+    """Return the offers of Compute Engine at Vertex AI's prices. Spot offers whose machine has no
+    standard price are omitted.
     """
     fee = read_fee()
     standard: Mapping[tuple[str, str], HourlyRate] = {
@@ -70,7 +70,7 @@ def add_fee(offers: Sequence[Offer]) -> Sequence[Offer]:
 
 
 def _fee_of(rate: HourlyRate, fee: ManagementFee) -> int:
-    """The fee for a standard price, in micro-dollars an hour, rounded half up."""
+    """Return the fee for a standard price, in micro-dollars an hour, rounded half up."""
     return int((rate.micros_per_hour * fee.part).to_integral_value(ROUND_HALF_UP))
 
 

@@ -88,7 +88,7 @@ class VertexService:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`."""
+        """Return facts for `cavvy check`."""
         account = str(self._settings.get("service_account") or "")
         return [
             ("project", self._credentials.project()),
@@ -97,7 +97,8 @@ class VertexService:
         ]
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers, read again after ten minutes, since the catalog is refreshed."""
+        """Return the offers, which are read again after ten minutes, because the catalog may have
+        been refreshed."""
         now = self._now()
         if self._offers is None or now - self._offers[0] >= _AGE:
             # a missing right is reported before a plan relies on it
@@ -106,7 +107,7 @@ class VertexService:
         return self._offers[1]
 
     def _price(self, known: Sequence[Offer]) -> Sequence[Offer]:
-        """The offers of Vertex AI, from those of Compute Engine."""
+        """Return the offers of Vertex AI, from those of Compute Engine."""
         regions, patterns = self._regions(), list_setting(self._settings, "machines")
         priced = add_fee([each for each in known if each.region in regions and _is_sold(each)])
         return [
@@ -222,16 +223,16 @@ class VertexService:
         )
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
-        """The job's time limit: the task's limit plus the time for the last checkpoint. If the task
-        has no limit, the setting applies.
+        """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
+        the task has no limit, the setting applies.
         """
         if gang.longest is None:
             return timedelta(seconds=int(self._settings["max_run_s"]))
         return gang.longest + gang.grace + gang.lease
 
     def _reservation(self, gang: GangSpec, region: str) -> str | None:
-        """The reservation of a job; None if it uses none. Raises Refused, or CloudFault if the
-        reservation is in another region.
+        """Return the reservation of a job, or None if it uses none. Raises Refused, or CloudFault
+        if the reservation is in another region.
         """
         named = str(gang.options.get("reservation") or self._settings.get("reservation") or "")
         if named in ("", "any"):
@@ -248,8 +249,8 @@ class VertexService:
 
 
 def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
-    """Parse a reply. A spot job whose machines were reclaimed either fails, or runs and then waits
-    for other machines.
+    """Parse a reply. A spot job whose machines were reclaimed either fails, or runs
+    and then waits for other machines.
     """
     status, started = str(told["state"]), _time(told.get("startTime"))
     reason = str((told.get("error") or {}).get("message") or "")
@@ -262,7 +263,7 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
         reason = reason or ("" if status == "JOB_STATE_SUCCEEDED" else f"Vertex AI: {status}")
     elif state is JobState.RECLAIMED:
         ended = _time(told.get("updateTime"))
-        reason = reason or "Vertex AI took the machines back, and would start the job again"
+        reason = reason or "Vertex AI reclaimed the machines, and would start the job again"
     ran = told.get("startTime") is not None
     return ServiceJob(
         id=f"{region}/{str(told['name']).rpartition('/')[2]}",
@@ -277,8 +278,8 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _read_state(status: str, started: datetime | None) -> JobState:
-    """The state for a status of the API. A job that waits after it ran counts as reclaimed, because
-    Vertex AI would start it again.
+    """Return the state for a status of the API. A job that waits after it has run counts as
+    reclaimed, because Vertex AI would start it again.
     """
     if status in _ENDED:
         return JobState.ENDED
@@ -288,7 +289,7 @@ def _read_state(status: str, started: datetime | None) -> JobState:
 
 
 def _is_sold(offer: Offer) -> bool:
-    """Whether a custom job can use the machine of this Compute Engine offer."""
+    """Return whether a custom job can use the machine of this Compute Engine offer."""
     sold = offer.purchase in (Purchase.ON_DEMAND, Purchase.SPOT) and offer.accelerator_part == 1
     if not sold or not is_custom_job_type(offer.instance_type):
         return False
@@ -296,8 +297,8 @@ def _is_sold(offer: Offer) -> bool:
 
 
 def _accelerator(offer: Offer) -> str | None:
-    """Vertex AI's name of an offer's accelerator. None if the offer has no accelerator, or Vertex
-    AI has no name for it.
+    """Vertex AI's name of an offer's accelerator. Returns None if the offer has no accelerator, or
+    Vertex AI has no name for it.
     """
     if offer.accelerator is None:
         return None

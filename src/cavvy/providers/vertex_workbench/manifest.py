@@ -44,8 +44,8 @@ MANIFEST = Manifest(
             api=_API,
             deletion=_API,
         ),
-        Feature.VOLUMES: "a Workbench instance gets new disks only, and no existing ones; copy "
-        f"data from and to a bucket instead ({_API})",
+        Feature.VOLUMES: "a Workbench instance gets only new disks, no existing ones; copy data "
+        f"from and to a bucket instead ({_API})",
         Feature.MOUNTS: "Cavvy mounts no folders on a Workbench instance; copy data from and to a "
         f"bucket instead ({_API})",
         Feature.NETWORK: f"Google neither reports nor selects the speed of the network ({_API})",
@@ -77,9 +77,9 @@ MANIFEST = Manifest(
         text(
             "fees",
             "Google's management fees in US dollars an hour, for each vCPU and for each GPU of a "
-            f"type, such as `vCPU=0.01, T4=0.02`, from {PRICING}. Machines with other GPUs are not "
-            "offered. Required, since Google publishes these prices for people only; 0 leaves a "
-            "fee out of plans and bills.",
+            f"type, such as `vCPU=0.01, T4=0.02`, from {PRICING}. Machines with other GPUs are "
+            "not offered. Required, because Google publishes these prices only on a web page; 0 "
+            "leaves a fee out of plans and bills.",
         ),
         text(
             "machines",

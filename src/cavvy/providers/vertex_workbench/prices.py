@@ -1,7 +1,8 @@
 """Makes the offers of Workbench instances from the catalog's offers of Compute Engine.
 
 Google bills a Workbench instance as a machine of Compute Engine, and adds a management fee for each
-vCPU and each GPU. It publishes the fees on a page for people, so the setting `fees` contains them.
+vCPU and each GPU. Google publishes the fees only on a web page, so the setting `fees` contains
+them.
 """
 
 import re
@@ -34,7 +35,8 @@ class Fees(Struct, frozen=True, kw_only=True):
     usd: Mapping[str, Decimal]
 
     def of(self, offer: Offer) -> int | None:
-        """The fee of a machine in micro-dollars an hour, rounded half up; None if it is unknown."""
+        """Return the fee of a machine in micro-dollars an hour, rounded half up, or None if it is
+        unknown."""
         gpu = Decimal(0)
         if offer.accelerator is not None:
             known = self.usd.get(offer.accelerator.lower())
@@ -64,9 +66,8 @@ def read_fees(text: str) -> Fees:
 
 
 def make_offers(known: Sequence[Offer], zones: Sequence[str], fees: Fees) -> Sequence[Offer]:
-    """The offers in these zones, with fees. Machines with GPUs whose fee is unknown are left
-    out.
-    """
+    """Return the offers in these zones, with fees. Machines with GPUs whose fee is unknown are
+    omitted."""
     return [
         replace(
             each,
@@ -90,7 +91,8 @@ def list_unpriced(known: Sequence[Offer], fees: Fees) -> Sequence[str]:
 
 
 def find_gpu(offer: Offer) -> str | None:
-    """The accelerator type of an offer in the API; None if it has no GPU, or one without a type."""
+    """Return the accelerator type of an offer in the API, or None if the offer has no GPU or a GPU
+    without a type."""
     if offer.accelerator is None:
         return None
     found = find_accelerator(offer.instance_type, offer.accelerator, offer.accelerator_memory_mib)
@@ -98,7 +100,7 @@ def find_gpu(offer: Offer) -> str | None:
 
 
 def _is_sold(offer: Offer) -> bool:
-    """Whether a Workbench instance can use the machine of this offer of Compute Engine."""
+    """Return whether a Workbench instance can use the machine of this offer of Compute Engine."""
     whole = offer.purchase is Purchase.ON_DEMAND and offer.accelerator_part == 1
     if not whole or not is_custom_job_type(offer.instance_type):
         return False

@@ -1,8 +1,8 @@
 """Runs sessions on instances of Vertex AI Workbench:
 https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction
 
-Google runs a script on a new instance only from Cloud Storage. So the setting `script` names a
-short script there, which runs the script in the instance's metadata:
+Google runs a script on a new instance only from Cloud Storage. Therefore the setting `script` names
+a short script there, which runs the script in the instance's metadata:
 https://cloud.google.com/vertex-ai/docs/workbench/instances/manage-metadata (2026-11-23)
 """
 
@@ -83,7 +83,7 @@ class WorkbenchInstances:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`, which calls `offers` first."""
+        """Return facts for `cavvy check`, which calls `offers` first."""
         account = str(self._settings.get("service_account") or "")
         facts = [
             ("project", self._credentials.project()),
@@ -95,7 +95,8 @@ class WorkbenchInstances:
         return facts + [(f"notebook {job}", at) for job, at in sorted(self._jupyters.items())]
 
     async def offers(self) -> Sequence[Offer]:
-        """The offers, read again after ten minutes, since the catalog is refreshed."""
+        """Return the offers, which are read again after ten minutes, because the catalog may have
+        been refreshed."""
         now = self._now()
         if self._offers is None or now - self._offers[0] >= _AGE:
             self._need("script")
@@ -160,7 +161,8 @@ class WorkbenchInstances:
         return await self._read(job, told)
 
     async def stop(self, job: str) -> None:
-        """Delete the instance with its disks. The layer repeats this until the instance is gone."""
+        """Delete the instance with its disks. The layer repeats this until the instance no longer
+        exists."""
         known = self._deletions.get(job)
         if known is not None:
             told = await self._api.operation(known.operation)
@@ -178,8 +180,8 @@ class WorkbenchInstances:
         return ()
 
     async def _read(self, job: str, told: Json) -> ServiceJob:
-        """Parse an instance. One whose creation failed may still be listed as waiting, and one
-        whose deletion was accepted as running.
+        """Parse an instance. An instance whose creation failed may still be listed as waiting, and
+        an instance whose deletion was accepted as running.
         """
         found = read_instance(job, told)
         deletion = self._deletions.get(job)
@@ -190,7 +192,7 @@ class WorkbenchInstances:
         return self._ends.note(found)
 
     async def _why_failed(self, job: str) -> str:
-        """Why the creation of an instance failed; "" if it has not failed, as far as known."""
+        """Return why the creation of an instance failed, or "" if no failure is known."""
         operation = self._creations.get(job)
         if operation is not None:
             told = await self._api.operation(operation)
@@ -201,7 +203,7 @@ class WorkbenchInstances:
         return self._failed.get(job, "")
 
     def _fail(self, job: ServiceJob, reason: str) -> ServiceJob:
-        """An instance whose creation failed, which costs nothing."""
+        """Return an instance whose creation failed, which costs nothing."""
         now, full = self._now(), _FULL.search(reason) is not None
         return replace(
             job,
@@ -213,7 +215,7 @@ class WorkbenchInstances:
         )
 
     def _make(self, request: JobRequest) -> Mapping[str, Any]:
-        """The body of the request for an instance."""
+        """Return the body of the request for an instance."""
         settings, offer = self._settings, request.offer
         size = request.gang.disk_gib or int(settings["disk_gib"])
         setup: dict[str, Any] = {
@@ -251,8 +253,9 @@ class WorkbenchInstances:
 
 
 def read_instance(job: str, told: Json) -> ServiceJob:
-    """Parse an instance. One that is off is deleted by the layer. Its bill begins with its
-    creation, which is too early by the minutes of its start, since Google reports no other time.
+    """Parse an instance. The layer deletes an instance that is off. The bill
+    begins with the instance's creation, some minutes before its start, because Google reports no
+    other time.
     """
     status = str(told["state"])
     state = JobState.WAITING if status in _WAITING else JobState.RUNNING
@@ -272,12 +275,12 @@ def read_instance(job: str, told: Json) -> ServiceJob:
 
 
 def _end(job: ServiceJob, deletion: _Deletion) -> ServiceJob:
-    """An instance whose deletion Google has accepted. Google no longer bills its machine."""
+    """Return an instance whose deletion Google has accepted. Google no longer bills its machine."""
     return replace(job, state=JobState.RECLAIMED, ended_at=job.ended_at or deletion.at)
 
 
 def _unlisted(job: str) -> ServiceJob:
-    """An instance that Google does not describe, or need not describe any more."""
+    """Return an instance that Google does not describe, or need not describe any more."""
     return ServiceJob(id=job, name=job.partition("/")[2], state=JobState.RECLAIMED)
 
 

@@ -57,11 +57,11 @@ def make_manifest(
     endpoint_consequence: str = "The address of the API.",
     of_projects: bool = False,
 ) -> Manifest:
-    """The manifest of a cloud with a REST API at `endpoint`, whose machines end with their disks.
-    `machine` is the cloud's word for a machine, with its article; `deletion` is the cloud's page
-    about what is deleted with one; the guide is `guides/NAME.md`.
-    `of_projects` states that projects may have accounts of their own, because `key_file` is the
-    only credential and contains nothing but keys.
+    """Return the manifest of a cloud with a REST API at `endpoint`, whose machines end with their
+    disks. `machine` is the cloud's word for a machine, with its article; `deletion` is the cloud's
+    page about the objects that are deleted with a machine; the guide is `guides/NAME.md`.
+    `of_projects` states that projects may have their own accounts, because `key_file` is the only
+    credential and contains only keys.
     """
     results = (
         f"{machine} loses its disk when it ends ({deletion}). If the server is away when the work "
@@ -85,12 +85,12 @@ def make_manifest(
 
 
 def reach_setting() -> ProviderSetting:
-    """The setting `reach_by_ssh`, which makes the server reach machines by SSH although the cloud
-    supports user data.
+    """Return the setting `reach_by_ssh`, which makes the server reach machines by SSH although the
+    cloud supports user data.
     """
     return flag(
         "reach_by_ssh",
-        "The server connects to the machines by SSH and starts the agents, which talk to the "
-        "server through these connections. Then machines need not reach the server, and "
-        "`server.tls_listen` need not be set. By default, the machines connect to the server.",
+        "The server connects to the machines by SSH and starts the agents, which communicate "
+        "with the server through these connections. Machines then need no route to the server, "
+        "and `server.tls_listen` need not be set. By default, the machines connect to the server.",
     )

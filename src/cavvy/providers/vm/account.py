@@ -16,7 +16,7 @@ from cavvy.providers.vm.rest import Json, ReadError, RestClient, Sign
 
 class RestAccount:
     """An account of a cloud: the settings, the clock, and the client of the API. `read_key` returns
-    the token if the API does not take the key of `keys` itself; for `key_header` and `sign`, see
+    the token if the API does not accept the key of `keys` itself; for `key_header` and `sign`, see
     `RestClient`. `close` also closes the clients in `others`.
     """
 
@@ -45,24 +45,24 @@ class RestAccount:
             each.close()
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`. The caller must call `Cloud.offers` first, which finds the
-        unknown accelerators.
+        """Return facts for `cavvy check`. The caller must first call `Cloud.offers`, which finds
+        the unknown accelerators.
         """
         return self._keys.facts(self.settings, self._unknown)
 
     def note_unknown(self, names: Iterable[str]) -> Sequence[str]:
-        """Store the names of accelerators that are not in the catalog, for `identity`. Returns the
+        """Store the names of accelerators that are not in the catalog, for `identity`. Return the
         names sorted and without duplicates.
         """
         self._unknown = sorted(set(names))
         return self._unknown
 
     def names(self, setting: str) -> Sequence[str]:
-        """The values of a setting that lists them separated by commas."""
+        """Return the values of a setting that contains a comma-separated list."""
         return list_setting(self.settings, setting)
 
     def allows(self, region: str) -> bool:
-        """Whether the setting `regions` contains the region, or is unset."""
+        """Return whether the setting `regions` contains the region, or is unset."""
         regions = self.names("regions")
         return not regions or region in regions
 
@@ -85,7 +85,7 @@ def make_provider(
 
 
 def keep_ours(told: Sequence[Json], name: str = "name") -> Sequence[Json]:
-    """The machines whose field `name` starts with Cavvy's prefix. The account's other machines may
-    lack fields, so they must not be parsed.
+    """Return the machines whose field `name` starts with Cavvy's prefix. The account's other
+    machines may lack fields, so they must not be parsed.
     """
     return [each for each in told if str(each.get(name)).startswith(NAME_PREFIX)]

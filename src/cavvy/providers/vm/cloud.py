@@ -1,6 +1,7 @@
-"""The interface that each cloud implements. It consists of six calls and the cloud's traits.
+"""The interface that each cloud implements. The interface consists of six calls and the cloud's
+traits.
 
-The six calls raise `CloudFault`, or Refused if a person must set something up. `read_fault` turns a
+The six calls raise `CloudFault`, or Refused if a person must change the setup. `read_fault` turns a
 fault into an error of the provider interface.
 """
 
@@ -56,7 +57,7 @@ class MachineState(StrEnum):
 
 
 class Reach(StrEnum):
-    """How the agent gets onto a machine, and how it communicates with the server."""
+    """How the agent is copied to a machine, and how it communicates with the server."""
 
     USER_DATA = "user data"  # user data starts the agent, which calls the server over TLS
     # the server connects to the machine by SSH and starts the agent, whose requests use SSH too
@@ -143,7 +144,7 @@ class CloudFault(Exception):
 
     @property
     def uncertain(self) -> bool:
-        """Whether the request may have taken effect despite the fault."""
+        """Return whether the request may have taken effect despite the fault."""
         return self.status in _NO_REPLY or self.status >= 500
 
 
@@ -152,14 +153,15 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 
 def unreadable(error: Exception) -> CloudFault:
-    """The fault of a reply that could not be read, because of one of the errors `UNREADABLE`."""
+    """Return the fault of a reply that could not be read, because of one of the errors
+    `UNREADABLE`."""
     return CloudFault(0, "unreadable reply", f"{type(error).__name__}: {error}")
 
 
 class SilentRegions(CloudFault):
-    """`Cloud.list` raises this if some regions did not answer. `machines` are those of the other
-    regions. `faults` has the fault of each silent region, by its name in offers. The name "" stands
-    for a region whose name is unknown.
+    """Raised by `Cloud.list` if some regions did not answer. `machines` are the machines of the
+    other regions. `faults` contains the fault of each silent region, by the region's name in
+    offers. The name "" stands for a region whose name is unknown.
     """
 
     def __init__(
@@ -171,41 +173,41 @@ class SilentRegions(CloudFault):
 
 class Cloud(Protocol):
     """The six calls of a cloud. Each call has a time limit and raises only CloudFault, or Refused
-    if the account lacks something that a person must set up.
+    if a person must change the account's setup.
     """
 
     traits: CloudTraits
 
     async def offers(self) -> Sequence[Offer]:
-        """The machines that are available now, with prices."""
+        """Return the machines that are available now, with prices."""
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        """Request machines. Returns their ids in the order of `request.names`. If the trait
+        """Request machines. Return their ids in the order of `request.names`. If the trait
         `atomic_count` is False, each request is for one machine.
         """
 
     async def list(self) -> Sequence[CloudMachine]:
-        """All machines of the account, or only those that Cavvy created. Raises SilentRegions if
-        only some regions answer.
+        """Return all machines of the account, or only those that Cavvy created. Raises
+        SilentRegions if only some regions answer.
         """
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """One machine by id; None if the cloud does not know it."""
+        """Return one machine by id, or None if the cloud does not know it."""
 
     async def delete(self, machine: str) -> None:
-        """Start deleting a machine. May raise CloudFault with the status 404 if the machine is
-        gone.
+        """Start deleting a machine. May raise CloudFault with the status 404 if the machine no
+        longer exists.
         """
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Whether this fault of `create` means that the offer is not available now."""
+        """Return whether this fault of `create` means that the offer is not available now."""
 
 
 def read_fault(
     cloud: Cloud, fault: CloudFault, what: str, *, making: bool = False
 ) -> ProviderError:
-    """The provider error for a fault. `what` describes the call in the message. `making` is True if
-    the call was `create`.
+    """Return the provider error for a fault. `what` describes the call in the message. `making` is
+    True if the call was `create`.
     """
     text = f"{what}: {fault}"
     # some clouds recognize missing capacity only by words, which may also be in these refusals

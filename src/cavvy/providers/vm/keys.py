@@ -1,5 +1,6 @@
-"""Finds API keys in a file that the settings name, else in the cloud's usual environment variables,
-else in its usual files. A key never appears in settings, messages or reports.
+"""Finds API keys in a file that the settings name or, failing that, in the cloud's usual
+environment variables or, failing that, in its usual files. A key never appears in settings,
+messages or reports.
 """
 
 import os
@@ -13,8 +14,8 @@ from cavvy.providers.base import ProviderSetting, Refused, SettingKind
 
 
 class ApiKeySource(Struct, frozen=True, kw_only=True):
-    """The places where a cloud's API key may be. In a file with lines such as `api_key = KEY`, the
-    key follows one of `names`. A file that consists of one word contains only the key.
+    """The places where a cloud's API key may be stored. In a file with lines such as `api_key =
+    KEY`, the key follows one of `names`. A file that consists of one word contains only the key.
     """
 
     provider: str
@@ -24,7 +25,7 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
     made_at: str  # the page where users create a key
 
     def setting(self) -> ProviderSetting:
-        """The setting that names the file with the key."""
+        """Return the setting that names the file with the key."""
         usual = [*(f"`{each}` in the environment" for each in self.variables)]
         usual += [f"`{each}`" for each in self.files]
         return ProviderSetting(
@@ -60,8 +61,8 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
     def facts(
         self, settings: Mapping[str, Scalar], unknown: Sequence[str]
     ) -> Sequence[tuple[str, str]]:
-        """Facts for `cavvy check`: where the key was found, and the accelerators that are not in
-        the catalog.
+        """Return facts for `cavvy check`: where the key was found, and the accelerators that are
+        not in the catalog.
         """
         names = [("unknown accelerators", ", ".join(unknown))] if unknown else []
         return [("API key", self.find(settings)[1]), *names]
@@ -72,7 +73,7 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+            why = error.strerror if isinstance(error, OSError) else "the file is not a text file"
             raise Refused(f"[providers.{self.provider}]: {file} cannot be read: {why}") from error
         words = "|".join(map(re.escape, self.names))
         # a name in quotation marks is from a file in JSON
@@ -82,8 +83,8 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
         return (key, file) if key else None
 
     def _describe(self, file: str) -> str:
-        """The name of a file. If the file has several words, also the reason why no key was found
-        in it.
+        """Return the name of a file. If the file has several words, also return the reason why no
+        key was found in it.
         """
         path = Path(file).expanduser()
         if not path.is_file() or len(path.read_text("utf-8").split()) < 2:
@@ -92,11 +93,11 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
 
     def _miss(self, places: Sequence[str]) -> tuple[str, str]:
         raise Refused(
-            f"[providers.{self.provider}]: no API key in {', '.join(places)}; make one at "
+            f"[providers.{self.provider}]: no API key in {', '.join(places)}; create one at "
             f"{self.made_at}, and put it in one of these places or in a file that `key_file` names"
         )
 
 
 def list_setting(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
-    """The values of a setting that lists them separated by commas."""
+    """Return the values of a setting that contains a comma-separated list."""
     return [each.strip() for each in str(settings.get(name, "")).split(",") if each.strip()]

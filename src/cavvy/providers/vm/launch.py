@@ -60,8 +60,8 @@ class VmLauncher:
 
     @property
     def most_nodes(self) -> int | None:
-        """The maximum number of nodes that can be started before the control plane gives up; None
-        if there is no limit.
+        """Return the maximum number of nodes that can be started before the control plane's call
+        times out, or None if there is no limit.
         """
         if self._traits.atomic_count or not self._traits.launch_every:
             return None
@@ -96,7 +96,7 @@ class VmLauncher:
         await self._ledger.put(replace(record, launched=True))
 
     def _begin(self, gang: GangSpec, before: VmGangRecord | None) -> VmGangRecord:
-        """The record of a new launch. Raises NoCapacity."""
+        """Return the record of a new launch. Raises NoCapacity."""
         self._check_queue(gang)
         left, billed = (before.leftovers, before.rolled_back) if before else ((), ())
         extras = list_extras(gang.offer, gang.disk_gib, gang.disk_type)
@@ -104,7 +104,7 @@ class VmLauncher:
         return replace(record, leftovers=left, rolled_back=billed, extras=extras)
 
     async def give_up(self, record: VmGangRecord) -> None:
-        """Roll a launch back. Machines that cannot be deleted now are deleted by a later poll."""
+        """Roll back a launch. Machines that cannot be deleted now are deleted by a later poll."""
         made = [node for node in record.nodes if node.id]
         record = replace(
             record,
@@ -169,8 +169,8 @@ class VmLauncher:
     def _await_listing(
         self, record: VmGangRecord, group: Sequence[VmNode], listed_at: datetime
     ) -> None:
-        """Raise TryAgain after a lost reply until a list is recent enough to show the machine if it
-        exists. If the cloud has tokens, nothing is raised: the request can be repeated at once.
+        """After a lost reply, raise TryAgain until a list is recent enough to show the machine if
+        it exists. If the cloud has tokens, nothing is raised: the request can be repeated at once.
         """
         asked = [node.asked_at for node in group if node.asked_at is not None]
         if asked and not self._traits.tokens and listed_at - max(asked) < self._traits.list_lag:
@@ -181,7 +181,7 @@ class VmLauncher:
             )
 
     def _unfinished(self, name: str) -> Sequence[VmGangRecord]:
-        """The unfinished launches of other gangs."""
+        """Return the unfinished launches of other gangs."""
         since = self._now() - _LATELY
         self._called = {each: at for each, at in self._called.items() if at > since}
         others = (self._ledger.get(each) for each in self._called if each != name)
@@ -201,8 +201,8 @@ class VmLauncher:
 
     def _pace(self, record: VmGangRecord) -> None:
         """Raise TryAgain if it is too early for the next request, or if another gang has priority.
-        Gangs that have requested nodes have priority over others, and the oldest of them comes
-        first.
+        Gangs that have already requested nodes have priority over other gangs, and the oldest of
+        them comes first.
         """
         now, mine = self._now(), (not _has_asked(record), record.intended_at)
         first = self._traits.launch_every and any(
@@ -224,7 +224,7 @@ class VmLauncher:
 
 
 def _has_asked(record: VmGangRecord) -> bool:
-    """Whether a machine of the gang was requested."""
+    """Return whether a machine of the gang was requested."""
     return any(node.asked_at is not None for node in record.nodes)
 
 
@@ -247,8 +247,8 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 
 
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
-    """The record with those of the `doomed` machines that are none of its nodes, so that they are
-    billed. The time of their request is unknown, but not earlier than that of the launch.
+    """Return the record with those of the `doomed` machines that are not its nodes, so that they
+    are billed. The time of their request is unknown, but not earlier than the time of the launch.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

@@ -1,6 +1,6 @@
-"""Deletes startup scripts whose machine was never made, such as those of a server that crashed
-between the two requests. This is for clouds that store startup scripts apart from machines. A
-script contains the claim of a node.
+"""Deletes startup scripts whose machine was never created, such as those of a server that crashed
+between the two requests. This module is for clouds that store startup scripts separately from
+machines. A script contains the claim of a node.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -41,7 +41,8 @@ class LeftoverScripts:
         await self._drop([each for each, at in self._unused.items() if now - at >= _SPARED])
 
     async def _list(self) -> Sequence[Json]:
-        """The scripts with names of machines. The reply contains claims, so it is not recorded."""
+        """Return the scripts with names of machines. The reply contains claims, so it is not
+        recorded."""
         recorder = RECORDER.set(None)
         try:
             return [each for each in await self._read() if is_machine_name(str(each.get("name")))]

@@ -36,7 +36,8 @@ _T = TypeVar("_T")
 
 class GangMachines:
     """The installation's machines by gang. `at` is the time when the list was requested. `silent`
-    has the errors of the regions that did not answer, whose machines are missing from the list.
+    contains the errors of the regions that did not answer, whose machines are missing from the
+    list.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class GangMachines:
         self.by_id = {machine.id: machine for _, machine in found}
 
     def of(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
-        """The gang's machines, each with the parts of its name."""
+        """Return the gang's machines, each with the parts of its name."""
         return [each for each in self.found if self._names.same(each[0].gang, gang)]
 
     def alive(self, gang: str) -> Sequence[tuple[MachineName, CloudMachine]]:
-        """The gang's machines that have not ended."""
+        """Return the gang's machines that have not ended."""
         return [each for each in self.of(gang) if each[1].state is not MachineState.ENDED]
 
     def require(self, region: str) -> None:
@@ -67,7 +68,7 @@ class GangMachines:
                 raise error
 
     def unknown(self, known: Iterable[str]) -> Sequence[str]:
-        """The gangs that appear in machines' names but are not in `known`."""
+        """Return the gangs that appear in machines' names but are not in `known`."""
         gangs = list(known)
         written = {part.gang for part, _ in self.found}
         return sorted(
@@ -90,8 +91,8 @@ class VmMachines:
         return await self.ask_all(self.cloud.offers(), "the list of offers")
 
     async def list(self) -> GangMachines:
-        """All machines of this installation that the cloud lists. Calls within LIST_AGE share one
-        list, unless this process has created or deleted a machine since.
+        """Return all machines of this installation that the cloud lists. Calls within LIST_AGE
+        share one list, unless this process has created or deleted a machine since.
         """
         task, now = self._listing, self._now()
         fresh = timedelta(0) <= now - self._listed_at < LIST_AGE
@@ -110,7 +111,7 @@ class VmMachines:
     async def _list_regions(
         self,
     ) -> tuple[Sequence[CloudMachine], Mapping[str, ProviderError]]:
-        """The machines of the regions that answer, and the errors of the others."""
+        """Return the machines of the regions that answer, and the errors of the other regions."""
         try:
             return await self.cloud.list(), {}
         except SilentRegions as silent:
@@ -120,7 +121,7 @@ class VmMachines:
             }
 
     def _read(self, fault: CloudFault | Refused, what: str) -> ProviderError:
-        """The error for a fault of a call that names no machine; see `ask_all`."""
+        """Return the error for a fault of a call that names no machine; see `ask_all`."""
         if isinstance(fault, Refused):
             return fault
         error = read_fault(self.cloud, fault, what)
@@ -159,8 +160,8 @@ class VmMachines:
         self._listing = None
 
     def deleted_at(self, machine: str) -> datetime | None:
-        """The time when the cloud accepted the deletion of a machine. None if this process did not
-        delete it, or if a deletion does not end the bill in this cloud.
+        """Return the time when the cloud accepted the deletion of a machine. Returns None if this
+        process did not delete it, or if a deletion does not end the bill in this cloud.
         """
         ends = self.traits.bill_ends is BillEnd.DELETION
         return self._deleted.get(machine) if ends else None
@@ -193,7 +194,7 @@ class VmMachines:
 
     @property
     def boots_free(self) -> bool:
-        """Whether the cloud does not bill a machine's boot."""
+        """Return whether the cloud does not bill a machine's boot."""
         return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:

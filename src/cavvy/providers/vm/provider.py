@@ -1,6 +1,7 @@
 """The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
-`Provider`. Either the user data of a node contains a script, which fetches and starts the agent,
-and the agent calls the server over TLS. Or the server connects to the node by SSH.
+`Provider`. Two ways to start the agent exist. The user data of a node may contain a script that
+fetches and starts the agent, and the agent connects to the server over TLS. Alternatively, the
+server connects to the node by SSH.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ class VmProvider:
         self._reach = self._make_reach(cloud, make_link)
 
     def _make_reach(self, cloud: Cloud, make_link: MakeLink) -> VmReach | None:
-        """The connections to the machines; None if the machines call the server."""
+        """Return the connections to the machines, or None if the machines connect to the server."""
         if cloud.traits.reach is not Reach.SSH and not self._context.settings.get("reach_by_ssh"):
             return None
         return VmReach(
@@ -144,8 +145,8 @@ class VmProvider:
             await self._machines.release(machine, release(machine))
 
     async def relay(self) -> None:
-        """See `RelaysAgents.relay`. If SSH is not used, machines call the server themselves, and
-        nothing is relayed.
+        """Keep machines connected by SSH; see `RelaysAgents.relay`. Without SSH, machines connect
+        to the server themselves, and nothing is relayed.
         """
         await (self._reach.relay() if self._reach is not None else asyncio.Event().wait())
 

@@ -1,4 +1,4 @@
-"""Keeps the quotas of an account for a minute, by region."""
+"""Caches the quotas of an account for a minute, by region."""
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from datetime import datetime, timedelta
@@ -14,7 +14,8 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 class QuotaCache(Generic[_K]):
-    """The quotas of each region by a key, at most a minute old. `ask` requests those of one."""
+    """The quotas of each region by a key, at most a minute old. `ask` requests the quotas of one
+    region."""
 
     def __init__(
         self, ask: Callable[[str], Awaitable[Mapping[_K, Quota]]], now: Callable[[], datetime]
@@ -25,19 +26,19 @@ class QuotaCache(Generic[_K]):
         self.faults: dict[str, CloudFault | Refused] = {}  # by region: why the last read failed
 
     def forget(self) -> None:
-        """Read the quotas again the next time, since machines were made or deleted. A read that
-        failed is not repeated earlier.
+        """Read the quotas again the next time, because machines were created or deleted. A failed
+        read is not repeated earlier.
         """
         for region in self._read_at.keys() - self.faults.keys():
             del self._read_at[region]
 
     def last(self, region: str) -> Mapping[_K, Quota]:
-        """The last quotas that were read, however old; none if none were."""
+        """Return the last quotas that were read, however old, or None if none were read."""
         return self._known.get(region, {})
 
     async def read(self, region: str) -> Mapping[_K, Quota]:
-        """The region's quotas. Raises CloudFault, Refused, also if the last read failed less than a
-        minute ago.
+        """Return the region's quotas. Raises CloudFault, Refused; also if the last read failed less
+        than a minute ago.
         """
         now, at = self._now(), self._read_at.get(region)
         if at is None or now - at >= _AGE:
@@ -55,7 +56,7 @@ class QuotaCache(Generic[_K]):
 
 
 def _check(quotas: Mapping[_K, Quota]) -> Mapping[_K, Quota]:
-    """The quotas; raises ValueError if a number of theirs cannot be counted with."""
+    """Return the quotas; raises ValueError if a number of theirs cannot be counted with."""
     for each in quotas.values():
         if not isfinite(each.limit) or not isfinite(each.used or 0.0):
             raise ValueError(f"{each.name}: {each.used} of {each.limit}")

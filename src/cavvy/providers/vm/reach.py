@@ -121,8 +121,8 @@ class VmReach:
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
 
     async def prepare(self, gang: GangSpec) -> str:
-        """Store what the gang's agents need. The caller must await this before it buys anything.
-        Returns the public key that the machines must accept. Raises TryAgain.
+        """Store the data that the gang's agents need. The caller must await this before it buys
+        anything. Return the public key that the machines must accept. Raises TryAgain.
         """
         await self._records.refresh(gang.name)
         known = self._gangs.get(gang.name)
@@ -176,7 +176,7 @@ class VmReach:
     # Selecting machines
 
     def _list_wanted(self) -> dict[str, tuple[str, VmNode]]:
-        """The machines that must be reached, by id, with their gangs and nodes."""
+        """Return the machines that must be reached, by id, with their gangs and nodes."""
         return {
             node.id: (record.name, node)
             for record in self._gangs.records.values()
@@ -198,8 +198,8 @@ class VmReach:
                     await self._records.drop(name)
 
     def _collect(self) -> None:
-        """Remove the visits that have ended. A visit that failed is logged, and starts again. So an
-        error of one machine does not end the visits of others.
+        """Remove the visits that have ended. A failed visit is logged, and starts again. Therefore
+        an error of one machine does not end the visits of other machines.
         """
         for machine, task in list(self._visits.items()):
             if task.done():
@@ -248,7 +248,7 @@ class VmReach:
     async def _step(
         self, gang: str, node: VmNode, link: MachineLink | None, began: datetime
     ) -> str:
-        """Visit the machine. Returns the reason to delete it, or ""."""
+        """Visit the machine. Return the reason to delete the machine, or ""."""
         try:
             if link is None:
                 raise CannotConnect("the cloud has not reported an address for SSH")
@@ -262,8 +262,8 @@ class VmReach:
         return "the agent on the machine has ended" if over else ""
 
     async def _visit(self, gang: str, node: VmNode, link: MachineLink) -> bool:
-        """Connect, and start the agent if it was never started. Returns True if the agent has
-        ended. Raises ProviderError.
+        """Connect, and start the agent if it was never started. Return True if the agent has ended.
+        Raises ProviderError.
         """
         setup = await link.connect()
         look = await link.ask("look", HostLook)
@@ -288,8 +288,8 @@ class VmReach:
         return there is not None and all(each.state is RankState.OVER for each in there.ranks)
 
     def _give_up(self, gang: str, node: VmNode, began: datetime, problem: str) -> str:
-        """The reason to delete a machine that cannot be reached. The result is "" while the machine
-        may still answer, and if its agent was already started.
+        """Return the reason to delete a machine that cannot be reached. The result is "" while the
+        machine may still answer, and if its agent was already started.
         """
         record = self._records.get(gang)
         if record is not None and node.id in record.started:
@@ -319,7 +319,7 @@ class VmReach:
         )
 
     def _open(self, entry: ReachedMachine, door: MachineDoor, wake: asyncio.Event) -> MachineLink:
-        """The link to a machine, which sets `wake` when the state of the machine changes."""
+        """Return the link to a machine, which sets `wake` when the state of the machine changes."""
         cache = self._context.home / "bundles"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         dependencies = LinkDependencies(
@@ -333,7 +333,7 @@ class VmReach:
         return self._make_link(entry, dependencies, door.dial)
 
     def _make_config(self, record: ReachRecord, node: VmNode, setup: HostSetup) -> dict[str, Any]:
-        """The agent's configuration. The agent may use all of the machine."""
+        """Return the agent's configuration. The agent may use the whole machine."""
         if not setup.agent:
             raise Refused("no agent can be started: the server has no archive of the agent")
         address = node.address or (node.ssh and node.ssh.address) or "127.0.0.1"
@@ -352,7 +352,7 @@ class VmReach:
         }
 
     async def _note_start(self, gang: str, machine: str) -> None:
-        """Record that an agent was started. Deletes the token when all agents were started."""
+        """Record that an agent was started. The token is deleted when all agents were started."""
         record = self._records.get(gang) or ReachRecord(name=gang)
         started = record.started | {machine}
         known = self._gangs.get(gang)
@@ -386,15 +386,16 @@ class _ClockGaps:
         self._last = (now(), self._clock())
 
     def were_long(self) -> bool:
-        """True if the server's machine was suspended for over a minute since the last call."""
+        """Return whether the server's machine was suspended for over a minute since the last
+        call."""
         (day, ticks), self._last = self._last, (self._now(), self._clock())
         passed = timedelta(seconds=self._last[1] - ticks)
         return self._last[0] - day - passed > _SUSPENDED
 
 
 def _entry(node: VmNode, target: SshTarget) -> ReachedMachine:
-    """The machine, as `SshLink` needs it. An unusual id is hashed, because it becomes part of
-    paths.
+    """Return the machine in the form that `SshLink` needs. An unusual id is hashed, because the id
+    becomes part of paths.
     """
     plain = _PLAIN.fullmatch(node.id) is not None
     name = node.id if plain else hashlib.sha256(node.id.encode()).hexdigest()[:20]

@@ -50,7 +50,7 @@ class KeyPair:
 
 
 async def load_keys(state: ProviderState) -> KeyPair:
-    """The installation's key pair. The first call makes and stores it. Raises TryAgain."""
+    """Return the installation's key pair. The first call creates and stores it. Raises TryAgain."""
     for _ in range(2):
         for document in await state.read(_COLLECTION, _NAME):
             return KeyPair(**json.loads(document.body))
@@ -89,7 +89,7 @@ class MachineDoor(Struct, frozen=True, kw_only=True):
     read_keys: Callable[[], Awaitable[KeyPair]]
 
     async def dial(self) -> tuple[HostConnection, SshRoute]:
-        """Connect. Raises CannotConnect, LoginRefused, TryAgain."""
+        """Connect to the machine. Raises CannotConnect, LoginRefused, TryAgain."""
         self._check_target()
         key, known = self.sockets / "key", self.sockets / f"{self.alias}.hosts"
         config, pin = self.sockets / f"{self.alias}.config", self.read_pin()

@@ -88,12 +88,13 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def cleared(self) -> bool:
-        """Whether no machine is left of those that were rolled back."""
+        """Return whether all machines that were rolled back have ended."""
         return all(node.ended_at is not None for node in self.rolled_back)
 
 
 def is_over(record: VmGangRecord) -> bool:
-    """Whether all machines of the gang have ended, or the gang was removed before it had one."""
+    """Return whether all machines of the gang have ended, or the gang was removed before it had
+    one."""
     return record.ended_at is not None or (
         record.removed and not any(node.id for node in record.nodes)
     )
@@ -125,7 +126,8 @@ class MachineNames:
         return self._join(parts._replace(gang=_digest(record.name, self._hash)))
 
     def read(self, machine: CloudMachine) -> MachineName | None:
-        """The parts of a machine's name; None if the machine is not this installation's."""
+        """Return the parts of a machine's name, or None if the machine does not belong to this
+        installation."""
         head, fields = f"{NAME_PREFIX}{self.mark}-", machine.name.rsplit("-", 3)
         if not machine.name.startswith(head) or len(fields) != 4:
             return None
@@ -138,8 +140,8 @@ class MachineNames:
         return MachineName(gang, launch, int(rank), int(count))
 
     def same(self, written: str, gang: str) -> bool:
-        """Whether the part GANG of a machine's name (`written`) belongs to this gang, whose name or
-        hash is `gang`.
+        """Return whether the part GANG of a machine's name (`written`) belongs to this gang, whose
+        name or hash is `gang`.
         """
         return written in (gang, _digest(gang, self._hash))
 
@@ -149,19 +151,19 @@ class MachineNames:
 
 
 def is_machine_name(name: str) -> bool:
-    """Whether the name is one that an installation gives its machines. The prefix alone does not
-    prove it: users have objects with names such as "cv-images", too.
+    """Return whether the name has the form that an installation gives its machines. The prefix
+    alone does not prove this, because users may have objects with names such as "cv-images".
     """
     return _NAME.fullmatch(name) is not None
 
 
 def make_mark(installation: str) -> str:
-    """MARK in the module's docstring, which is also the value of the tag INSTALLATION."""
+    """Return MARK in the module's docstring, which is also the value of the tag INSTALLATION."""
     return _digest(installation, _MARK)
 
 
 def make_record(name: str, nodes: int, now: datetime) -> VmGangRecord:
-    """The record of a new launch."""
+    """Return the record of a new launch."""
     return VmGangRecord(
         name=name,
         launch=_digest(f"{name} {now.isoformat()}", _LAUNCH),
@@ -173,7 +175,7 @@ def make_record(name: str, nodes: int, now: datetime) -> VmGangRecord:
 def recall(
     name: str, found: Sequence[tuple[MachineName, CloudMachine]], now: datetime
 ) -> VmGangRecord | None:
-    """Restore a gang's lost record from its machines. Returns None if all machines have ended. If
+    """Restore a gang's lost record from its machines. Return None if all machines have ended. If
     the machines belong to several launches, the most complete launch is used.
     """
     launches: dict[str, dict[int, CloudMachine]] = {}
@@ -199,7 +201,7 @@ def recall(
 
 
 class MachineBill(Struct, frozen=True, kw_only=True):
-    """What the layer knows about the billing of a machine."""
+    """The layer's facts about the billing of a machine."""
 
     free: bool = False  # True: the machine is booting, and its cloud does not bill the boot
     boots_free: bool = False  # True: the cloud does not bill the boot of any machine
@@ -232,19 +234,22 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
 
 
 def end_node(node: VmNode, end: datetime | None, now: datetime) -> VmNode:
-    """The node that ended at the time `end`, or, if this is None, at some time before `now`."""
+    """Return the node that ended at the time `end`, or, if this is None, at some time before
+    `now`."""
     ended = max(node.started_at, end or now) if node.started_at else end or now
     return replace(node, ended_at=ended, unseen=end is None)
 
 
 def _is_taken(node: VmNode, machine: CloudMachine) -> bool:
-    """Whether the cloud has taken the machine, given that it does not tell this from a deletion."""
+    """Return whether the cloud has reclaimed the machine, given that it does not distinguish this
+    from a deletion."""
     existed = bool(node.started_at or node.booting_at or machine.created_at)
     return machine.preempted_or_deleted and existed and not (node.deleted or node.failed)
 
 
 def _choose_reason(node: VmNode, machine: CloudMachine) -> str:
-    """Why the machine stopped or ended. The cause of a deletion by the layer is not replaced."""
+    """Return why the machine stopped or ended. The recorded cause of a deletion by the layer is not
+    replaced."""
     known = node.failed or (node.deleted and machine.preempted_or_deleted)
     return node.reason if known else machine.reason or node.reason
 
@@ -252,13 +257,13 @@ def _choose_reason(node: VmNode, machine: CloudMachine) -> str:
 def begin(
     node: VmNode, machine: CloudMachine | None, now: datetime, *, boots_free: bool, over: bool
 ) -> VmNode:
-    """The node with the start of its bill, which a poll at the time `now` found. `machine` is None
-    if the cloud no longer knows the machine.
+    """Return the node with the start of its bill, which a poll at the time `now` found. `machine`
+    is None if the cloud no longer knows the machine.
 
-    If the cloud does not report the start, it is known as a range. The bill began after the last
-    poll that showed the machine as not billed yet, or after the request; it began before this poll,
-    or, if the cloud bills the boot, before the reply to the request. A machine that was booting
-    until its end (`over`) has no start, unless its cloud bills the boot.
+    If the cloud does not report the start, the start is known as a range. The bill began after the
+    last poll that showed the machine as not billed yet, or after the request; it began before this
+    poll, or, if the cloud bills the boot, before the reply to the request. A machine that was
+    booting until its end (`over`) has no start, unless its cloud bills the boot.
     """
     if node.started_at is not None:
         return node
@@ -275,12 +280,12 @@ def begin(
 
 
 def make_nodes(asked: Sequence[VmNode], ids: Sequence[str], now: datetime) -> list[VmNode]:
-    """The nodes whose machines a reply to their request names."""
+    """Return the nodes whose machines are named in a reply to their request."""
     return [replace(node, id=each, made_at=now) for node, each in zip(asked, ids, strict=True)]
 
 
 def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:
-    """The record, with the nodes of the same ranks replaced by `changed`."""
+    """Return the record, with the nodes of the same ranks replaced by `changed`."""
     by_rank = {node.rank: node for node in changed}
     return replace(record, nodes=tuple(by_rank.get(node.rank, node) for node in record.nodes))
 

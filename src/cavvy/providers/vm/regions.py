@@ -1,4 +1,5 @@
-"""Asks the regions of a cloud at the same time, so that a region that fails hides no other."""
+"""Queries the regions of a cloud at the same time, so that a failing region does not hide the
+others."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,11 +15,11 @@ _T = TypeVar("_T")
 async def ask_regions(
     regions: Sequence[str], ask: Callable[[str], Awaitable[Sequence[_T]]]
 ) -> tuple[list[_T], Sequence[str]]:
-    """The answers of all regions together, and the regions that did not answer, each with the
-    reason. Raises CloudFault, Refused if no region answers.
+    """Return the answers of all regions together, and the regions that did not answer, each with
+    the reason. Raises CloudFault, Refused if no region answers.
 
     Lists of machines must not be read this way: a machine in a region that does not answer would
-    count as gone. `list_regions` reads them.
+    count as ended. `list_regions` reads them.
     """
     found, faults = await _ask_each(regions, ask)
     return found, [f"{region}: {fault}" for region, fault in faults.items()]
@@ -29,8 +30,9 @@ async def list_regions(
     ask: Callable[[str], Awaitable[Sequence[CloudMachine]]],
     title: Callable[[str], str] = str,
 ) -> Sequence[CloudMachine]:
-    """The machines of all regions together. `title` returns the name that a region has in offers.
-    Raises SilentRegions if some regions do not answer, and CloudFault or Refused if none answers.
+    """Return the machines of all regions together. `title` returns the name that a region has in
+    offers. Raises SilentRegions if some regions do not answer, and CloudFault or Refused if none
+    answers.
     """
     found, faults = await _ask_each(regions, ask)
     if faults:
@@ -41,7 +43,7 @@ async def list_regions(
 async def _ask_each(
     regions: Sequence[str], ask: Callable[[str], Awaitable[Sequence[_T]]]
 ) -> tuple[list[_T], Mapping[str, CloudFault | Refused]]:
-    """The answers, and the faults by region. Raises the first fault if no region answers."""
+    """Return the answers, and the faults by region. Raises the first fault if no region answers."""
 
     async def hear(region: str) -> Sequence[_T] | CloudFault | Refused:
         try:

@@ -97,8 +97,8 @@ class RestClient:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Json:
-        """Send a request that changes something. The request is never repeated here. Raises
-        CloudFault.
+        """Send a request that changes something. The request is never repeated here.
+        Raises CloudFault.
         """
         what = f"{method} {path}"
         return await self._run(what, body, lambda: self._call(method, path, body, headers=headers))
@@ -111,8 +111,8 @@ class RestClient:
         return str(await self._run(what, body, lambda: self._call(method, path, body, _read_text)))
 
     async def pages(self, path: str, read_next: Callable[[Json], str | None]) -> list[Json]:
-        """All pages of a list. `read_next` returns the next page's path or URL, or None. Raises
-        CloudFault.
+        """Return all pages of a list. `read_next` returns the next
+        page's path or URL, or None. Raises CloudFault.
         """
         found: list[Json] = []
         following: str | None = path
@@ -124,7 +124,7 @@ class RestClient:
         return found
 
     def _path_of(self, page: str) -> str:
-        """The path of a page below the endpoint. Raises CloudFault if the page is on another
+        """Return the path of a page below the endpoint. Raises CloudFault if the page is on another
         server, because the token must not be sent there.
         """
         parts, own = urlsplit(page), urlsplit(self._endpoint)
@@ -169,12 +169,14 @@ class RestClient:
         raise AssertionError("unreachable")
 
     def _await_limit(self) -> None:
-        """Wait for the time that the last reply with the status 429 stated. Raises CloudFault if it
-        is too long.
+        """Wait for the time that the last reply with the status 429 stated. Raises CloudFault if
+        the time is too long.
         """
         left = self._limited_until - time.monotonic()
         if left > _LONGEST_PAUSE_S:
-            raise CloudFault(429, "too many requests", f"the API asked to wait {left:.0f} s more")
+            raise CloudFault(
+                429, "too many requests", f"the API requires a wait of {left:.0f} s more"
+            )
         self._closed.wait(max(0.0, left))
 
     def _call(
@@ -202,7 +204,7 @@ class RestClient:
             raise CloudFault(0, "no reply", type(error).__name__) from error
 
     def _prove(self, method: str, url: str, data: bytes | None) -> Mapping[str, str]:
-        """The headers that authenticate the request."""
+        """Return the headers that authenticate the request."""
         if self._sign is not None:
             return self._sign(method, url, data)
         key = self._read_key()
@@ -273,14 +275,15 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 def _wish(headers: email.message.Message) -> float | None:
-    """The seconds that the client should wait, from a reply's headers; None if they state none."""
+    """Return the seconds that the client should wait, from a reply's headers, or None if they state
+    none."""
     told = headers.get("Retry-After", "")
     return float(told) if told.isdecimal() else None
 
 
 def _pause(attempt: int, wish: float | None) -> float:
-    """Seconds until the next attempt: the time that the server requested, or else a pause that
-    doubles with each attempt.
+    """Return the seconds until the next attempt: the time that the server requested or, without
+    one, a pause that doubles with each attempt.
     """
     return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)
 

@@ -54,8 +54,8 @@ class VmStatus:
         self._sighted: dict[str, datetime] = {}
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
-        """The launched gangs: the named one, or all if `name` is None. Raises TryAgain, Refused,
-        or PartlyUnknown if the state of some gangs is unknown.
+        """Return the launched gangs: the named one, or all if `name` is None. Raises TryAgain,
+        Refused, or PartlyUnknown if the state of some gangs is unknown.
         """
         shown = await self._list()
         now = self._now()
@@ -90,8 +90,8 @@ class VmStatus:
     async def _update_all(
         self, name: str | None, shown: GangMachines
     ) -> Mapping[str, ProviderError]:
-        """Update the record of the gang, or all if `name` is None, and those that are unfinished.
-        Returns the errors by gang.
+        """Update the record of the gang, or all records if `name` is None, and the records of
+        unfinished launches. Return the errors by gang.
         """
         errors: dict[str, ProviderError] = {}
         for record in list(self._ledger.records.values()):
@@ -105,8 +105,8 @@ class VmStatus:
 
     async def removal(self, name: str) -> None:
         """Mark a gang as removed and delete its machines. The machines in the record are deleted
-        first, since a region that does not answer makes the list fail. The caller holds the gang's
-        lock. Raises TryAgain, Refused.
+        first, because a region that does not answer makes the list fail. The caller holds the
+        gang's lock. Raises TryAgain, Refused.
         """
         known = self._ledger.get(name)
         if known is not None:
@@ -127,7 +127,7 @@ class VmStatus:
     async def _remove_listed(
         self, name: str, known: VmGangRecord | None, deleted: set[str]
     ) -> VmGangRecord | None:
-        """Delete the gang's machines that are listed and were not deleted yet; returns the updated
+        """Delete the gang's machines that are listed and were not deleted yet; return the updated
         record.
         """
         shown = await self._machines.list()
@@ -158,8 +158,8 @@ class VmStatus:
             await self._machines.delete([machine])
 
     async def _list(self) -> GangMachines:
-        """The cloud's list. If it fails, machines that must be deleted anyway are deleted before
-        the error is raised. Raises TryAgain, Refused.
+        """Return the cloud's list. If it fails, machines that must be deleted anyway are deleted
+        before the error is raised. Raises TryAgain, Refused.
         """
         try:
             return await self._machines.list()
@@ -177,7 +177,7 @@ class VmStatus:
     async def _recall(self, shown: GangMachines, name: str | None) -> None:
         """Make records for gangs that the cloud lists but that are not in the ledger. If machines'
         names contain only the hash of the gang's name, the record has the hash as its name until
-        the control plane asks for the gang by name.
+        the control plane requests the gang by name.
         """
         names = shown.unknown(self._ledger.records) if name is None else [name]
         for each in names:
@@ -286,8 +286,8 @@ class VmStatus:
     async def _note_deletion(
         self, record: VmGangRecord, shown: GangMachines, machines: set[str]
     ) -> VmGangRecord:
-        """Record which nodes end by a deletion, and which other machines must be billed, before the
-        deletion is requested.
+        """Record, before the deletion is requested, which nodes end by it and which other machines
+        must be billed.
         """
         nodes = [each for each in record.nodes if each.id in machines and not each.ended_at]
         asked = [replace(each, deleted=True) for each in nodes]
@@ -334,7 +334,7 @@ class VmStatus:
 def _check_complete(
     seen: Sequence[GangSeen], errors: Mapping[str, ProviderError], shown: GangMachines
 ) -> None:
-    """Raise PartlyUnknown if the state of some gangs is unknown, or gangs may be missing because
+    """Raise PartlyUnknown if the state of some gangs is unknown, or if gangs may be missing because
     their region did not answer.
     """
     problems = [*errors.values(), *shown.silent.values()]
@@ -343,7 +343,7 @@ def _check_complete(
 
 
 def _unwanted(record: VmGangRecord) -> set[str]:
-    """The ids of the recorded machines that must be deleted."""
+    """Return the ids of the recorded machines that must be deleted."""
     return set(record.leftovers) | (record.ids if record.removed else frozenset())
 
 
@@ -362,14 +362,14 @@ def _without_blame(before: VmGangRecord, after: VmGangRecord) -> VmGangRecord:
 
 
 def _asked_at(record: VmGangRecord) -> datetime:
-    """The time when a machine of the gang was last requested."""
+    """Return the time when a machine of the gang was last requested."""
     asked = [node.asked_at for node in record.nodes if node.asked_at is not None]
     return max([record.intended_at, *asked])
 
 
 def make_seen(record: VmGangRecord, sighted: Mapping[str, datetime]) -> GangSeen:
-    """Describe a gang for the control plane, from its record. `sighted` tells when each machine was
-    last seen, by its id: a list is older than the polls that share it.
+    """Describe a gang for the control plane, from its record. `sighted` contains the time when each
+    machine was last seen, by its id: a list is older than the polls that share it.
     """
     nodes = [node for node in record.nodes if node.id]
     up = all(node.up or node.ended_at is not None for node in nodes)

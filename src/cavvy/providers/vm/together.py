@@ -12,8 +12,9 @@ from cavvy.providers.vm.cloud import CloudFault
 async def start_together(
     starts: Mapping[str, Awaitable[None]], undo: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Await all requests, which have names. If some fail, raise the error of one of them: of one
-    that cannot succeed if there is one, after calling `undo` with each name. `undo` raises nothing.
+    """Await all requests, which have names. If some requests fail, raise the error of one of them;
+    if one of them cannot succeed, first call `undo` with each name, and raise the error of that
+    request. `undo` raises nothing.
     """
     results = await asyncio.gather(*starts.values(), return_exceptions=True)
     errors = [each for each in results if isinstance(each, BaseException)]
@@ -28,7 +29,7 @@ async def start_together(
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether repeating the same request cannot succeed."""
+    """Return whether repeating the same request cannot succeed."""
     if not isinstance(error, CloudFault):
         return True
     return not error.uncertain and error.status not in (409, 425, 429)

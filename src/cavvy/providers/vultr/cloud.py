@@ -94,7 +94,8 @@ class VultrCloud:
         return fault.status == 400 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """The fault, with the code `_LIMIT` if the account's limit of instances is reached."""
+        """Return the fault, with the code `_LIMIT` if the account's limit of instances is
+        reached."""
         if _OVER_LIMIT.search(fault.message):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault
@@ -143,13 +144,13 @@ class VultrCloud:
 
 
 def _model(plan: Json) -> str:
-    """The GPU's name in the API, such as "NVIDIA_A40"; "" for a plan without GPUs."""
+    """Return the GPU's name in the API, such as "NVIDIA_A40", or "" for a plan without GPUs."""
     return str(plan.get("gpu_type") or "")
 
 
 def _gpus(plan: Json) -> int | None:
-    """The number of GPUs, computed from their total memory. None if the GPU is unknown, or if the
-    plan has a fraction of a GPU.
+    """Return the number of GPUs, computed from their total memory. Returns None if the GPU is
+    unknown, or if the plan has a fraction of a GPU.
     """
     if not _model(plan):
         return None if plan["type"] in ("vcg", "vdm") else 0

@@ -32,7 +32,8 @@ _SUBMIT = "aws batch submit-job --cli-input-yaml file:///dev/stdin"
 
 
 def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
-    """A shell script with the requests RegisterJobDefinition and SubmitJob. Raises Refused."""
+    """Return a shell script with the requests RegisterJobDefinition and SubmitJob. Raises
+    Refused."""
     machine = _choose_machine(task, find_offers)
     job = _make_request(task, choose_size(task, machine))
     calls = [
@@ -48,8 +49,8 @@ def _choose_machine(task: TaskSpec, find_offers: FindOffers) -> Machine:
     except Refused:
         other = choose_machine(task, find_offers, "aws", "AWS Batch", lambda name: True)
         raise Refused(
-            "resources.gpu: containers of AWS Batch reserve NVIDIA's GPUs only, and the "
-            f"accelerators of {other.instance_type} are others"
+            "resources.gpu: containers of AWS Batch can reserve only NVIDIA's GPUs, but "
+            f"{other.instance_type} has other accelerators"
         ) from None
 
 

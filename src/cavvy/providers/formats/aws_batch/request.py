@@ -66,7 +66,7 @@ class BatchJobRequest(Struct, frozen=True, kw_only=True):
 
 
 def make_job_definition(job: BatchJobRequest) -> dict[str, Any]:
-    """The arguments of RegisterJobDefinition."""
+    """Return the arguments of RegisterJobDefinition."""
     container = _make_container(job)
     request: dict[str, Any] = {"jobDefinitionName": job.name}
     if job.nodes == 1:
@@ -92,7 +92,7 @@ def make_job_definition(job: BatchJobRequest) -> dict[str, Any]:
 
 
 def make_submission(job: BatchJobRequest) -> dict[str, Any]:
-    """The arguments of SubmitJob, for the newest revision of the job definition."""
+    """Return the arguments of SubmitJob, for the newest revision of the job definition."""
     request: dict[str, Any] = {
         "jobName": job.name,
         "jobQueue": job.queue,

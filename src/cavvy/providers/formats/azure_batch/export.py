@@ -22,8 +22,8 @@ _NO_GANG = (
 
 
 def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
-    """A shell script that creates the pool if it does not exist, and submits a job with one task.
-    Raises Refused.
+    """Return a shell script that creates the pool if it does not exist, and submits a job with one
+    task. Raises Refused.
     """
     if task.nodes > 1:
         raise Refused(_NO_GANG)
@@ -80,7 +80,7 @@ def _list_steps(task: TaskSpec, job: AzureBatchRequest) -> list[str]:
     steps = {
         "Run this script with the Azure CLI, after `az batch account login`.": True,
         f"name: the pool, the job and the task are called {job.name}; the name of a job can be "
-        "used once, and a pool that exists is used as it is": True,
+        "used only once, and an existing pool is used unchanged": True,
         "The pool adds a machine within five minutes, and removes it when no task is left. Delete "
         f"the pool by: az batch pool delete --pool-id {job.name}": True,
         "resources.spot: the job runs on spot machines only; Azure Batch does not change to "

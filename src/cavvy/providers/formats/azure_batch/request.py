@@ -44,7 +44,7 @@ _SHARED_MEMORY = "--ipc=host"
 
 class AzureBatchRequest(Struct, frozen=True, kw_only=True):
     """The values of the requests to Azure Batch. The job has one task, and its pool has machines
-    only while there are tasks. `retries` is for a program that fails.
+    only while it has tasks. `retries` is for a program that fails.
     """
 
     name: str  # the name of the pool, of the job and of the task
@@ -80,8 +80,8 @@ class AzureBatchGang(Struct, frozen=True, kw_only=True):
 
 
 def make_gang_job(gang: AzureBatchGang) -> dict[str, Any]:
-    """The body of `Job - Add` for a gang. The job contains all that its tasks need, so that
-    `make_gang_tasks` can make them from the service's reply.
+    """Return the body of `Job - Add` for a gang. The job contains everything that its tasks need,
+    so that `make_gang_tasks` can create the tasks from the service's reply.
     """
     constraints: dict[str, Any] = {"maxTaskRetryCount": 0}  # only the control plane restarts tasks
     if gang.longest is not None:
@@ -109,8 +109,8 @@ def make_gang_job(gang: AzureBatchGang) -> dict[str, Any]:
 
 
 def make_gang_tasks(job: Mapping[str, Any], ranks: Iterable[int]) -> dict[str, Any]:
-    """The body of `Task - Add Collection` for these nodes of a gang. `job` is the gang's job, as
-    it was sent or as the service reports it.
+    """Return the body of `Task - Add Collection` for these nodes of a gang. `job` is the gang's
+    job, as it was sent or as the service reports it.
     """
     pool = job["poolInfo"]["autoPoolSpecification"]["pool"]
     (image,) = pool["virtualMachineConfiguration"]["containerConfiguration"]["containerImageNames"]
@@ -133,9 +133,9 @@ def make_gang_tasks(job: Mapping[str, Any], ranks: Iterable[int]) -> dict[str, A
 
 
 def make_gang_formula(nodes: int, *, spot: bool) -> str:
-    """An autoscale formula for the pool of one gang: all nodes at first and as long as a task waits
-    or runs, and then none. So the pool is empty soon after the last task has ended, even if no
-    request deletes it.
+    """Return an autoscale formula for the pool of one gang: the pool has all nodes at first and as
+    long as a task waits or runs, and then none. Therefore the pool is empty soon after the last
+    task has ended, even if no request deletes the pool.
     """
     kind = "$TargetLowPriorityNodes" if spot else "$TargetDedicatedNodes"
     return "\n".join(
@@ -149,7 +149,7 @@ def make_gang_formula(nodes: int, *, spot: bool) -> str:
 
 
 def make_pool(job: AzureBatchRequest) -> dict[str, Any]:
-    """The body of `Pool - Add`."""
+    """Return the body of `Pool - Add`."""
     return {
         "id": job.name,
         **_describe_pool(job.vm_size, job.image),
@@ -158,7 +158,7 @@ def make_pool(job: AzureBatchRequest) -> dict[str, Any]:
 
 
 def _describe_pool(vm_size: str, image: str) -> dict[str, Any]:
-    """The parts of a pool that do not depend on the number of its machines."""
+    """Return the parts of a pool that do not depend on the number of its machines."""
     return {
         "vmSize": vm_size,
         "virtualMachineConfiguration": {
@@ -176,8 +176,8 @@ def _describe_pool(vm_size: str, image: str) -> dict[str, Any]:
 
 
 def make_formula(most_nodes: int, *, spot: bool) -> str:
-    """An autoscale formula: the pool has one node for each task that waits or runs, but at most
-    `most_nodes`. A node is removed when its task has ended.
+    """Return an autoscale formula: the pool has one node for each task that waits or runs, but at
+    most `most_nodes`. A node is removed when its task has ended.
     """
     kind = "$TargetLowPriorityNodes" if spot else "$TargetDedicatedNodes"
     return "\n".join(
@@ -193,7 +193,7 @@ def make_formula(most_nodes: int, *, spot: bool) -> str:
 
 
 def make_job(job: AzureBatchRequest) -> dict[str, Any]:
-    """The body of `Job - Add`."""
+    """Return the body of `Job - Add`."""
     request: dict[str, Any] = {
         "id": job.name,
         "priority": job.priority,
@@ -205,7 +205,7 @@ def make_job(job: AzureBatchRequest) -> dict[str, Any]:
 
 
 def make_task(job: AzureBatchRequest) -> dict[str, Any]:
-    """The body of `Task - Add`."""
+    """Return the body of `Task - Add`."""
     constraints: dict[str, Any] = {"maxTaskRetryCount": job.retries}
     if job.longest is not None:
         constraints["maxWallClockTime"] = _duration(job.longest)
@@ -222,7 +222,7 @@ def make_task(job: AzureBatchRequest) -> dict[str, Any]:
 def _list_variables(
     environment: Mapping[str, str], gpus: int, program: str
 ) -> list[dict[str, str]]:
-    """The environment variables of a task, with its encoded program."""
+    """Return the environment variables of a task, with its encoded program."""
     encoded = b64encode(program.encode()).decode()
     return _list_pairs(
         {**(_GPU_VARIABLES if gpus else {}), **environment, "CAVVY_PROGRAM": encoded}

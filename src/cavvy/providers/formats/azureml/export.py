@@ -24,7 +24,7 @@ _IDLE_S = 20 * 60  # how long a node may be idle before the cluster removes it
 
 
 def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
-    """The job as YAML for `az ml job create`. Raises Refused."""
+    """Return the job as YAML for `az ml job create`. Raises Refused."""
     machine = choose_machine(task, find_offers, "azure", "Azure Machine Learning", is_azure_type)
     if "${{" in make_work(task):
         raise Refused("run: Azure Machine Learning replaces ${{...}}; remove it from the task")
@@ -73,7 +73,7 @@ def _list_inputs(task: TaskSpec) -> list[DataMount]:
 
 
 def _list_outputs(task: TaskSpec) -> list[DataMount]:
-    """The task's outputs and its checkpoint folder."""
+    """Return the task's outputs and its checkpoint folder."""
     found = [
         DataMount(name=name, path=_make_path(_find_folder(each), task, name))
         for number, each in enumerate(task.outputs)
@@ -86,15 +86,15 @@ def _list_outputs(task: TaskSpec) -> list[DataMount]:
 
 
 def _is_object(output: Transfer) -> bool:
-    """Whether an output seems to be a single file, and its target the URL of a file. Files in
-    folders of the workspace's store keep their names.
+    """Return whether an output seems to be a single file whose target is the URL of a file. Files
+    in folders of the workspace's store keep their names.
     """
     is_file = bool(PurePosixPath(output.source).suffix) and not output.target.endswith("/")
     return is_file and output.target.startswith("az://") and output.target.count("/") > 2
 
 
 def _find_folder(output: Transfer) -> str:
-    """The URL of the folder that the job writes to."""
+    """Return the URL of the folder that the job writes to."""
     return output.target.rpartition("/")[0] + "/" if _is_object(output) else output.target
 
 
@@ -108,8 +108,8 @@ def _copy_output(number: int, output: Transfer) -> list[str]:
 
 
 def _make_path(uri: str, task: TaskSpec, name: str) -> str:
-    """The path of a folder: in the storage container that `uri` names, or else in the workspace's
-    default store.
+    """Return the path of a folder: in the storage container that `uri` names or, without one, in
+    the workspace's default store.
     """
     if not uri.startswith("az://"):
         return f"{_STORE}/{task.name}/{name}/"
@@ -137,15 +137,14 @@ def _list_steps(task: TaskSpec, machine: Machine) -> list[str]:
     steps = {
         f"Run: az ml job create --file {task.name}.yaml, with the defaults group and workspace "
         "set": True,
-        "Replace CLUSTER by your cluster, or make it: az ml compute create --name CLUSTER --type "
-        f"AmlCompute --size {machine.instance_type} --min-instances 0 --max-instances "
+        "Replace CLUSTER by your cluster, or create it: az ml compute create --name CLUSTER "
+        f"--type AmlCompute --size {machine.instance_type} --min-instances 0 --max-instances "
         f"{task.nodes} --tier {tier} --idle-time-before-scale-down {_IDLE_S}": True,
         f"Replace {_ACCOUNT} by your storage account": len(others) < len(uris),
         f"inputs, outputs: {', '.join(others)} are not on Azure Blob; copy them from or to the "
         f"folders in {_STORE}/{task.name}/": bool(others),
-        "resources.spot: the tier of the cluster decides": (
-            task.resources.spot is not SpotPolicy.NEVER
-        ),
+        "resources.spot: the tier of the cluster determines whether its machines are spot "
+        "machines": (task.resources.spot is not SpotPolicy.NEVER),
         f"workdir: clone {git} into the folder workdir first": bool(git),
         "nodes: CAVVY_HOSTS is not set; the nodes know only MASTER_ADDR": task.nodes > 1,
     }

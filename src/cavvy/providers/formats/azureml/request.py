@@ -50,7 +50,7 @@ class CommandJobRequest(Struct, frozen=True, kw_only=True):
 
 
 def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
-    """A command job, for `az ml job create`."""
+    """Return a command job, for `az ml job create`."""
     request: dict[str, Any] = {
         "$schema": _SCHEMA,
         "type": "command",
@@ -97,7 +97,7 @@ def _make_resources(job: CommandJobRequest) -> dict[str, Any]:
 def make_job_resource(
     job: CommandJobRequest, *, compute_id: str, environment_id: str
 ) -> dict[str, Any]:
-    """A command job, as the body of the REST call that creates it:
+    """Return a command job, as the body of the REST call that creates it:
     https://learn.microsoft.com/rest/api/azureml/jobs/create-or-update. `compute_id` and
     `environment_id` are resource ids; the paths of `inputs` are resource ids or URIs.
     """

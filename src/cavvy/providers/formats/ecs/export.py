@@ -27,15 +27,15 @@ _NO_GPU = (
     "that the machines of the cluster run the task"
 )
 _NO_GANG = (
-    "nodes: ECS starts each task on its own, without ranks and without starting all or none; "
-    "use `cavvy export aws-batch TASK.YAML`"
+    "nodes: ECS starts each task separately, without ranks, and may start only some of them; use "
+    "`cavvy export aws-batch TASK.YAML`"
 )
 _DEFINE = "aws ecs register-task-definition --cli-input-yaml file:///dev/stdin"
 _RUN = "aws ecs run-task --cli-input-yaml file:///dev/stdin"
 
 
 def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
-    """A shell script with the requests RegisterTaskDefinition and RunTask. A task without
+    """Return a shell script with the requests RegisterTaskDefinition and RunTask. A task without
     accelerators runs on Fargate, unless it names an instance type or
     `resources.options.ecs.launch_type` is EC2. Raises Refused.
     """
@@ -61,7 +61,7 @@ def _choose_launch_type(task: TaskSpec) -> LaunchType:
 def _choose_size(
     task: TaskSpec, launch_type: LaunchType, find_offers: FindOffers
 ) -> tuple[ContainerSize, list[str]]:
-    """The size of the container, and the instance types that it may run on."""
+    """Return the size of the container, and the instance types that it may run on."""
     if launch_type is LaunchType.FARGATE:
         size = choose_size(task, None)
         rounded = request.round_size(size.cpus, size.memory_mib)
@@ -119,10 +119,11 @@ def _list_steps(task: TaskSpec, job: EcsTaskRequest) -> list[str]:
         "Run this script with the AWS CLI, version 2. Replace CLUSTER by your cluster, REGION by "
         f"its region, and {_ROLE} by an execution role that may pull the image and write "
         "logs": True,
-        "Replace SUBNET by a subnet with a way to the internet": on_fargate,
+        "Replace SUBNET by a subnet with a route to the internet": on_fargate,
         "resources.spot: the cluster needs the capacity provider FARGATE_SPOT; ECS does not "
         "change to on-demand": on_fargate and job.spot,
-        "resources.spot: the machines of the cluster decide": job.spot and not on_fargate,
+        "resources.spot: the capacity of the cluster determines whether its machines are spot "
+        "instances": job.spot and not on_fargate,
         f"secrets: replace the ARNs by those of {', '.join(task.secrets)} in Secrets Manager": bool(
             task.secrets
         ),

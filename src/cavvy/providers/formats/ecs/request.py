@@ -76,7 +76,7 @@ class EcsTaskRequest(Struct, frozen=True, kw_only=True):
 
 
 def list_sizes() -> list[tuple[int, int]]:
-    """The sizes of Fargate from one vCPU, as (CPUs, MiB)."""
+    """Return the sizes of Fargate from one vCPU, as (CPUs, MiB)."""
     return [
         (units // CPU_UNITS, gib * 1024)
         for units, (low, high, step) in _FARGATE_GIB.items()
@@ -85,8 +85,8 @@ def list_sizes() -> list[tuple[int, int]]:
 
 
 def round_size(cpus: int, memory_mib: int) -> tuple[int, int] | None:
-    """The smallest size of Fargate with at least these CPUs and this memory, as (CPUs, MiB). None
-    if there is no such size.
+    """Return the smallest size of Fargate with at least these CPUs and this memory, as (CPUs, MiB).
+    Returns None if no such size exists.
     """
     for units, (low, high, step) in _FARGATE_GIB.items():
         if units < cpus * CPU_UNITS or memory_mib > high * 1024:
@@ -97,7 +97,7 @@ def round_size(cpus: int, memory_mib: int) -> tuple[int, int] | None:
 
 
 def make_task_definition(task: EcsTaskRequest) -> dict[str, Any]:
-    """The arguments of RegisterTaskDefinition."""
+    """Return the arguments of RegisterTaskDefinition."""
     on_fargate = task.launch_type is LaunchType.FARGATE
     request: dict[str, Any] = {
         "family": task.name,
@@ -132,7 +132,7 @@ def make_task_definition(task: EcsTaskRequest) -> dict[str, Any]:
 
 
 def make_run(task: EcsTaskRequest) -> dict[str, Any]:
-    """The arguments of RunTask, for the newest revision of the task definition."""
+    """Return the arguments of RunTask, for the newest revision of the task definition."""
     request: dict[str, Any] = {"cluster": task.cluster, "taskDefinition": task.name, "count": 1}
     on_fargate = task.launch_type is LaunchType.FARGATE
     capacity = task.capacity or ("FARGATE_SPOT" if on_fargate and task.spot else None)

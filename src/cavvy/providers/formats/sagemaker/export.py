@@ -42,7 +42,7 @@ _RANKS = (
 
 
 def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
-    """The request as YAML for `aws sagemaker create-training-job --cli-input-yaml`. Raises
+    """Return the request as YAML for `aws sagemaker create-training-job --cli-input-yaml`. Raises
     Refused.
     """
     named = task.resources.instance
@@ -100,8 +100,8 @@ def _make_request(task: TaskSpec, machine: Machine) -> TrainingJobRequest:
 
 
 def _find_longest_run(task: TaskSpec) -> timedelta:
-    """The longest running time; without a limit of the task, as long as each account may run, but
-    not beyond the deadline.
+    """Return the longest running time: the task's limit or, without one, the time that each account
+    may run, but not beyond the deadline.
     """
     if task.limits.duration is None:
         return min(task.limits.deadline_after or request.GRANTED_RUN, request.GRANTED_RUN)
@@ -116,7 +116,8 @@ def _find_checkpoints(task: TaskSpec) -> str | None:
 
 
 def make_name(name: str) -> str:
-    """A name that SageMaker accepts: letters and digits, with single hyphens between them."""
+    """Return a name that SageMaker accepts: letters and digits, with single hyphens between
+    them."""
     return re.sub(r"[^a-zA-Z0-9]+", "-", name)[: request.NAME_LENGTH].strip("-") or "job"
 
 
@@ -131,8 +132,8 @@ def _list_hyperparameters(task: TaskSpec) -> dict[str, str]:
 
 
 def _make_container(task: TaskSpec, machine: Machine) -> tuple[str, dict[str, str]]:
-    """The program, and the container's environment variables. The program itself sets variables
-    that are too long for SageMaker.
+    """Return the program, and the container's environment variables. The program itself sets
+    variables that are too long for SageMaker.
     """
     variables = {
         **list_variables(task, task.nodes),
@@ -166,7 +167,7 @@ def _make_container(task: TaskSpec, machine: Machine) -> tuple[str, dict[str, st
 
 
 def _list_channels(task: TaskSpec) -> list[DataChannel]:
-    """The data channels: the working folder, then one for each input."""
+    """Return the data channels: the working folder, then one for each input."""
     channels = []
     if task.workdir is not None:
         channels.append(DataChannel(name="workdir", uri=f"{_BUCKET}/{task.name}/workdir/"))
@@ -183,8 +184,8 @@ def _channel_name(each: Transfer, number: int) -> str:
 
 
 def _link_input(each: Transfer, folder: str) -> list[str]:
-    """The lines that link an input's target to its data channel. If the channel contains one file,
-    the link leads to this file.
+    """Return the lines that link an input's target to its data channel. If the channel contains one
+    file, the link points to this file.
     """
     name = PurePosixPath(each.source).name
     file = shlex.quote(f"{folder}/{name}")
@@ -195,15 +196,15 @@ def _link_input(each: Transfer, folder: str) -> list[str]:
 
 
 def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
-    """The steps that the user must do, and the differences from a job that Cavvy runs."""
+    """Return the steps that the user must do, and the differences from a job that Cavvy runs."""
     workdir, inputs = task.workdir, list(enumerate(task.inputs))
     targets = [each.target for each in task.outputs]
     others = [each for each in targets if each != job.output_uri]
     steps = {
-        f"name: SageMaker calls the job {job.name}; the name of a job can be used once": True,
+        f"name: SageMaker calls the job {job.name}; the name of a job can be used only once": True,
         "image: SageMaker pulls images from Amazon ECR; push this image there, and change "
         "TrainingImage": task.image is not None and ".dkr.ecr." not in task.image,
-        f"Replace {_BUCKET} by a bucket of yours.": any(
+        f"Replace {_BUCKET} by your own bucket.": any(
             _BUCKET in each
             for each in (job.output_uri, job.checkpoint_uri or "", *(c.uri for c in job.channels))
         ),
@@ -243,7 +244,7 @@ def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
 
 
 def _show(length: timedelta) -> str:
-    """A length of time in days or hours, such as "5 days"."""
+    """Return a length of time in days or hours, such as "5 days"."""
     hours = length.total_seconds() / 3600
     return f"{hours:g} hours" if hours < 48 else f"{hours / 24:g} days"
 

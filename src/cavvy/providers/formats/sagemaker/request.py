@@ -76,8 +76,8 @@ class TrainingJobRequest(Struct, frozen=True, kw_only=True):
 
 
 def is_training_type(instance_type: str) -> bool:
-    """Whether training jobs can use this instance type of EC2. SageMaker's name for it has the
-    prefix `ml.`.
+    """Return whether training jobs can use this instance type of EC2. SageMaker's name for it has
+    the prefix `ml.`.
     """
     family, _, size = instance_type.partition(".")
     known = family in _FAMILIES.split() and "metal" not in size
@@ -85,7 +85,7 @@ def is_training_type(instance_type: str) -> bool:
 
 
 def make_texts(values: Mapping[Any, Any]) -> dict[str, str]:
-    """Hyperparameters as the texts that SageMaker takes."""
+    """Convert hyperparameters to the texts that SageMaker accepts."""
     return {
         str(key): str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in values.items()
@@ -93,14 +93,14 @@ def make_texts(values: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def fits_hyperparameters(values: Mapping[str, str]) -> bool:
-    """Whether SageMaker accepts these hyperparameters."""
+    """Return whether SageMaker accepts these hyperparameters."""
     return len(values) <= HYPERPARAMETERS and all(
         len(each) <= HYPERPARAMETER_LENGTH and "\n" not in each for each in values.values()
     )
 
 
 def make_training_job(job: TrainingJobRequest) -> dict[str, Any]:
-    """The arguments of CreateTrainingJob."""
+    """Return the arguments of CreateTrainingJob."""
     algorithm: dict[str, Any] = {
         "TrainingImage": job.image,
         "TrainingInputMode": "File",

@@ -35,7 +35,8 @@ _RANKS = (
 
 
 def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
-    """The specification as YAML for `gcloud ai custom-jobs create --config`. Raises Refused."""
+    """Return the specification as YAML for `gcloud ai custom-jobs create --config`. Raises
+    Refused."""
     machine = choose_machine(
         task, find_offers, "gcp", "Vertex AI custom training", request.is_custom_job_type
     )
@@ -108,12 +109,12 @@ def _make_program(task: TaskSpec) -> str:
 
 
 def _mounted(uri: str) -> str:
-    """The path at which a container finds the objects of a bucket."""
+    """Return the path at which a container finds the objects of a bucket."""
     return "/gcs/" + uri.removeprefix("gs://").rstrip("/")
 
 
 def _list_copied(task: TaskSpec) -> frozenset[str]:
-    """The task's keys whose files the program copies from or to Google Cloud Storage."""
+    """Return the task's keys whose files the program copies from or to Google Cloud Storage."""
     keys = {
         "inputs": all(each.source.startswith("gs://") for each in task.inputs),
         "outputs": all(each.target.startswith("gs://") for each in task.outputs),
@@ -129,7 +130,7 @@ def _list_steps(task: TaskSpec) -> list[str]:
     steps = {
         f"Run: gcloud ai custom-jobs create --region=REGION --display-name={task.name} "
         f"--config={task.name}.yaml{f' --labels={labels}' if labels else ''}": True,
-        f"Replace {_BUCKET} and /gcs/BUCKET by a bucket of yours.": workdir is not None
+        f"Replace {_BUCKET} and /gcs/BUCKET by your own bucket.": workdir is not None
         or (task.checkpoint is not None and not (storage or "").startswith("gs://")),
         f"workdir: copy {source} to {_BUCKET}/{task.name}/workdir/ first, by gcloud storage cp "
         "--recursive": workdir is not None,

@@ -51,8 +51,8 @@ class Strategy(StrEnum):
 
 
 class CustomJobRequest(Struct, frozen=True, kw_only=True):
-    """The values of a request to Vertex AI. All machines are equal; the first one is in its own
-    worker pool. `waits` is for FLEX_START.
+    """The values of a request to Vertex AI. All machines are equal; the first machine is in its own
+    worker pool. `waits` applies to FLEX_START.
     """
 
     image: str
@@ -86,7 +86,7 @@ def find_accelerator(machine_type: str, name: str, memory_mib: int) -> str | Non
 
 
 def is_custom_job_type(machine_type: str) -> bool:
-    """Whether custom jobs can use this machine type of the catalog."""
+    """Return whether custom jobs can use this machine type of the catalog."""
     if machine_type.startswith(_GPU_FAMILIES) or _WITH_GPUS.fullmatch(machine_type):
         return True
     found = _CPU_TYPE.fullmatch(machine_type)
@@ -100,7 +100,7 @@ def strip_gpus(machine_type: str) -> str:
 
 
 def make_custom_job(job: CustomJobRequest) -> dict[str, Any]:
-    """The CustomJobSpec of the job."""
+    """Return the CustomJobSpec of the job."""
     pools = [_make_pool(job, 1)]
     if job.nodes > 1:
         pools.append(_make_pool(job, job.nodes - 1))

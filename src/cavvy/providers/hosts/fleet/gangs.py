@@ -6,8 +6,9 @@ found. Each host of a gang has a folder with the gang's name, so a repeated requ
 twice.
 
 While a host does not answer, the state of its gangs is unknown. A host counts as dead only if it
-has been silent for long while another host answered, and no answering host can reach it. If a dead
-host returns, agents that still run on it are killed, because their job may run elsewhere by then.
+has been silent for a long time while another host answered, and no answering host can reach it. If
+a dead host returns, agents that still run on it are killed, because their job may run elsewhere by
+then.
 """
 
 import asyncio
@@ -105,7 +106,7 @@ class HostFleet:
         )
 
     def list_known(self) -> Sequence[KnownHost]:
-        """The known hosts, each marked ready if it accepts work now."""
+        """Return the known hosts, each marked ready if it accepts work now."""
         pairs = ((known, self._links.get(name)) for name, known in sorted(self.known.items()))
         return [replace(known, ready=link.up and not link.leaving) for known, link in pairs if link]
 
@@ -220,8 +221,8 @@ class HostFleet:
         raise NoCapacity(reason) from problems[0]
 
     async def _undo(self, name: str, host: str) -> None:
-        """Remove the gang's part on a host at once. If the host is not connected, `_clean` does
-        this later.
+        """Remove the gang's part on a host at once. If the host is not connected, `_clean` removes
+        the part later.
         """
         link = self._links.get(host)
         if link is None or not link.up:
@@ -358,8 +359,8 @@ class HostFleet:
         return look
 
     async def _is_dead(self, link: HostLink) -> bool:
-        """Return True if a host counts as dead: this server has failed to reach it for long enough,
-        and no host that answers reaches it.
+        """Return whether a host counts as dead: this server has failed to reach the host for long
+        enough, and no answering host reaches it.
         """
         if link.up or link.silent_s < self._lost_after_s or not link.let_in:
             return False
@@ -425,7 +426,8 @@ class HostFleet:
             raise TryAgain(problem)
 
     async def _remove_from(self, intent: FleetIntent, host: str) -> str:
-        """Ask a host to remove the gang. Returns the reason if the request failed, otherwise ""."""
+        """Request the removal of the gang from a host. Return the reason if the request failed,
+        otherwise ""."""
         link = self._links.get(host)
         if link is None:
             return ""

@@ -43,15 +43,16 @@ class HostLink(Protocol):
 
     @property
     def target(self) -> tuple[str, int]:
-        """The address and port of the host's SSH server, as far as known."""
+        """Return the address and port of the host's SSH server, if known."""
 
     async def connect(self) -> HostSetup:
-        """Connect, unless the host connects by itself. Raises CannotConnect, LoginRefused."""
+        """Connect to the host, unless the host itself opens the connection. Raises CannotConnect,
+        LoginRefused."""
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
         """Send a request to the supervisor. Raises the errors in this module's docstring."""
 
     async def reaches(self, address: str, port: int) -> bool:
-        """Check from this host whether an SSH server answers at the address. If it does, the host
-        at the address is alive although the server cannot reach it.
+        """Check from this host whether an SSH server answers at the address. If a server answers,
+        the host at the address is alive although the control plane cannot reach it.
         """

@@ -34,7 +34,7 @@ class HostEntry(Protocol):
     def group(self) -> str: ...
     @property
     def in_group(self) -> bool:
-        """False if the host takes no part in its group's gangs."""
+        """Return whether the host takes part in its group's gangs."""
 
     @property
     def rate(self) -> HourlyRate:
@@ -42,8 +42,8 @@ class HostEntry(Protocol):
 
     @property
     def node_address(self) -> str | None:
-        """The host's address for the other ranks of a gang; if None, the address from its facts is
-        used."""
+        """Return the host's address for the other ranks of a gang; if None, the address from its
+        facts is used."""
 
     @property
     def cpus(self) -> float | None: ...
@@ -82,7 +82,7 @@ class SupervisorFacts(Struct, frozen=True, kw_only=True):
 
 
 class KnownHost(Struct, frozen=True, kw_only=True):
-    """One host whose facts are known. `ready` is True if the host accepts work now."""
+    """One host whose facts are known. `ready` states whether the host accepts work now."""
 
     provider: str
     entry: HostEntry
@@ -91,7 +91,7 @@ class KnownHost(Struct, frozen=True, kw_only=True):
     ready: bool
 
     def describe(self) -> str:
-        """A string for users about the host's hardware."""
+        """Describe the host's hardware for users."""
         engine = f"containers by {self.facts.engine}" if self.facts.engine else "no containers"
         return (
             f"accelerators {say_models(self.machine)}, {self.machine.cpus:g} CPUs, "
@@ -118,7 +118,7 @@ class _SmiRows:
     def memory_mib(self, index: int) -> int:
         text = self._rows[index][3].split()[0] if self._rows[index][3].split() else ""
         if not text.isdigit():
-            raise OSError(f"nvidia-smi says that GPU {index} has {self._rows[index][3]!r} MiB")
+            raise OSError(f"nvidia-smi reports that GPU {index} has {self._rows[index][3]!r} MiB")
         return int(text)
 
     def partitioned(self, index: int) -> bool:
@@ -128,8 +128,8 @@ class _SmiRows:
 
 
 def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
-    """Make a host's hardware description from its facts, within the limits of the inventory. Blocks
-    briefly, because files are written.
+    """Make a host's hardware description from its facts, within the limits of the inventory. The
+    call blocks briefly, because files are written.
     """
 
     def nvml() -> NvmlQueries | None:
@@ -161,7 +161,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
     """Write the files that a host's supervisor read to a local folder. The same code can then read
-    this machine and other hosts.
+    the hardware of this machine and of other hosts.
     """
     for link, target in facts.links.items():
         (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -175,8 +175,8 @@ def _mirror(root: Path, facts: SupervisorFacts) -> None:
 
 
 def make_hosts(known: Sequence[KnownHost], *, separates: bool = False) -> Sequence[Host]:
-    """The shared hosts. A host that is `in_group` can run a gang together with other hosts of its
-    group. Any other host runs gangs alone.
+    """Return the shared hosts. A host that is `in_group` can run a gang together with other hosts
+    of its group. Any other host runs gangs alone.
     """
     return [
         replace(
@@ -200,8 +200,8 @@ def make_host(name: str, machine: ThisMachine) -> Host:
 
 
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
-    """The offers of each host and, for gangs, of each group. There is one offer for each model and
-    number of accelerators.
+    """Return the offers of each host and, for gangs, of each group. Each model and number of
+    accelerators has one offer.
 
     The capacity of a host's offer is one node, or 0 while the host does not answer. The capacity of
     a group's offer is the number of its hosts that answer.
@@ -254,8 +254,8 @@ def _offer(
 
 
 def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
-    """Each model with each number of accelerators up to the number that the machine has, and (None,
-    0) for no accelerator.
+    """Return each model with each number of accelerators up to the number that the machine has, and
+    (None, 0) for no accelerator.
     """
     models = count_models(machine).items()
     return [(None, 0), *((model, n + 1) for model, total in models for n in range(total))]
@@ -272,7 +272,7 @@ def make_offer(
     zone: str | None = None,
     capacity: int | None = None,
 ) -> Offer:
-    """The offer for these machines. `price` is for one accelerator, or for a node without
+    """Return the offer for these machines. `price` is for one accelerator, or for a node without
     accelerators. The offer states the CPUs and memory of the whole machine, but a job gets only the
     part that it requests.
     """

@@ -39,8 +39,8 @@ class AgentRoute:
 def make_config(
     gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str
 ) -> HostAgentConfig:
-    """The configuration of one rank's agent. The agent sends its reports through `way`, and its
-    files are in `home`.
+    """Return the configuration of one rank's agent. The agent sends its reports through `way`, and
+    its files are in `home`.
     """
     return HostAgentConfig(
         gang=gang.name,
@@ -71,8 +71,8 @@ def _taken(gang: GangSpec, way: AgentRoute, home: str) -> Mapping[str, str | flo
 
 
 def place_ranks(gang: GangSpec, known: Mapping[str, KnownHost]) -> Sequence[PlacedRank]:
-    """Determine the host of each rank: from the rank's allocation, or else from the offer. Raises
-    NoCapacity.
+    """Determine the host of each rank: from the rank's allocation or, without one, from the offer.
+    Raises NoCapacity.
     """
     names = {(each.provider, each.entry.group) for each in known.values()}
     if (gang.offer.provider, gang.offer.region) not in names:
@@ -100,7 +100,7 @@ def hold_devices(
     rank: int, allocation: Allocation | None, machine: ThisMachine, host: str, node_address: str
 ) -> PlacedRank:
     """Place a rank on the devices of its allocation. Raises NoCapacity if the machine no longer has
-    one of them.
+    one of the devices.
     """
     known = {device.id: device for device in machine.devices}
     wanted = allocation.devices if allocation else ()

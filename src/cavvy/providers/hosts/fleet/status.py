@@ -80,7 +80,7 @@ class RankStatus(Struct, frozen=True, kw_only=True):
 def view_ranks(
     intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], now: datetime
 ) -> Sequence[RankStatus] | None:
-    """Return the status of every rank. Returns None if an answering host never received the request
+    """Return the status of every rank. Return None if an answering host never received the request
     to launch the gang.
     """
     views = [_view(intent, rank, looks[host], now) for rank, host in enumerate(intent.hosts)]
@@ -118,7 +118,7 @@ def _view(
 
 
 def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) -> FleetGangEnd:
-    """The record of a gang whose ranks have all ended."""
+    """Return the record of a gang whose ranks have all ended."""
     exits = [
         rank.seen.exit for rank in ranks if rank.seen is not None and rank.seen.exit is not None
     ]
@@ -149,7 +149,7 @@ def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
 
 
 def see_living(intent: FleetIntent, ranks: Sequence[RankStatus]) -> GangSeen:
-    """Describe a gang that has not ended for the control plane."""
+    """Describe a gang that has not ended, for the control plane."""
     waits = next(
         (rank.waits_for for rank in ranks if rank.waits_for),
         "being removed" if intent.removing else "",

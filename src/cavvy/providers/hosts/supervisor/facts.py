@@ -47,7 +47,7 @@ GROUP_FILES = (
 
 
 def read_facts(root: str) -> Fields:
-    """The raw facts of this host."""
+    """Return the raw facts of this host."""
     disk = os.statvfs(root)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -69,7 +69,8 @@ def read_facts(root: str) -> Fields:
 
 
 def find_address() -> str:
-    """This host's address on the SSH connection from the control plane; "" if it is unknown."""
+    """Return this host's address on the SSH connection from the control plane, or "" if it is
+    unknown."""
     return (
         os.environ.get("CAVVY_NODE_ADDRESS")
         or (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[2]
@@ -84,7 +85,7 @@ def find_user() -> str:
 
 
 def ask_smi() -> Fields:
-    """The output of nvidia-smi: {"rows"}, or {"error"} if it fails, or {} if it is not
+    """Return the output of nvidia-smi: {"rows"}, or {"error"} if it fails, or {} if it is not
     installed.
     """
     if shutil.which(SMI[0]) is None:
@@ -123,7 +124,7 @@ def read_fact_files() -> dict[str, str]:
 
 
 def read_fact_links() -> dict[str, str]:
-    """The targets of the links in /sys to the graphics cards' devices. They contain the PCI
-    addresses.
+    """Return the targets of the links in /sys to the graphics cards' devices. The targets contain
+    the PCI addresses.
     """
     return {path: os.path.realpath(path) for path in glob.glob("/sys/class/drm/card[0-9]*/device")}

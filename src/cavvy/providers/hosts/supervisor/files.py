@@ -54,7 +54,7 @@ def read_json(path: str) -> Fields | None:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, stripped; "" if the file is missing or unreadable."""
+    """Return the text of a file, stripped, or "" if the file is missing or unreadable."""
     try:
         with open(path, errors="replace") as file:
             return file.read().strip()
@@ -63,8 +63,8 @@ def read_text(path: str) -> str:
 
 
 def open_own(path: str, flags: int) -> int:
-    """An `opener` for `open`, for files that the work can change. Raises OSError for a link, and
-    does not wait for the other end of a pipe."""
+    """Act as an `opener` for `open`, for files that the work can change. Raises OSError for a link,
+    and does not wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 
 

@@ -1,7 +1,8 @@
-"""The frames of every link. A frame is a JSON object on one line, followed by `size` bytes.
+"""The frames that every link exchanges. A frame is a JSON object on one line, followed by `size`
+bytes.
 
-Both sides of a link use this framing: the control plane, and the host supervisor or the login-node
-helper. A frame whose object has no `size` has no bytes.
+The control plane, the host supervisor and the login-node helper use this framing. A frame whose
+object has no `size` has no bytes.
 """
 
 from __future__ import annotations

@@ -22,15 +22,15 @@ GANG_MARK, RANK_MARK = (
 
 
 def boot() -> str:
-    """An ID of the current boot of the host or, in a container, of the current run of the
+    """Return an ID of the current boot of the host or, in a container, of the current run of the
     container. No process survives a reboot or the end of the container's run.
     """
     return read_text("/proc/sys/kernel/random/boot_id") + "/" + os.readlink("/proc/self/ns/pid")
 
 
 def identify(pid: int) -> Fields | None:
-    """The identity of the running process with this PID, or None if there is none. A zombie does
-    not count as running.
+    """Return the identity of the running process with this PID, or None if no such process runs. A
+    zombie does not count as running.
     """
     stat = read_stat(pid)
     return (
@@ -52,16 +52,16 @@ def send(pid: int, number: int) -> None:
 
 
 def read_stat(pid: int | str) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third on (see proc(5)). None if there is no such
-    process. The second field is a name, which may contain blanks.
+    """Return the fields of /proc/PID/stat from the third on (see proc(5)). Returns None if no such
+    process exists. The second field is a name, which may contain blanks.
     """
     text = read_text(f"/proc/{pid}/stat")
     return text[text.rindex(")") + 2 :].split() if ")" in text else None
 
 
 def list_marked(gang: str, rank: str) -> list[int]:
-    """The PIDs of this user's running processes that have the marks of a rank, and of their
-    descendants and the processes in their sessions.
+    """Return the PIDs of this user's running processes that have the marks of a rank, of their
+    descendants, and of the processes in their sessions.
     """
     stats: dict[int, list[str]] = {}
     for name in own_pids():
@@ -83,7 +83,7 @@ def list_marked(gang: str, rank: str) -> list[int]:
 
 
 def find_command(argument: str) -> Iterator[Fields]:
-    """The running processes of this user that were started with this argument."""
+    """Yield the running processes of this user that were started with this argument."""
     for pid in own_pids():
         if argument in read_text(f"/proc/{pid}/cmdline").split("\0"):
             found = identify(int(pid))

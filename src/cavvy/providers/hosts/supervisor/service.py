@@ -85,12 +85,12 @@ KEPT = frozenset(
 
 
 class LockBusy(Exception):
-    """Another gang holds a requested device."""
+    """Raised if another gang holds a requested device."""
 
 
 class HostSupervisor:
-    """Serves one connection. All state is on disk. The attributes are caches for reporting changes
-    at once.
+    """Serves one connection. All state is on disk. The attributes are caches, which allow changes
+    to be reported at once.
     """
 
     def __init__(self, root: str) -> None:
@@ -150,8 +150,8 @@ class HostSupervisor:
         self._out += encode_frame(value)
 
     def _flush(self) -> None:
-        """Write what the pipe accepts and keep the rest for later. So a control plane that reads
-        nothing does not block the supervisor.
+        """Write as much as the pipe accepts and keep the rest for later. Therefore a control plane
+        that reads nothing does not block the supervisor.
         """
         try:
             while self._out:
@@ -219,7 +219,7 @@ class HostSupervisor:
         write_json(folder + "/removing.json", self._removals[folder])
 
     def _removal(self, folder: str) -> Fields | None:
-        """The record of a gang's removal, or None if it is not being removed."""
+        """Return the record of a gang's removal, or None if the gang is not being removed."""
         return read_json(folder + "/removing.json") or self._removals.get(folder)
 
     def do_leave(self, asked: Fields) -> Fields:
@@ -247,7 +247,7 @@ class HostSupervisor:
 
     def do_relay(self, asked: Fields) -> Fields:
         """Redirect agents to a new socket for the control plane. Agents always use the link `sock`,
-        which is changed here.
+        which this call changes.
         """
         name = asked["socket"]
         os.chmod(f"{self._root}/{name}", 0o600)
@@ -286,8 +286,8 @@ class HostSupervisor:
                 raise
 
     def _start_missing(self, name: str, rank: str) -> Fields | None:
-        """Return the process of a rank. Starts it if it was never started. Returns None if the host
-        was rebooted since the launch.
+        """Return the process of a rank. Start the process if it was never started. Return None if
+        the host was rebooted since the launch.
         """
         folder = f"{self._folder(name)}/{rank}"
         known = read_json(folder + "/run.json")
@@ -351,7 +351,7 @@ class HostSupervisor:
         }
 
     def _rank(self, name: str, rank: str, removing: Fields | None) -> Fields:
-        """Return the current state of one rank: runs, ends or over. Kills the processes that a dead
+        """Return the current state of one rank: runs, ends or over. Kill the processes that a dead
         agent left behind.
         """
         folder = f"{self._folder(name)}/{rank}"
@@ -394,7 +394,7 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Return True if processes of a dead agent still run. The agent's reaper should end them.
+        """Return whether processes of a dead agent still run. The agent's reaper should end them.
         Processes that still run after `REAPER_S` are killed here.
         """
         folder = f"{self._folder(name)}/{rank}"
@@ -409,8 +409,8 @@ class HostSupervisor:
         return True
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
-        """Remove a dead agent's container, and deliver the agent's log and exit record. Returns
-        True until both are done.
+        """Remove a dead agent's container, and deliver the agent's log and exit record. Return True
+        until both steps are done.
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
@@ -428,7 +428,7 @@ class HostSupervisor:
         self._children.append(subprocess.Popen(command, stdin=null, stdout=null, stderr=null))
 
     def _deliver(self, name: str, rank: str, folder: str) -> bool:
-        """Start the delivery of the messages that an agent left on disk. Returns True until the
+        """Start the delivery of the messages that an agent left on disk. Return True until the
         delivery is done. While no server answers, the delivery is repeated for days, because the
         server may be down for longer than the gang's lease.
         """
@@ -455,7 +455,7 @@ class HostSupervisor:
     # Periodic work
 
     def _tend(self) -> float | None:
-        """Advance pending removals and report changes. Returns the seconds until the next call is
+        """Advance pending removals and report changes. Return the seconds until the next call is
         needed, or None if the next call is needed only after an event.
         """
         self._children = [child for child in self._children if child.poll() is None]
@@ -477,8 +477,8 @@ class HostSupervisor:
         return min(pauses, default=None)
 
     def _find_pause(self, seen: Fields, watched: bool) -> list[float]:
-        """A list with the seconds until the gang must be polled again. The list is empty if an
-        event will wake this process, such as the end of a delivery.
+        """Return a list with the seconds until the gang must be polled again. The list is empty if
+        an event will wake this process, such as the end of a delivery.
         """
         states = {rank["state"] for rank in seen["ranks"]}
         killing = any(
@@ -533,7 +533,7 @@ class HostSupervisor:
                 remove_file(f"{tombs}/{old}")
 
     def _discard(self, folder: str) -> None:
-        """Move a folder to the trash, and delete it in the background, since it may be large."""
+        """Move a folder to the trash, and delete it in the background, because it may be large."""
         trash = f"{self._root}/trash"
         os.makedirs(trash, 0o700, exist_ok=True)
         if os.path.exists(folder):
@@ -559,9 +559,9 @@ class HostSupervisor:
 
 
 def find_death(folder: str, alive_at: float | None) -> float:
-    """The time when a rank's agent exited, in seconds since the epoch. The first known of: the time
-    in the agent's own record; `alive_at`, when it was last seen running; the time of its last
-    written file.
+    """Return the time when a rank's agent exited, in seconds since the epoch. The time is the first
+    known of: the time in the agent's own record; `alive_at`, when the agent was last seen running;
+    the time of its last written file.
     """
     for name in ("exit.json", "left"):
         if os.path.exists(f"{folder}/{name}"):

@@ -1,4 +1,4 @@
 """The program of a joined machine: calls the control plane and relays its supervisor's lines.
 
-Runs on Linux, with the standard library of Python 3.8 or newer.
+The program runs on Linux, with the standard library of Python 3.8 or newer.
 """

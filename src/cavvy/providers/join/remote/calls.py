@@ -23,7 +23,7 @@ TIMEOUT_S = 30.0
 
 
 class MachineDismissed(Exception):
-    """The control plane refuses this machine; the message gives the reason."""
+    """Raised if the control plane refuses this machine; the message gives the reason."""
 
 
 class ServerCalls:

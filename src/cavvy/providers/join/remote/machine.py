@@ -1,5 +1,5 @@
-"""The main program of a joined machine. It joins once, and then relays its supervisor's lines, one
-session after another, until the machine leaves.
+"""The main program of a joined machine. The program joins once, and then relays its supervisor's
+lines, one session after another, until the machine leaves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def say(text: str) -> None:
 
 
 def retry(work: Callable[[], _T], over: threading.Event, *, loud: bool = False) -> _T | None:
-    """Call `work` until it raises no OSError, and return its result. Returns None if `over` is set
+    """Call `work` until it raises no OSError, and return its result. Return None if `over` is set
     first.
     """
     pause = FIRST_PAUSE_S
@@ -65,11 +65,12 @@ class MachineClient:
         self._leaving = threading.Event()
 
     def leave(self, *signalled: object) -> None:
-        """Make this machine leave. Also a signal handler, which ignores its arguments."""
+        """Make this machine leave. This method is also a signal handler, which ignores its
+        arguments."""
         self._leaving.set()
 
     def run(self, token: str) -> int:
-        """Run until this machine has left. Returns the exit code."""
+        """Run until this machine has left. Return the exit code."""
         if "token" not in self._card and not self._enter(token):
             return 1
         self.root = f"{self.folder}/{self._card['folder']}"
@@ -126,7 +127,8 @@ class MachineClient:
         return ServerCalls(*self._where, self._card.get("token", ""))
 
     def _end_for_good(self, reason: str) -> int:
-        """End all work of the installation, because it refused this machine's token."""
+        """End all work of the installation, because the control plane refused this machine's
+        token."""
         say(reason)
         if os.path.exists(self._card_path):
             os.unlink(self._card_path)
@@ -172,7 +174,7 @@ class SupervisorSession:
         self._greet(json.loads(facts))
 
     def _fetch(self) -> str:
-        """Fetch the supervisor and the agent. Returns the supervisor's path."""
+        """Fetch the supervisor and the agent. Return the supervisor's path."""
         wanted, folder = self._calls.ask("bundles", {}), self._machine.folder
         supervisor = f"{folder}/{wanted['supervisor']}.supervisor.pyz"
         self._calls.fetch(wanted["supervisor"], supervisor)
@@ -233,7 +235,7 @@ class SupervisorSession:
     def _ask(
         self, calls: ServerCalls, call: str, fields: Fields, wait_s: float = 0
     ) -> Fields | None:
-        """Make a call for this session. Returns the answer, or None if the session has ended."""
+        """Make a call for this session. Return the answer, or None if the session has ended."""
         answer = None
         try:
             asked = dict(fields, session=self._id)
@@ -299,7 +301,7 @@ class SupervisorSession:
 
 
 def alive(root: str) -> bool:
-    """True if a rank of any gang on this machine has not ended."""
+    """Return whether a rank of any gang on this machine has not ended."""
     ranks = glob.glob(glob.escape(root) + "/gangs/*/*/config.json")
     return any(not os.path.exists(os.path.dirname(path) + "/dead.json") for path in ranks)
 

@@ -30,7 +30,8 @@ _LATER = frozenset({408, 410, 425, 429, 500, 502, 503, 504})
 
 
 class ApiServerRefused(Exception):
-    """The API server refused a request; `reason` is the server's code, such as AlreadyExists."""
+    """Raised if the API server refused a request; `reason` is the server's code, such as
+    AlreadyExists."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -64,7 +65,7 @@ class KubernetesApi:
         return await self._ask("GET", path, query)
 
     async def items(self, path: str, query: Query = ()) -> list[Object]:
-        """All objects of the list at `path`."""
+        """Return all objects of the list at `path`."""
         found: list[Object] = (await self.get(path, query)).get("items") or []
         return found
 
@@ -176,8 +177,8 @@ class KubernetesApi:
         return found
 
     async def _exchange(self, head: bytes, data: bytes) -> tuple[int, bytes]:
-        """Send one request. If a reused connection was stale, send the request again, which is safe
-        because all requests are idempotent.
+        """Send one request. If a reused connection was stale, the request is sent again, which is
+        safe because all requests are idempotent.
         """
         async with self._slots:
             while True:

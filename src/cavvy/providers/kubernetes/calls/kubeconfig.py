@@ -1,5 +1,5 @@
-"""Reads contexts from kubeconfigs, or from the service account of the pod that the server runs in,
-and obtains the credentials of these contexts.
+"""Reads contexts from kubeconfigs, or from the service account of the server's pod, and obtains the
+credentials of these contexts.
 """
 
 import asyncio
@@ -28,8 +28,9 @@ _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _INSTALL = {
     "aws": "install the AWS CLI: "
     "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-    "gke-gcloud-auth-plugin": "install it with `gcloud components install gke-gcloud-auth-plugin`",
-    "kubelogin": "install it with `az aks install-cli`",
+    "gke-gcloud-auth-plugin": "install the plugin with `gcloud components install "
+    "gke-gcloud-auth-plugin`",
+    "kubelogin": "install the plugin with `az aks install-cli`",
 }
 _PLUGIN_S = 60.0  # time limit for an exec credential plugin; a cloud's plugin may load a slow SDK
 _EARLY = timedelta(minutes=1)  # credentials are renewed this long before they expire
@@ -138,8 +139,8 @@ def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
 
 
 def _find(setting: str) -> list[Path]:
-    """The kubeconfig files: those in `setting`, else those in the variable KUBECONFIG, else
-    ~/.kube/config. Earlier files take precedence.
+    """Return the kubeconfig files: those in `setting` or, failing that, in the variable KUBECONFIG
+    or, failing that, ~/.kube/config. Earlier files take precedence.
     """
     texts = [setting] if setting else os.environ.get("KUBECONFIG", "").split(os.pathsep)
     named = [Path(text).expanduser() for text in texts if text]
@@ -162,8 +163,8 @@ def _read(path: Path) -> Mapping[str, object]:
 def _merge(
     files: Sequence[tuple[Path, Mapping[str, object]]], table: str
 ) -> list[tuple[Path, Mapping[str, object]]]:
-    """The entries of one list (such as `users`) in all files. Each entry is returned with the
-    folder of its file, because the entry's relative paths are relative to this folder.
+    """Return the entries of one list (such as `users`) in all files. Each entry is returned with
+    the folder of its file, because the entry's relative paths are relative to this folder.
     """
     lists = ((path.parent, raw.get(table)) for path, raw in files)
     return [
@@ -268,7 +269,8 @@ def _entry(
 
 
 def _data(inline: bytes | None, name: str | None, folder: Path, path: Path) -> bytes | None:
-    """Return data that a kubeconfig contains itself, or that is in a file which it names."""
+    """Return data that a kubeconfig contains itself, or that is in a file which the kubeconfig
+    names."""
     if inline or not name:
         return inline or None
     try:
@@ -287,7 +289,7 @@ class LoginProof:
 
 
 class KubeLogin:
-    """Keeps the credentials of one context, and renews them before they expire."""
+    """Stores the credentials of one context, and renews them before they expire."""
 
     def __init__(self, context: KubeContext, home: Path, now: Callable[[], datetime]) -> None:
         self._context = context
@@ -416,7 +418,7 @@ async def _run_plugin(plugin: ExecPlugin, context: KubeContext) -> _CredentialSt
 
 
 def _explain(plugin: ExecPlugin, context: KubeContext, error: OSError) -> str:
-    """The reason why a plugin cannot be started, and how to install it."""
+    """Return the reason why a plugin cannot be started, and how to install it."""
     missing = isinstance(error, FileNotFoundError)
     problem = "is not installed on the server's machine" if missing else f"fails: {error}"
     hint = (plugin.install_hint or _INSTALL.get(Path(plugin.command).name, "")).strip()
@@ -425,7 +427,7 @@ def _explain(plugin: ExecPlugin, context: KubeContext, error: OSError) -> str:
 
 
 def _plugin_input(plugin: ExecPlugin, context: KubeContext) -> str:
-    """The ExecCredential that a plugin reads from its environment."""
+    """Return the ExecCredential that a plugin reads from its environment."""
     spec: dict[str, object] = {"interactive": False}
     if plugin.provide_cluster_info:
         cluster = msgspec.to_builtins(context.cluster)

@@ -35,11 +35,12 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ConnectionBroken(Exception):
-    """A connection could not be made, or broke. Whether a request took effect is unknown."""
+    """Raised if a connection could not be made, or broke. Whether a request took effect is
+    unknown."""
 
 
 class UpgradeRefused(Exception):
-    """The server answered a WebSocket handshake with an ordinary response."""
+    """Raised if the server answered a WebSocket handshake with an ordinary response."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"status {status}")
@@ -141,9 +142,7 @@ class ServerConnection:
         return not self._reader.at_eof() and not self._writer.is_closing()
 
     async def exchange(self, head: bytes, body: bytes) -> tuple[int, bytes, bool]:
-        """Send a request. Returns the status, the body, and whether the connection can be
-        reused.
-        """
+        """Send a request. Return the status, the body, and whether the connection can be reused."""
         response = await self._send(head, body)
         while not response.complete:
             await self._feed(response)
@@ -268,12 +267,12 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 def basic(user: str) -> str:
-    """The Authorization header's value for USER:PASSWORD."""
+    """Return the Authorization header's value for USER:PASSWORD."""
     return "Basic " + base64.b64encode(user.encode()).decode()
 
 
 def upgrade_headers(protocol: str) -> dict[str, str]:
-    """The headers that request a WebSocket with this subprotocol."""
+    """Return the headers that request a WebSocket with this subprotocol."""
     key = base64.b64encode(os.urandom(16)).decode()
     return {**_UPGRADE, "Sec-WebSocket-Key": key, "Sec-WebSocket-Protocol": protocol}
 
@@ -281,7 +280,7 @@ def upgrade_headers(protocol: str) -> dict[str, str]:
 def make_head(
     method: str, path: str, host: str, headers: Mapping[str, str], length: int = 0
 ) -> bytes:
-    """The head of a request, including the empty line that ends it."""
+    """Return the head of a request, including the empty line that ends it."""
     fields = {"Host": host, **headers}
     if length or method in ("POST", "PUT", "PATCH"):
         fields["Content-Length"] = str(length)

@@ -90,15 +90,16 @@ def write_termination_message() -> None:
 
 
 def started_as() -> "list[str]":
-    """The command that started this Python. A runtime that was copied from the server must be
-    started through its own loader."""
+    """Return the command that started this Python. A runtime that was copied from the server must
+    be started through its own loader."""
     with open("/proc/self/cmdline", "rb") as file:
         words = file.read().decode().split("\0")
     return words[: next(at for at, word in enumerate(words) if word.endswith("init.py"))]
 
 
 def write_config() -> None:
-    """Write the agent's configuration: the gang's configuration, plus the values for this pod."""
+    """Write the agent's configuration: the gang's configuration, with the values for this pod
+    added."""
     import json
 
     with open(SECRET, encoding="utf-8") as file:
@@ -168,8 +169,8 @@ class PodInit:
         self.patience_s = DELIVERY_S
 
     def run(self) -> int:
-        """Relay until the agent has exited. Returns its exit code, or 128 + N if signal N killed
-        the agent.
+        """Relay until the agent has exited. Return its exit code, or 128 + N if signal N killed the
+        agent.
         """
         while self.code is None:
             left = self.heard + self.patience_s - time.monotonic()

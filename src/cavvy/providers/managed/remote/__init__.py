@@ -1,1 +1,1 @@
-"""The program that starts the agent in a container. It imports nothing from Cavvy."""
+"""The program that starts the agent in a container. The program imports nothing from Cavvy."""

@@ -1,8 +1,8 @@
-"""The first process of a container: learns its rank and its address, runs the agent, and passes
+"""The first process of a container: determines its rank and its address, runs the agent, and passes
 SIGTERM on to the agent.
 
-Needs only the standard library of Python 3.8, and boot.py in the same folder. Usage: container.py
-"COMMAND THAT STARTS PYTHON".
+The program needs only the standard library of Python 3.8, and boot.py in the same folder. Usage:
+container.py "COMMAND THAT STARTS PYTHON".
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ENDED_BY: list[int] = []  # the signals that asked this container to end
 
 
 def read_place(hosts: dict[str, str]) -> tuple[int, str]:
-    """The container's rank and its host name. The host name is "" if the service states none."""
+    """Return the container's rank and its host name. The host name is "" if the service states
+    none."""
     if hosts["index"]:
         return int(os.environ.get(hosts["index"]) or 0), ""
     if hosts["cluster"]:
@@ -38,8 +39,9 @@ def read_place(hosts: dict[str, str]) -> tuple[int, str]:
 
 
 def read_pools(told: dict[str, Any]) -> tuple[int, str]:
-    """The rank and the host name in a cluster of worker pools. Ranks follow the order of the pools'
-    names. https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
+    """Return the rank and the host name in a cluster of worker pools. Ranks follow the order of the
+    pools' names.
+    https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-variables
     """
     rank, task = 0, told.get("task", {})
     for pool, names in sorted(told.get("cluster", {}).items()):
@@ -51,7 +53,7 @@ def read_pools(told: dict[str, Any]) -> tuple[int, str]:
 
 
 def find_address(host: str) -> str:
-    """The address of a host name; "" if it has none."""
+    """Return the address of a host name, or "" if it has none."""
     try:
         return socket.gethostbyname(host) if host else ""
     except OSError:
@@ -69,14 +71,14 @@ def pass_on(number: int, frame: object) -> None:
 
 
 def leave(number: int, frame: object) -> None:
-    """End this process with success."""
+    """Exit this process with success."""
     os._exit(0)
 
 
 def stay(server: str, lease_s: float) -> None:
     """Wait until the service ends this container, which the control plane requests once all ranks
     have ended. If the server cannot be reached for `lease_s`, return. Return at once if the service
-    has already asked this container to end.
+    has already requested the end of this container.
     """
     parts = urllib.parse.urlsplit(server)
     until = time.monotonic() + lease_s

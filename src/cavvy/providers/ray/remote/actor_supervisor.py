@@ -2,9 +2,9 @@
 and reports its end.
 
 This process is detached from the Ray worker that starts it. If the worker dies, standard input
-ends, and the agent is asked to exit within its grace period. Input: a line of JSON, then `stop`.
-Output: a line of JSON when the agent runs, and another when the agent has exited. Uses only the
-standard library of Python 3.8; nothing from Ray.
+ends, and the agent is ordered to exit within its grace period. Input: a line of JSON, then `stop`.
+Output: a line of JSON when the agent runs, and another when the agent has exited. The program uses
+only the standard library of Python 3.8, and nothing from Ray.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class NodeActor:
         return told
 
     def stop(self) -> None:
-        """Ask the agent to exit."""
+        """Order the agent to exit."""
         try:
             self.process.stdin.write(b"stop\n")
             self.process.stdin.flush()
@@ -101,7 +101,8 @@ class NodeActor:
         return told
 
     def devices(self) -> dict[str, Any]:
-        """The agent's settings for the accelerators that Ray has assigned to this process."""
+        """Return the agent's settings for the accelerators that Ray has assigned to this
+        process."""
         resource = self.plan["resource"]
         if not resource:
             return {"devices": []}
@@ -115,7 +116,7 @@ class NodeActor:
 
 class ControlPlaneProbe:
     """Checks whether the control plane answers. A gang ends itself if it has not reached the
-    control plane for the length of the lease.
+    control plane for the duration of the lease.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -242,7 +243,7 @@ class RayGang:
                 return
 
     def learn(self, rank: int, what: str, reference: Any) -> str:
-        """Handle the result of an actor's call. Returns the actor's next call, or "" if there is
+        """Handle the result of an actor's call. Return the actor's next call, or "" if there is
         none.
         """
         try:
@@ -282,7 +283,7 @@ class RayGang:
             lost = "the control plane did not answer for too long"
             say(
                 "leaves",
-                why="the job was asked to stop" if self.stopped else lost,
+                why="the job was requested to stop" if self.stopped else lost,
                 lost=not self.stopped,
             )
             self.asked = True
@@ -302,8 +303,8 @@ class RayGang:
 
 
 def find_draining() -> list[str]:
-    """The ids of the nodes that are being drained; [] if this version of Ray does not report
-    them.
+    """Return the ids of the nodes that are being drained, or [] if this version of Ray does not
+    report them.
     """
     try:
         return list(ray._private.worker.global_worker.gcs_client.get_draining_nodes())
