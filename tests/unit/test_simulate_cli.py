@@ -190,7 +190,7 @@ HEAD = "arrival_s,duration_s,gpus,vc\n"
     ("rows", "nodes", "words"),
     [
         ("when,long\n1,2\n", "1", "expected the columns arrival_s"),
-        ("", "1", "there is no column arrival_s and no duration_s"),
+        ("", "1", "the file has no column arrival_s and no duration_s"),
         (f"{HEAD}nan,1,1,a\n", "1", "arrival nan s"),
         (f"{HEAD}0,-5,1,a\n", "1", "duration -5 s"),
         (f"{HEAD}0,5,0,a\n", "1", "0 GPUs"),

@@ -1,5 +1,5 @@
-"""Injects faults: the server can die during a call to the store or the provider, and writes to the
-store can fail.
+"""Injects faults: the server can crash during a call to the store or the provider, and writes to
+the store can fail.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class CrashPoint:
-    """Counts external calls. At the calls that the scenario names, the server dies, so the caller
-    never gets an answer.
+    """Counts external calls, and crashes the server at the calls that the scenario names, so that
+    the caller never receives a response.
     """
 
     def __init__(self, crashes: Sequence[ServerCrash]) -> None:
@@ -47,7 +47,7 @@ class CrashPoint:
 
 class FaultyStore:
     """An in-memory store with delays. As with a real store, other tasks read and write during the
-    delays. The server can die while it writes to the store.
+    delays. The server can crash while it writes to the store.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class _SlowPart:
 
 
 class FaultyProvider:
-    """The fake cloud as a provider. The server can die during calls to it."""
+    """The fake cloud as a provider. The server can crash during calls to the provider."""
 
     def __init__(self, cloud: FakeCloud, crash_point: CrashPoint) -> None:
         abilities = [each for each in cloud.manifest.abilities if each is not CLOSEABLE]

@@ -37,8 +37,8 @@ class UserAction(StrEnum):
 
 
 class UserIntervention(Struct, frozen=True, kw_only=True):
-    """A user's action on the job of one submission. The action has no effect if it comes before the
-    job exists or after it has ended.
+    """A user's action on the job of one submission. The action has no effect if it happens before
+    the job exists or after the job has ended.
     """
 
     action: UserAction
@@ -48,7 +48,7 @@ class UserIntervention(Struct, frozen=True, kw_only=True):
 
 
 class CrashMoment(StrEnum):
-    """The moment within a call to the store or a provider at which the server dies."""
+    """The moment within a call to the store or a provider at which the server crashes."""
 
     BEFORE = "before"  # the server dies before the call has an effect
     # the server dies after the call has had its effect, but before it gets the answer
@@ -56,8 +56,8 @@ class CrashMoment(StrEnum):
 
 
 class ServerCrash(Struct, frozen=True, kw_only=True):
-    """The server dies at the external call with this number and starts again `down_s` seconds
-    later. Calls are counted from 1 since the start of the scenario.
+    """A crash of the server at the external call with this number; the server starts again `down_s`
+    seconds later. Calls are counted from 1 since the start of the scenario.
     """
 
     call: int
@@ -87,7 +87,7 @@ class SimScenario(Struct, frozen=True, kw_only=True):
 
 
 class JobTrace(Struct, frozen=True, kw_only=True):
-    """What was recorded about one job by the end of the scenario."""
+    """The recorded data about one job at the end of the scenario."""
 
     job: JobRecord
     attempts: Sequence[Attempt]

@@ -1,4 +1,5 @@
-"""The load of a simulated service, second by second, as the rules of other systems read it."""
+"""The load of a simulated service, second by second, as the scaling rules of other systems read
+it."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,7 +7,7 @@ from cavvy.domain.values import Struct
 
 
 class LoadHistory:
-    """Sums of the arrivals and of the requests in the service, so that a mean over any window takes
+    """Sums of the arrivals and of the requests in the service, so that a mean over any period takes
     two look-ups.
     """
 
@@ -15,16 +16,17 @@ class LoadHistory:
         self._requests = [0]
 
     def add(self, arrived: int, requests: int) -> None:
-        """Add one second: all arrivals so far, and the requests that wait or are worked on now."""
+        """Add one second: all arrivals so far, and the requests that now wait or are being
+        processed."""
         self._arrivals.append(arrived)
         self._requests.append(self._requests[-1] + requests)
 
     def rate(self, window_s: float) -> float:
-        """The mean number of arrivals per second."""
+        """Return the mean number of arrivals per second."""
         return self._mean(self._arrivals, window_s)
 
     def concurrency(self, window_s: float) -> float:
-        """The mean number of requests that wait or are worked on."""
+        """Return the mean number of requests that wait or are being processed."""
         return self._mean(self._requests, window_s)
 
     def _mean(self, sums: list[int], window_s: float) -> float:
@@ -33,8 +35,8 @@ class LoadHistory:
 
 
 class LoadView(NamedTuple):
-    """What a rule sees. `slots` is the number of requests that a replica can work on at once, and
-    `service_s` the true mean time of service, which rules by rate need for their target.
+    """The inputs of a rule. `slots` is the number of requests that a replica can process at once,
+    and `service_s` is the true mean service time, which rules by rate need for their target.
     """
 
     now_s: float
@@ -50,10 +52,10 @@ class LoadView(NamedTuple):
 
 
 class RuleState(Struct, frozen=True, kw_only=True):
-    """What the rules remember. Each uses some of the fields.
+    """The state of the rules between decisions. Each rule uses some of the fields.
 
-    `votes` are (time, replicas) of past decisions. `since_s` is when the present wish to grow or to
-    shrink began, `panic_s` when a panic was last confirmed.
+    `votes` contains (time, replicas) of past decisions. `since_s` is the time since which the rule
+    has wanted to grow or to shrink, and `panic_s` is when a panic was last confirmed.
     """
 
     votes: tuple[tuple[float, int], ...] = ()
@@ -66,8 +68,8 @@ class RuleState(Struct, frozen=True, kw_only=True):
 
 
 class ScalingRule(Protocol):
-    """A rule of another system. `holds` tells whether its gateway keeps requests while no replica
-    is ready; the others answer 503.
+    """A rule of another system. `holds` states whether the system's gateway keeps requests while no
+    replica is ready; the gateways of other systems answer 503.
     """
 
     @property
@@ -77,5 +79,5 @@ class ScalingRule(Protocol):
     def holds(self) -> bool: ...
 
     def decide(self, state: RuleState, seen: LoadView) -> tuple[int, RuleState]:
-        """The wanted number of replicas and the next state."""
+        """Return the wanted number of replicas and the next state."""
         ...

@@ -13,8 +13,8 @@ from cavvy.sim.traces.plots import save_figure
 
 
 def plot_scores(scores: Sequence[ServingScore], bound: float, path: Path) -> None:
-    """Plot the late requests against the replica-hours of each run; further left and lower is
-    better. The dashed line is the lower bound.
+    """Plot the late requests against the replica-hours of each run; points further left and lower
+    are better. The dashed line is the lower bound.
     """
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     panel = figure.subplots()

@@ -1,7 +1,7 @@
-"""Reads recorded requests: when each arrived, and how long a replica works on it.
+"""Reads recorded requests: when each request arrived, and how long a replica processes it.
 
-A trace of a language model has token counts and no times of service. Their time of service is
-computed by `TokenSpeed`, the same for every rule that is compared.
+A trace of a language model has token counts but no service times. Service times of such a trace are
+computed by `TokenSpeed`, in the same way for all compared rules.
 """
 
 import csv
@@ -39,14 +39,14 @@ class RequestTrace(Struct, frozen=True, kw_only=True):
 
     @property
     def work_s(self) -> float:
-        """The sum of all times of service."""
+        """The sum of all service times."""
         return sum(self.services_s)
 
 
 class TokenSpeed(Struct, frozen=True, kw_only=True):
-    """The times of a language model per token of the prompt and of the answer. The defaults are of
-    the order of a 70B model on a node of H100s (Splitwise, ISCA 2024, figure 5); they are not a
-    measurement of one.
+    """The times of a language model per token of the prompt and of the response. The defaults have
+    the magnitude of a 70B model on a node of H100s (Splitwise, ISCA 2024, figure 5), but are not a
+    measurement of such a model.
     """
 
     prompt_ms: float = 0.2
@@ -57,8 +57,8 @@ class TokenSpeed(Struct, frozen=True, kw_only=True):
 
 
 class RequestOptions(Struct, frozen=True, kw_only=True):
-    """How a file becomes requests: the speed of its tokens, the time of service of requests that
-    state none, and the seed of arrivals that a recorded rate does not state.
+    """How a file is converted to requests: the speed of tokens, the service time of requests that
+    state none, and the random seed of arrivals that the file states only as a rate.
     """
 
     speed: TokenSpeed = TokenSpeed()
@@ -115,8 +115,8 @@ def _read_rows(path: Path, text: str, options: RequestOptions) -> Iterable[_Requ
             return reader(table, options)
     known = "; ".join(", ".join(sorted(needed)) for needed, _ in _READERS)
     raise TraceError(
-        f"{path}: the columns {', '.join(sorted(columns))} are of no known format; expected the "
-        f"columns of one of these: {known}; or JSON lines with timestamp, input_length and "
+        f"{path}: the columns {', '.join(sorted(columns))} belong to no known format; expected "
+        f"the columns of one of these: {known}; or JSON lines with timestamp, input_length and "
         "output_length"
     )
 
@@ -139,7 +139,7 @@ def _read_counts(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Req
 
 
 def _read_azure(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
-    """Azure LLM inference traces of 2023 and 2024."""
+    """Read the Azure LLM inference traces of 2023 and 2024."""
     for row in rows:
         at = datetime.fromisoformat(row["TIMESTAMP"].strip()[:26]).timestamp()
         prompt, answer = float(row["ContextTokens"]), float(row["GeneratedTokens"])
@@ -153,8 +153,8 @@ def _read_burst_gpt(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_
 
 
 def _read_mooncake(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
-    """Mooncake's traces. Their times are whole steps of some seconds, so the requests of a step are
-    spread over it at random.
+    """Read Mooncake's traces. The times of these traces are whole steps of some seconds, so the
+    requests of a step are distributed over the step at random.
     """
     found = [
         (float(row["timestamp"]) / 1000.0, float(row["input_length"]), float(row["output_length"]))
@@ -169,7 +169,7 @@ def _read_mooncake(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_R
 
 
 def _read_executions(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Request]:
-    """GenTD26's requests for pictures. Requests without an end are left out."""
+    """Read GenTD26's requests for images. Requests without an end are omitted."""
     for row in rows:
         length = float(row["exec_time_seconds"] or 0)
         if length > 0:
@@ -177,8 +177,8 @@ def _read_executions(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Reque
 
 
 def _read_rates(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
-    """GenTD26's readings of requests per second. The readings of all containers at one time are
-    added up. Arrivals are drawn as a Poisson process of this rate, and times of service as
+    """Read GenTD26's values of requests per second. The values of all containers at one time are
+    added up. Arrivals are drawn as a Poisson process of this rate, and service times as
     exponentially distributed.
     """
     rates: defaultdict[float, float] = defaultdict(float)

@@ -1,8 +1,9 @@
 """Runs one service over one trace: with the production autoscaler, or with the rule of another
 system.
 
-A service without any ready replica at the start begins with a cold start. One that starts warm has
-the replicas that the load of its first five minutes needs at 80 % of use, with every rule.
+A service without any ready replica at the start begins with a cold start. With every rule, a
+service that starts warm has the replicas that the load of its first five minutes needs at 80 %
+utilisation.
 """
 
 from bisect import bisect_right
@@ -32,10 +33,10 @@ DECISION_S = 5
 
 
 class ServingScore(Struct, frozen=True, kw_only=True):
-    """What one run cost and how its requests fared. `on_time` is the share of all requests that did
-    not fail and waited at most as long as the service allows. `wait_s` has the percentiles 50, 90
-    and 99 of the waits. `history` has (time, ready replicas, replicas on their way, waiting
-    requests) once a minute.
+    """The cost of one run and the results of its requests. `on_time` is the share of all requests
+    that did not fail and waited at most as long as the service allows. `wait_s` contains the
+    percentiles 50, 90 and 99 of the waits. `history` contains (time, ready replicas, starting
+    replicas, waiting requests) once a minute.
     """
 
     rule: str
@@ -66,7 +67,8 @@ class Controller(Protocol):
 
 
 class AutoscalerController:
-    """The production autoscaler. It gets its state back as a value from each decision."""
+    """The production autoscaler, which receives its state as a value and
+    returns the next state with each decision."""
 
     holds = True
 
@@ -135,8 +137,8 @@ class AutoscalerController:
 
 
 class RuleController:
-    """The rule of another system. Its replicas run on demand, or on spot as SpotHedge places
-    them.
+    """The rule of another system. The rule's replicas run on demand, or on spot as placed by
+    SpotHedge.
     """
 
     def __init__(self, rule: ScalingRule, service_s: float, hedge: bool = False) -> None:
@@ -243,7 +245,7 @@ def run_service(
 
 
 def on_demand_market(setting: ServiceSetting) -> ReplicaMarket:
-    """The market of a service without spot."""
+    """Return the market of a service without spot."""
     return ReplicaMarket(name="on-demand", region="", spot=False, usd_hr=setting.on_demand_usd_hr)
 
 

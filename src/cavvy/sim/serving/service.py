@@ -1,9 +1,9 @@
-"""A simulated service: a queue of requests, and replicas that start slowly, work on several
+"""A simulated service: a queue of requests, and replicas that start slowly, process several
 requests at once, and end.
 
 Requests wait in the order of their arrival until a replica has a free slot. A request that a lost
-replica worked on goes back to the head of the queue once; the second time, it has failed. A replica
-is paid from its launch until its end.
+replica was processing returns to the head of the queue once; the second time, it fails. A replica
+is billed from its launch until its end.
 """
 
 from collections import deque
@@ -17,8 +17,8 @@ from cavvy.sim.serving.requests import RequestTrace
 
 
 class ServiceSetting(Struct, frozen=True, kw_only=True):
-    """What the replicas of a simulated service are like, and what its users expect: a request is on
-    time if it waits at most `slo_wait_s`.
+    """The properties of the replicas of a simulated service, and the expectation of its users: a
+    request is on time if it waits at most `slo_wait_s`.
 
     A cold start lasts `cold_start_s` times a factor between 1 - `cold_spread` and 1 +
     `cold_spread`.
@@ -35,8 +35,8 @@ class ServiceSetting(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaMarket(Struct, frozen=True, kw_only=True):
-    """One place for replicas. `capacity` is the number of replicas that it can hold in each step of
-    `step_s`; None means that it has no limit.
+    """One market for replicas. `capacity` is the number of replicas that the market can have in
+    each step of `step_s`; None means no limit.
     """
 
     name: str
@@ -47,14 +47,14 @@ class ReplicaMarket(Struct, frozen=True, kw_only=True):
     step_s: float = 30.0
 
     def room(self, now_s: float) -> int:
-        """How many replicas the market can hold now."""
+        """Return how many replicas the market can have now."""
         if self.capacity is None:
             return 1_000_000
         return self.capacity[min(len(self.capacity) - 1, int(now_s / self.step_s))]
 
 
 class SimulatedReplica:
-    """One replica and the requests that it works on."""
+    """One replica and the requests that it is processing."""
 
     __slots__ = ("busy", "draining", "launched_s", "lost", "market", "number", "ready_s", "working")
 
@@ -67,7 +67,8 @@ class SimulatedReplica:
 
 
 class WaitRecord:
-    """What happened to the requests: the wait of each until its last start, and the failures."""
+    """The results of the requests: the wait of each request until its last start, and the
+    failures."""
 
     def __init__(self, count: int) -> None:
         self.waits_s: list[float | None] = [None] * count
@@ -113,19 +114,19 @@ class SimulatedService:
 
     @property
     def done(self) -> bool:
-        """Whether all requests have arrived and none waits or is worked on."""
+        """Whether all requests have arrived and no request waits or is being processed."""
         return self._next == len(self.trace.arrivals_s) and not self.queue and not self.in_flight
 
     @property
     def in_flight_s(self) -> float:
-        """How long the requests in flight have been worked on, in total."""
+        """How long the requests in flight have been processed, in total."""
         return self.in_flight * self.now_s - self._begun_s
 
     def count_held(self, market: int) -> int:
         return len(self.starting[market]) + len(self.ready[market])
 
     def advance(self, to_s: float) -> None:
-        """Let everything happen that is due until `to_s`."""
+        """Execute all events until `to_s`."""
         arrivals = self.trace.arrivals_s
         self._take_capacity(to_s)
         while True:
@@ -145,7 +146,7 @@ class SimulatedService:
 
     def order(self, wanted: Sequence[int]) -> None:
         """Launch or end replicas so that each market has the wanted number. Replicas that have not
-        started end first, then those with the fewest requests; those finish their requests.
+        started end first, then those with the fewest requests, which finish these requests.
         """
         for market, count in enumerate(wanted):
             while self.count_held(market) > count:
@@ -166,7 +167,7 @@ class SimulatedService:
         self.most = max(self.most, held)
 
     def start_warm(self, market: int, count: int) -> None:
-        """Begin with replicas that are ready."""
+        """Begin with ready replicas."""
         for _ in range(count):
             self._launch(market, warm=True)
         self.most = max(self.most, count)
@@ -254,7 +255,7 @@ class SimulatedService:
             self._stop(replica)
 
     def _stop(self, replica: SimulatedReplica) -> None:
-        """End a replica without requests, and pay for it."""
+        """End a replica without requests, and add its cost."""
         replica.draining = True
         self._draining.discard(replica.number)
         length_s = self.now_s - replica.launched_s
@@ -262,7 +263,7 @@ class SimulatedService:
         self.usd += length_s / 3600.0 * self.markets[replica.market].usd_hr
 
     def _take_capacity(self, now_s: float) -> None:
-        """End the youngest replicas of the markets that hold more than they can."""
+        """End the youngest replicas of the markets that have more replicas than they can."""
         for market, each in enumerate(self.markets):
             if each.capacity is None:
                 continue

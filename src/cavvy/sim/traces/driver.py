@@ -22,14 +22,15 @@ from cavvy.sim.traces.world import TraceWorld
 
 
 class Knows(StrEnum):
-    """What a simulated job knows about the markets."""
+    """The knowledge of a simulated job about the markets."""
 
     EVERYTHING = "everything"  # at every moment, which markets have spot
     LAUNCHES = "launches"  # only prices and the results of its own launches, like a real job
 
 
 class PolicyFault(Exception):
-    """The policy made an impossible decision. The message states the decision and its time."""
+    """Raised if the policy made an impossible decision. The message states the decision and its
+    time."""
 
 
 class RunSegment(Struct, frozen=True):
@@ -74,8 +75,8 @@ def run_job(
     `terms.again_s` of the gang's work.
 
     `knows` selects what the policy knows about the markets. `margins` are added to the terms that
-    the policy gets; the job itself runs by the terms without them. If the job still waits when the
-    record ends, it has missed its deadline.
+    the policy receives; the job itself uses the terms without the margins. If the job still waits
+    when the record ends, it has missed its deadline.
 
     Raises PolicyFault if the policy takes spot that is unavailable according to its view, or asks
     to decide again at a time that is not in the future.
@@ -154,11 +155,11 @@ class _Job:
 
     @property
     def _own(self) -> int:
-        """The market in which the job runs on spot; NOWHERE if there is none."""
+        """The market in which the job runs on spot, or NOWHERE if the job does not run on spot."""
         return self.market if self.mode is RunMode.SPOT else NOWHERE
 
     def view(self) -> PolicyView:
-        """The current state, without quotes."""
+        """Return the current state, without quotes."""
         return PolicyView(
             self.now_s,
             self.left_s,
@@ -185,7 +186,7 @@ class _Job:
             pass
 
     def _go_on(self, again_s: float) -> bool:
-        """Advance to the next change of the markets or to `again_s`, whichever is earlier. Returns
+        """Advance to the next change of the markets or to `again_s`, whichever is earlier. Return
         whether the policy must decide again.
         """
         now, after = self.now_s, self._index + 1
@@ -203,7 +204,7 @@ class _Job:
 
     def _work(self, until: float) -> float:
         """Let the gang load and work until the time `until` or until the work is done, whichever is
-        earlier. Returns the time that was reached.
+        earlier. Return the time that was reached.
         """
         now = self.now_s
         end = now + self.loading_s + self.left_s
@@ -227,7 +228,7 @@ class _Job:
         return until
 
     def _change(self, index: int) -> bool:
-        """Apply a change of the markets. Returns whether the job can notice it."""
+        """Apply a change of the markets. Return whether the job can notice the change."""
         before = self.quotes
         self._index, self.quotes = index, self._world.quotes[index]
         noticed = self._notice(before)
@@ -239,8 +240,8 @@ class _Job:
         return noticed
 
     def _notice(self, before: tuple[SpotQuote, ...]) -> bool:
-        """Tell the policy about the changed quotes that the job can see. Returns whether there were
-        any.
+        """Notify the policy of the changed quotes that the job can see. Return whether any of these
+        quotes changed.
         """
         if self._knows is Knows.EVERYTHING:
             self._session.show(self.now_s, self.quotes)
@@ -283,7 +284,8 @@ class _Job:
             self.launches += 1
 
     def close(self) -> None:
-        """End the current segment. It is stored if segments are kept and it is longer than 0."""
+        """End the current segment. The segment is stored if segments are kept and its length is
+        above 0."""
         since, usd, left = self._opened
         if self._keep and self.now_s > since:
             self.segments.append(

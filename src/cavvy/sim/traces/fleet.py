@@ -38,7 +38,7 @@ class TraceArrival(Struct, frozen=True):
 
 
 class QueueStay(Struct, frozen=True):
-    """When one job arrived, started and ended."""
+    """The times when one job arrived, started and ended."""
 
     pool: str
     gpus: int
@@ -240,7 +240,7 @@ def _count(text: str) -> int:
 def _rows(file: TextIO, columns: Sequence[str]) -> "csv.DictReader[str]":
     rows = csv.DictReader(file)
     if lacking := [column for column in columns if column not in (rows.fieldnames or ())]:
-        raise ValueError(f"there is no column {' and no '.join(lacking)}")
+        raise ValueError(f"the file has no column {' and no '.join(lacking)}")
     return rows
 
 

@@ -3,10 +3,10 @@ programming, for one or several markets.
 
 A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
 Prices are constant between two cuts. Therefore a stay can start at a cut instead of later, do the
-same work, and cost the same, so only stays that start at a cut need to be considered. They may end
-at any time. The state at a cut is the running stay and the amount of work done. A launch subtracts
-the overhead from the work done, and the stay makes up for it while it loads. A stay that ends
-before that has only cost money, so no state becomes cheaper than it is in reality.
+same work, and cost the same, so only stays that start at a cut need to be considered. A stay may
+end at any time. The state at a cut is the running stay and the amount of work done. A launch
+subtracts the overhead from the work done, and the stay compensates for this while it loads. A stay
+that ends before that only causes costs, so no state becomes cheaper than in reality.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.
@@ -26,8 +26,8 @@ _Span = tuple[float, tuple[SpotQuote, ...]]
 
 
 def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
-    """The cost in dollars of the cheapest schedule that meets the deadline. Raises ValueError if no
-    schedule meets it.
+    """Return the cost in dollars of the cheapest schedule that meets the deadline. Raises
+    ValueError if no schedule meets it.
     """
     spans = list(_spans(world, start_s, terms.deadline_s))
     lengths = [round(length) for length, _ in spans]
@@ -113,7 +113,7 @@ class _Search:
             self._runs[market, spot] = on
 
     def best(self) -> float:
-        """The lowest cost of a state in which all work is done."""
+        """Return the lowest cost of a state in which all work is done."""
         return min(float(idle[self._top]) for idle in self._idle.values())
 
     def _nothing(self) -> _Costs:
@@ -121,8 +121,8 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """For each index, the minimum over this index and the `length` indices before it. The number of
-    compared indices doubles in each step.
+    """Return, for each index, the minimum over this index and the `length` indices before it. The
+    number of compared indices doubles in each step.
     """
     width = 1
     while width < length + 1:

@@ -19,7 +19,7 @@ matplotlib.rcParams["svg.hashsalt"] = "cavvy"  # This makes the files of equal p
 
 def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
     """Plot the total cost divided by the total optimum. The x axis is the slack as a share of the
-    work; there is one panel for each overhead. Without optima, the mean cost in dollars is plotted.
+    work; each overhead has its own panel. Without optima, the mean cost in dollars is plotted.
     """
     points = _score_points(results)
     overheads = sorted({key[0] for key in points})
@@ -47,7 +47,8 @@ def plot_cost(results: Sequence[TrialResult], path: Path) -> None:
 
 
 def _score_points(results: Sequence[TrialResult]) -> dict[tuple[float, str, float], float]:
-    """The mean score by overhead, policy and slack; without optima, the mean cost in dollars."""
+    """Return the mean score by overhead, policy and slack; without optima, the mean cost in
+    dollars."""
     tally = ResultTally()
     for result in results:
         setting = result.setting
@@ -118,6 +119,6 @@ def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a plot. The files of equal plots are identical."""
+    """Write a plot; equal plots give identical files."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, dpi=120)

@@ -14,14 +14,14 @@ from cavvy.sim.traces.world import MarketSeries
 
 
 class TraceError(ValueError):
-    """A trace cannot be read. The message names the file, the position in it, and what was
-    expected.
+    """Raised if a trace cannot be read. The message names the file, the position in it, and what
+    was expected.
     """
 
 
 def list_traces(paths: Iterable[Path]) -> list[Path]:
-    """All given trace files, and all trace files in and below the given folders. The files of each
-    folder are sorted by name.
+    """Return all given trace files, and all trace files in and below the given folders. The files
+    of each folder are sorted by name.
     """
     found: list[Path] = []
     for path in paths:
@@ -47,7 +47,8 @@ def read_series(
     prices: Sequence[float] | None = None,
 ) -> MarketSeries:
     """Read the availability of one market. Its spot prices are `prices` if this is given, otherwise
-    the prices in the trace. If the trace has none, they are `spot_ratio` times the on-demand price.
+    the prices in the trace. If the trace contains no prices, they are `spot_ratio` times the
+    on-demand price.
     """
     document = _read_object(path)
     metadata, data = document.get("metadata"), document.get("data")
@@ -105,8 +106,8 @@ def read_egress(path: Path) -> dict[tuple[str, str], float]:
 def move_prices(
     markets: Sequence[PolicyMarket], egress: dict[tuple[str, str], float], size_gb: float
 ) -> tuple[tuple[float, ...], ...]:
-    """The price of copying a checkpoint between each pair of markets. A copy within a region is
-    free, and so is a copy between regions that are not in `egress`.
+    """Return the price of copying a checkpoint between each pair of markets. A copy within a region
+    is free, and so is a copy between regions that are not in `egress`.
     """
     return tuple(
         tuple(
@@ -120,8 +121,8 @@ def move_prices(
 
 
 def region_of(name: str) -> str:
-    """The region in the name of a trace: "us-east-1a_v100_1" -> "us-east-1"; "us-central1-b_a100"
-    -> "us-central1".
+    """Return the region in the name of a trace: "us-east-1a_v100_1" -> "us-east-1";
+    "us-central1-b_a100" -> "us-central1".
     """
     zone = name.partition("_")[0]
     if zone[-1:].isalpha() and zone[-2:-1].isdigit():

@@ -94,7 +94,7 @@ def _read_document(path: Path) -> object:
 
 
 def _policies(top: "_Table") -> list[str]:
-    """The policies of a scenario. The default is Cavvy's own policy and two others for
+    """Return the policies of a scenario. The default is Cavvy's own policy and two others for
     comparison.
     """
     policies = [str(name) for name in top.items("policies")]
@@ -208,7 +208,8 @@ def _market(table: "_Table", folder: Path, length_s: float) -> MarketSeries:
 
 
 def _prices(table: "_Table", ticks: int, gap_s: float) -> list[float]:
-    """The spot price of each tick. The file has a single price, or a list of [since, price]."""
+    """Return the spot price of each tick. The file has a single price, or a list of [since,
+    price]."""
     if not isinstance(table.get("spot"), list):
         return [table.number("spot")] * ticks
     steps = sorted(
@@ -245,7 +246,7 @@ def _fleet(table: "_Table") -> TraceFleet:
         )
         length, gpus, pool = job.length("duration"), job.whole("gpus", 1), str(job.get("pool"))
         if pool not in pools:
-            raise TraceError(f"{job.where}.pool: there is no pool {pool!r}")
+            raise TraceError(f"{job.where}.pool: the pool {pool!r} does not exist")
         arrivals += [
             TraceArrival(first + every * index, length, gpus, pool)
             for index in range(min(count, _MOST_JOBS))

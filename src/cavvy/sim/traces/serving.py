@@ -19,8 +19,8 @@ _UNLIMITED = 1_000_000
 
 
 class ServingResult(Struct, frozen=True, kw_only=True):
-    """The result of one window. `floor` is a lower bound of the cost. It assumes that launches are
-    free and instant, so that in each tick the lowest price is paid.
+    """The result of one window. `floor` is a lower bound of the cost. The bound assumes that
+    launches are free and instant, so that in each tick the lowest price is paid.
     """
 
     cost: float
@@ -30,7 +30,7 @@ class ServingResult(Struct, frozen=True, kw_only=True):
 
 class SpotCapacity(Struct, frozen=True, kw_only=True):
     """The number of available spot replicas as `counts[zone][tick]`, the region of each zone, and
-    the number of ticks that all zones have.
+    the number of ticks that all zones have in common.
     """
 
     counts: tuple[tuple[int, ...], ...]
@@ -57,8 +57,8 @@ def read_capacity(folder: Path, *, tick_s: float, unlimited: bool = False) -> Sp
 
 
 def window(capacity: SpotCapacity, start: int, ticks: int) -> list[tuple[int, ...]]:
-    """The capacity of every zone for `ticks` ticks, starting at tick `start`. Raises ValueError if
-    the traces are too short.
+    """Return the capacity of every zone for `ticks` ticks, starting at tick `start`. Raises
+    ValueError if the traces are too short.
     """
     if start + ticks > capacity.ticks:
         raise ValueError(

@@ -23,7 +23,7 @@ _HOUR_S = 3600.0
 
 
 class TraceMarkets(Struct, frozen=True, kw_only=True):
-    """The trace files of one simulated world, and its prices. Each process caches the world under
+    """The trace files of one simulated world, and its prices. Each process caches the world with
     this object as the key.
     """
 
@@ -49,8 +49,8 @@ class TrialSetting(Struct, frozen=True, kw_only=True):
 
 
 class PolicyTrial(Struct, frozen=True, kw_only=True):
-    """One window of one world, and the settings and policies that are run in it. `start_s` is the
-    start of the window in seconds since the start of the record.
+    """One window of one world, and the settings and policies that are run in this window. `start_s`
+    is the start of the window in seconds since the start of the record.
     """
 
     markets: TraceMarkets
@@ -65,7 +65,7 @@ class PolicyTrial(Struct, frozen=True, kw_only=True):
 
 class TrialResult(Struct, frozen=True, kw_only=True):
     """One run of one policy. `optimum_usd` is the lowest possible cost for the same window and
-    setting; None if it was not requested.
+    setting, or None if it was not requested.
     """
 
     policy: str
@@ -107,8 +107,9 @@ def plan_trials(
     knows: Knows = Knows.EVERYTHING,
     margins: PolicyMargins = NO_MARGINS,
 ) -> list[PolicyTrial]:
-    """Choose `windows` random start times in each world. They are multiples of a tick and depend
-    only on the world's name and the seed, so all settings and policies are run in the same windows.
+    """Choose `windows` random start times in each world. The start times are multiples of a tick
+    and depend only on the world's name and the seed, so all settings and policies are run in the
+    same windows.
 
     Raises TraceError if a record is shorter than the longest deadline.
     """
@@ -191,8 +192,8 @@ def run_trial(trial: PolicyTrial) -> list[TrialResult]:
 def list_settings(
     works_s: Sequence[float], deadlines_s: Sequence[float], overheads_s: Sequence[float]
 ) -> list[TrialSetting]:
-    """Every combination of work, deadline and overhead. Raises TraceError if a combination cannot
-    meet its deadline even on demand.
+    """Return every combination of work, deadline and overhead. Raises TraceError if a combination
+    cannot meet its deadline even on demand.
     """
     settings = []
     for work, deadline, overhead in product(works_s, deadlines_s, overheads_s):

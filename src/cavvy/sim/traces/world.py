@@ -1,5 +1,5 @@
-"""Recorded markets as a list of changes. The readers create the list; the driver goes from one
-change to the next.
+"""Represents recorded markets as a list of changes. The readers create the list; the driver goes
+from one change to the next.
 """
 
 from bisect import bisect_right
@@ -36,15 +36,15 @@ class TraceWorld(Struct, frozen=True, kw_only=True):
     move_usd: tuple[tuple[float, ...], ...] = ()
 
     def at(self, time_s: float) -> int:
-        """The index of the quotes that are valid at this time."""
+        """Return the index of the quotes that are valid at this time."""
         return max(bisect_right(self.times_s, time_s) - 1, 0)
 
 
 def make_world(
     series: Sequence[MarketSeries], nodes: int = 1, move_usd: tuple[tuple[float, ...], ...] = ()
 ) -> TraceWorld:
-    """Merge the records of several markets into one list of changes. A market has spot while at
-    least `nodes` spot nodes are available.
+    """Merge the records of several markets into one list of changes. A market has spot capacity
+    while at least `nodes` spot nodes are available.
     """
     end_s = min(one.length_s for one in series)
     moments: dict[float, None] = {0.0: None}

@@ -1,5 +1,5 @@
 """The scaling rules of other systems, as simplified re-implementations with the constants of their
-sources. Each is a pure function of a state and a view.
+sources. Each rule is a pure function of a state and a view.
 """
 
 from collections.abc import Mapping

@@ -7,13 +7,13 @@ from cavvy.sim.serving.history import LoadView, RuleState
 
 
 class KedaRule(Struct, frozen=True, kw_only=True):
-    """KEDA's HTTP add-on (kedacore/http-add-on at 59b2f6a) gives the number of requests in the
+    """KEDA's HTTP add-on (kedacore/http-add-on at 59b2f6a) reports the number of requests in the
     service to the Horizontal Pod Autoscaler (kubernetes, pkg/controller/podautoscaler, with the
     defaults of autoscaling/v2).
 
-    Every 15 s: wanted = ceil(requests / target), unchanged within 10 %; it grows to at most twice
-    the replicas or by four; to shrink, it takes the highest of the last 300 s. KEDA adds the first
-    replica and removes the last one 300 s after the last request.
+    Every 15 s: wanted = ceil(requests / target), unchanged within 10 %. The number grows at most to
+    twice the replicas or by four; to shrink, the highest number of the last 300 s is used. KEDA
+    adds the first replica and removes the last one 300 s after the last request.
     """
 
     target: float = 0.7

@@ -1,4 +1,5 @@
-"""The rules that descend from Knative's: KPA and that of AIBrix."""
+"""The rules that are derived from Knative's: Knative's Pod Autoscaler (KPA) and AIBrix's
+autoscaler."""
 
 from math import ceil, floor
 
@@ -10,9 +11,10 @@ class KnativeRule(Struct, frozen=True, kw_only=True):
     """Knative's Pod Autoscaler (knative/serving, pkg/autoscaler/scaling/autoscaler.go at 98e5ef9).
 
     Every 2 s: wanted = ceil(mean concurrency over 60 s / target), target = 0.7 of the slots of a
-    replica. If the same over 6 s is at least twice the ready replicas, the rule panics: it follows
-    the higher of both and does not shrink, until 60 s have passed without a reason to panic. The
-    result is the highest within `delay_s`; without load for a window and 30 s more it is 0.
+    replica. If the same number over 6 s is at least twice the ready replicas, the rule panics: it
+    uses the higher of both numbers and does not shrink until 60 s have passed without a reason to
+    panic. The result is the highest number within `delay_s`; without load for a window and 30 s
+    more, the result is 0.
     """
 
     target: float = 0.7
@@ -53,9 +55,9 @@ class KnativeRule(Struct, frozen=True, kw_only=True):
 class AibrixRule(Struct, frozen=True, kw_only=True):
     """AIBrix's autoscaler (vllm-project/aibrix, pkg/controller/podautoscaler at e3e10f9).
 
-    As Knative's, over 180 s and 60 s, growing to at most twice the ready replicas at once. A change
-    of up to 10 % is ignored, replicas are removed only 300 s after the last need for them, and one
-    replica always stays.
+    The rule is like Knative's, over 180 s and 60 s, and grows to at most twice the ready replicas
+    at once. A change of up to 10 % is ignored, replicas are removed only 300 s after they were last
+    needed, and one replica always remains.
     """
 
     target: float = 0.7

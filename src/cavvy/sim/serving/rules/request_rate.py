@@ -7,16 +7,17 @@ from cavvy.sim.serving.history import LoadView, RuleState
 
 
 def _divide(rate: float, share: float, seen: LoadView) -> int:
-    """The replicas for a rate, if each serves this share of what it could."""
+    """Return the number of replicas for a rate, if each replica serves this share of its maximum
+    rate."""
     return ceil(rate * seen.service_s / (share * seen.slots) - 1e-9)
 
 
 class SkyServeRule(Struct, frozen=True, kw_only=True):
     """SkyServe's request-rate autoscaler (skypilot 0.14.1, sky/serve/autoscalers.py).
 
-    Every 20 s: wanted = ceil(requests per second over 60 s / target). It grows after 300 s of
-    agreement and shrinks after 1200 s; from none, it grows at once. `target` is the share of what
-    a replica could serve. While no replica is ready, its load balancer answers 503.
+    Every 20 s: wanted = ceil(requests per second over 60 s / target). The number grows after 300 s
+    of agreement and shrinks after 1200 s; from zero, it grows at once. `target` is the share of a
+    replica's maximum rate. While no replica is ready, SkyServe's load balancer answers 503.
     """
 
     target: float = 0.7
@@ -49,10 +50,10 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
 class DstackRule(Struct, frozen=True, kw_only=True):
     """dstack's autoscaler (dstackai/dstack at 511c318, services/services/autoscalers.py).
 
-    Every 15 s: wanted = ceil(requests per second over 60 s / target). It grows if the last change
-    was at least 300 s ago and shrinks if it was at least 600 s ago; from none, it grows at once.
-    `target` is the share of what a replica could serve. While no replica is ready, its gateway
-    answers 503.
+    Every 15 s: wanted = ceil(requests per second over 60 s / target). The number grows if the last
+    change was at least 300 s ago and shrinks if it was at least 600 s ago; from zero, the number
+    grows at once. `target` is the share of a replica's maximum rate. While no replica is ready,
+    dstack's gateway answers 503.
     """
 
     target: float = 0.7
