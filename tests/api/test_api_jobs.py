@@ -200,7 +200,7 @@ async def test_a_bucket_that_may_be_outside_the_allowed_regions_is_told_in_an_ev
     page = (await api.http.get(f"/v1/projects/default/jobs/{made['id']}/events")).json()
     told = page["events"][0]["text"]
     assert told.startswith("submitted; Cavvy does not know whether these buckets are in")
-    assert "gs://data/ (it is in nowhere9, and Cavvy does not know where that is)" in told
+    assert "gs://data/ (the bucket is in nowhere9, whose location Cavvy does not know)" in told
 
 
 async def test_inputs_in_buckets_are_measured_at_submission(

@@ -181,7 +181,7 @@ def test_a_region_whose_place_is_unknown_is_reported(storages: Storages, tmp_pat
     storages.location = "NOWHERE9"
     code, shown = plan(tmp_path)
     assert code == 0
-    assert "gs://data/ (it is in nowhere9, and Cavvy does not know where that is)" in shown
+    assert "gs://data/ (the bucket is in nowhere9, whose location Cavvy does not know)" in shown
 
 
 AZURE = {

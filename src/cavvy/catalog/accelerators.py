@@ -73,8 +73,9 @@ class AcceleratorModel(Struct, frozen=True, kw_only=True):
     source: str
 
     def bandwidth(self, memory_mib: int | None = None) -> float | None:
-        """The memory bandwidth in GB/s of the variant with this memory size. If there is no such
-        variant, that of the largest variant. None if it is unknown.
+        """Return the memory bandwidth in GB/s of the variant with this memory size. If no such
+        variant exists, return the bandwidth of the largest variant. Returns None if the bandwidth
+        is unknown.
         """
         for memory in self.memory:
             if memory.mib == memory_mib:
@@ -83,7 +84,7 @@ class AcceleratorModel(Struct, frozen=True, kw_only=True):
 
 
 class KnownAccelerator(Struct, frozen=True):
-    """What a name means: a product and, if the name states it, the memory size."""
+    """The meaning of a name: a product and, if the name states it, the memory size."""
 
     accelerator: AcceleratorModel
     memory_mib: int | None = None
@@ -91,13 +92,13 @@ class KnownAccelerator(Struct, frozen=True):
 
 @cache
 def list_accelerators() -> tuple[AcceleratorModel, ...]:
-    """Every accelerator of `accelerators.csv`, grouped by vendor, newest first."""
+    """Return every accelerator of `accelerators.csv`, grouped by vendor, newest first."""
     return tuple(map(_make_row, read_table(__package__, "accelerators")))
 
 
 def _make_row(row: Mapping[str, str]) -> AcceleratorModel:
-    """Convert a row of the table. Its `memory` has the form "GiB[@GB/s] ...", and its `peak` the
-    form "precision TFLOPS ...".
+    """Convert a row of the table. The column `memory` has the form "GiB[@GB/s] ...", and the column
+    `peak` the form "precision TFLOPS ...".
     """
     peak = row["peak"].split()
     return AcceleratorModel(
@@ -157,7 +158,7 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
 
 
 def nominal_memory(accelerator: AcceleratorModel, memory_mib: int | None) -> int | None:
-    """The memory size of the product that is closest to the reported size. If no size of the
+    """Return the memory size of the product that is closest to the reported size. If no size of the
     product is within 12 %, the reported size itself is returned.
 
     If no size was reported, the result is the size of the product if there is only one, otherwise
@@ -175,8 +176,8 @@ def nominal_memory(accelerator: AcceleratorModel, memory_mib: int | None) -> int
 
 @cache
 def names_matching(name: str) -> frozenset[str]:
-    """The canonical names of all products that satisfy a requirement. A requirement is a product, a
-    family, a vendor (nvidia) or a kind (gpu, tpu, fpga).
+    """Return the canonical names of all products that satisfy a requirement. A requirement is a
+    product, a family, a vendor (nvidia) or a kind (gpu, tpu, fpga).
 
     For an unknown name, the result has only this name, so that offers of unknown devices can be
     requested.
@@ -195,13 +196,13 @@ def names_matching(name: str) -> frozenset[str]:
 
 
 def is_known(name: str) -> bool:
-    """Whether a requirement names a known product, family, vendor or kind."""
+    """Return whether a requirement names a known product, family, vendor or kind."""
     return find_accelerator(name) is not None or names_matching(name) != {name}
 
 
 def is_match(accelerator: str, wish: str | None) -> bool:
-    """Whether a device with this canonical name satisfies a requirement. Every device satisfies the
-    requirement None. An unknown device is treated as a GPU.
+    """Return whether a device with this canonical name satisfies a requirement. Every device
+    satisfies the requirement None. An unknown device is treated as a GPU.
     """
     if wish is None or accelerator in names_matching(wish):
         return True
@@ -209,7 +210,8 @@ def is_match(accelerator: str, wish: str | None) -> bool:
 
 
 def suggest(name: str) -> str | None:
-    """The known name that is most similar to a misspelt one; None if no name is similar."""
+    """Return the known name that is most similar to a misspelt one, or None if no name is
+    similar."""
     from difflib import get_close_matches
 
     alike = name.translate(_LOOKALIKES)
@@ -255,7 +257,7 @@ _NOISE = re.compile(
 
 
 def _shorter(product: str) -> list[str]:
-    """The forms of a name that are looked up in turn. Each form leaves out more: hyphens and
+    """Return the forms of a name that are looked up in turn. Each form omits more: hyphens and
     underscores, vendor words, the memory size, and the words for the slot and other punctuation.
     The first form is unchanged.
     """

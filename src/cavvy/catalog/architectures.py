@@ -18,7 +18,7 @@ _GRACE = ("GH200", "GB200", "GB300")
 
 
 def find_architecture(offer: Offer) -> str:
-    """The architecture of the offer's CPUs, such as x86_64 or arm64."""
+    """Return the architecture of the offer's CPUs, such as x86_64 or arm64."""
     if offer.architecture:
         return _SAME.get(offer.architecture.lower(), offer.architecture)
     return (

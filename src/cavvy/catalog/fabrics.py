@@ -1,7 +1,7 @@
 """Finds the RDMA network of a machine from its instance type, because price lists do not state it.
 
 The rows of `fabrics.csv` are patterns for instance types of one provider. If no row describes a
-machine, it has no known RDMA network, so it never meets a request for one.
+machine, the machine has no known RDMA network, so it never meets a request for one.
 """
 
 import re
@@ -13,8 +13,8 @@ from cavvy.domain.tasks import Fabric
 
 @cache
 def find_fabric(provider: str, instance_type: str) -> Fabric | None:
-    """The RDMA network over which the machine's accelerators or processes exchange data without
-    using the CPU. None if no row of the table describes the machine.
+    """Return the RDMA network over which the machine's accelerators or processes exchange data
+    without using the CPU. Returns None if no row of the table describes the machine.
     """
     for name, pattern in _patterns().get(provider, ()):
         if re.fullmatch(pattern, instance_type, re.IGNORECASE):
@@ -23,7 +23,8 @@ def find_fabric(provider: str, instance_type: str) -> Fabric | None:
 
 
 def has_fabric(provider: str, instance_type: str, wanted: Fabric | str) -> bool:
-    """Whether the machine has the requested network. A request for `rdma` accepts every kind."""
+    """Return whether the machine has the requested network. A request for `rdma` accepts every
+    kind."""
     found = find_fabric(provider, instance_type)
     return found is not None and wanted in (found, Fabric.RDMA)
 

@@ -36,8 +36,8 @@ UNKNOWN = 1.5  # the distance of an offer that does not state the property
 
 
 def first_failing(offer: Offer, need: ResourceSpec) -> Constraint | None:
-    """The first constraint that the offer fails, in the order of `Constraint`; None if the offer
-    fits.
+    """Return the first constraint that the offer fails, in the order of `Constraint`, or None if
+    the offer fits.
     """
     return next(
         (constraint for constraint in Constraint if not meets(offer, need, constraint)), None
@@ -68,8 +68,8 @@ def match_offers(
 
 
 def _nearest(offers: Iterable[Offer], need: ResourceSpec, count: int) -> list[NearMiss]:
-    """The near misses, nearest first. Of all offers with the same constraint, provider and instance
-    type, only the nearest one is kept.
+    """Return the near misses, nearest first. Of all offers with the same constraint, provider and
+    instance type, only the nearest one is kept.
     """
     near: dict[tuple[Constraint, str, str], tuple[float, Offer]] = {}
     for offer in offers:
@@ -84,8 +84,8 @@ def _nearest(offers: Iterable[Offer], need: ResourceSpec, count: int) -> list[Ne
 
 
 def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
-    """The sort key of an offer: by price, then by names. The names make the order independent of
-    the order in which the offers were read.
+    """Return the sort key of an offer: by price, then by names. The names make the order
+    independent of the order in which the offers were read.
     """
     return (
         offer.rate.micros_per_hour,
@@ -99,7 +99,8 @@ def order(offer: Offer) -> tuple[int, str, str, str, str, int, str]:
 
 
 def near_miss(offer: Offer, need: ResourceSpec) -> tuple[Constraint, float] | None:
-    """If the offer fails exactly one constraint, this constraint and the distance; otherwise None.
+    """If the offer fails exactly one constraint, return this constraint and the distance; otherwise
+    None.
 
     If accelerators are required, a machine without any is never a near miss. If an instance type is
     required, a machine of another type is not a near miss either.
@@ -136,8 +137,8 @@ def make_miss(offer: Offer, need: ResourceSpec, constraint: Constraint) -> NearM
 
 
 def explain(offer: Offer, need: ResourceSpec, constraint: Constraint) -> str:
-    """Why an offer fails a constraint, with the value of the offer and the required one: "costs
-    $19.92/h, your limit is $15.00/h".
+    """Explain why an offer fails a constraint, with the value of the offer and the required one:
+    "costs $19.92/h, your limit is $15.00/h".
     """
     match constraint:
         case Constraint.PURCHASE:
@@ -181,9 +182,9 @@ def accelerator_fit(
     shared: bool = False,
     part: float = 1.0,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """Check the three accelerator constraints. Returns the first one that fails (or None). The
-    second result is set if some alternative fails only one of them: it is that constraint with its
-    distance.
+    """Check the three accelerator constraints. Return the first one that fails (or None). The
+    second result is set if some alternative fails only one of the constraints: this constraint with
+    its distance.
 
     If there are several alternatives, a constraint fails if it is failed by every alternative that
     meets the constraints before it.
@@ -220,8 +221,8 @@ _NO_END = 1 << 60
 
 
 def relative_gap(value: float, low: float | None, high: float | None) -> float:
-    """How far a value is outside its limits, relative to the smaller of the value and the limit.
-    The value 0 means unknown.
+    """Return how far a value is outside its limits, relative to the smaller of the value and the
+    limit. The value 0 means unknown.
     """
     if not value:
         return UNKNOWN
@@ -231,7 +232,7 @@ def relative_gap(value: float, low: float | None, high: float | None) -> float:
 
 
 def meets(offer: Offer, need: ResourceSpec, constraint: Constraint) -> bool:
-    """Whether the offer meets this constraint."""
+    """Return whether the offer meets this constraint."""
     match constraint:
         case Constraint.PURCHASE:
             return offer.purchase in PURCHASES[need.spot]
@@ -283,8 +284,8 @@ def memory_bounds(
 
 
 def _memory(offer: Offer, need: ResourceSpec) -> tuple[int, int | None, int | None]:
-    """The result of `memory_bounds` for an offer. For a shared host, only the CPUs that the job
-    requests are counted.
+    """Return the result of `memory_bounds` for an offer. For a shared host, only the CPUs that the
+    job requests are counted.
     """
     return memory_bounds(
         need, offer.memory_mib, need.cpus_min or DEFAULT_CPUS if offer.shared else offer.vcpus
@@ -373,7 +374,7 @@ def _gap(noun: str, has: str, asked: str) -> str:
 
 
 def _price(rate: HourlyRate, other: HourlyRate) -> str:
-    """A price as text. If both prices would look equal, more digits are shown."""
+    """Format a price as text. If the two prices would look equal, more digits are shown."""
     return format_rate(rate) if format_rate(rate) != format_rate(other) else f"${rate.usd:,.6f}/h"
 
 

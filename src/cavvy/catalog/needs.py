@@ -40,8 +40,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
 class NeedError(ValueError):
-    """A requirement cannot be parsed. The message states what was expected. `hint` states what to
-    write instead; it may be None.
+    """Raised if a requirement cannot be parsed. The message states what was expected. `hint` states
+    what to write instead, or is None.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -110,7 +110,7 @@ def _parse_alternative(text: str) -> _Parts:
         if not piece:
             raise NeedError(
                 f"{text!r} has an empty part between colons",
-                "write it as NAME:MEMORY:COUNT, such as A100:80GB:8",
+                "write the accelerator as NAME:MEMORY:COUNT, such as A100:80GB:8",
             )
         parts = _add(parts, piece, text)
     return parts
@@ -242,8 +242,8 @@ def _need(parts: _Parts) -> AcceleratorNeed:
 
 
 def _canonical(name: str) -> str:
-    """The canonical spelling of a product or family. H100-SXM keeps its suffix, because H100 alone
-    stands for the whole family.
+    """Return the canonical spelling of a product or family. H100-SXM keeps its suffix, because H100
+    alone stands for the whole family.
     """
     if _is_group(name):
         return name

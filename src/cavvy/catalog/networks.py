@@ -1,8 +1,8 @@
-"""The machines whose providers publish no network speed, with the page that was read.
+"""The machines whose providers publish no network speed, with the page that states the machine.
 
-The catalog has no speed for such a machine, and no other source would make it a promise of the
-provider. Such a machine never meets a request for `network.min`. Speeds up to which a machine may
-burst are no promise either.
+The catalog has no speed for such a machine, because a speed from another source is not a promise of
+the provider. Such a machine never meets a request for `network.min`. Burst speeds are not a promise
+either.
 """
 
 import re
@@ -14,7 +14,7 @@ from cavvy.domain.values import Struct
 
 class UnpublishedNetwork(Struct, frozen=True):
     """A row of `networks.csv`. `source` is the address of the provider's page without https://, and
-    `read` the date on which it was read.
+    `read` is the date on which the page was read.
     """
 
     provider: str
@@ -26,7 +26,7 @@ class UnpublishedNetwork(Struct, frozen=True):
 
 @cache
 def list_unpublished() -> tuple[UnpublishedNetwork, ...]:
-    """Every row of the table."""
+    """Return every row of the table."""
     names = ("provider", "pattern", "reason", "source", "read")
     return tuple(
         UnpublishedNetwork(*(row[name] for name in names))
@@ -36,7 +36,7 @@ def list_unpublished() -> tuple[UnpublishedNetwork, ...]:
 
 @cache
 def find_unpublished(provider: str, instance_type: str) -> UnpublishedNetwork | None:
-    """The row that describes the machine; None if its provider may publish the speed."""
+    """Return the row that describes the machine, or None if its provider may publish the speed."""
     for row in list_unpublished():
         if row.provider == provider and re.fullmatch(row.pattern, instance_type, re.IGNORECASE):
             return row

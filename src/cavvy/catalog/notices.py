@@ -1,4 +1,4 @@
-"""How long before a spot node is reclaimed each provider gives notice, according to the providers'
+"""How much notice each provider gives before it reclaims a spot node, according to the providers'
 own pages.
 """
 

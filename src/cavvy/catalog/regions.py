@@ -23,7 +23,7 @@ AREAS = ("us", "eu", "asia", "north-america", "south-america", "oceania", "afric
 
 @cache
 def locate(provider: str, region: str) -> tuple[str | None, str | None]:
-    """The country and the area of a region; each is None if unknown."""
+    """Return the country and the area of a region; each is None if unknown."""
     plain = region.strip().lower()
     known = _countries("regions")
     country = known.get(f"{provider}/{plain}") or known.get(plain) or _country_in_words(plain)
@@ -33,8 +33,9 @@ def locate(provider: str, region: str) -> tuple[str | None, str | None]:
 
 
 def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool:
-    """Whether `wanted` names the region, its zone, its country or its area, ignoring case. Google's
-    zones are known by their names, so that a zone also names the region of an offer without a zone.
+    """Return whether `wanted` names the region, its zone, its country or its area, ignoring case.
+    Google's zones are recognised by their names, so that a zone also names the region of an offer
+    without a zone.
     """
     wish = wished_place(wanted)
     if zone is None and region_of_zone(wish) == region.lower():
@@ -45,14 +46,15 @@ def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool
 
 
 def region_of_zone(name: str) -> str | None:
-    """The region of a zone of Google, as us-central1 of us-central1-a; None if it can be none."""
+    """Return the region of one of Google's zones, such as us-central1 for us-central1-a, or None if
+    the text cannot be such a zone."""
     found = _GOOGLE_ZONE.fullmatch(name)
     return None if found is None else found[1]
 
 
 def is_known_place(wanted: str) -> bool:
-    """Whether a requested location is an area or country of the table. If not, it may be the name
-    of a provider's region.
+    """Return whether a requested location is an area or country of the table. Other locations may
+    be the names of providers' regions.
     """
     return wished_place(wanted) in (*AREAS, *_areas())
 
@@ -63,8 +65,8 @@ def wished_place(wanted: str) -> str:
 
 
 def _country_in_words(region: str) -> str | None:
-    """The country that the name of a region contains, as in `us-texas`, `ch-lug1`,
-    `helsinki-finland-1` or `de`; None if the name contains no country.
+    """Return the country that the name of a region contains, as in `us-texas`, `ch-lug1`,
+    `helsinki-finland-1` or `de`, or None if the name contains no country.
     """
     words = re.split(r"[-_ ]+", region)
     if words[0] in _areas():
@@ -75,12 +77,12 @@ def _country_in_words(region: str) -> str | None:
 
 @cache
 def _countries(column: str) -> Mapping[str, str]:
-    """The country of each word in a column of `regions.csv`."""
+    """Return the country of each word in a column of `regions.csv`."""
     rows = read_table(__package__, "regions")
     return {word: row["country"] for row in rows for word in row[column].split()}
 
 
 @cache
 def _areas() -> Mapping[str, str]:
-    """The area of each country."""
+    """Return the area of each country."""
     return {row["country"]: row["area"] for row in read_table(__package__, "regions")}

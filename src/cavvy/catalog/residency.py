@@ -44,14 +44,14 @@ class OutsideBucket(NamedTuple):
 
 
 def find_cloud(provider: str) -> str:
-    """The cloud of a managed service; the provider itself for all others."""
+    """Return the cloud of a managed service, or the provider itself for all other providers."""
     return _CLOUDS.get(provider, provider)
 
 
 def list_outside(
     inputs: Sequence[Transfer], outputs: Sequence[Transfer], needs: ResourceSpec
 ) -> Iterator[OutsideBucket]:
-    """The buckets whose stated region is not allowed by some alternative of the task."""
+    """Return the buckets whose stated region is not allowed by some alternative of the task."""
     named = [("inputs", each.source, each.region) for each in inputs]
     named += [("outputs", each.target, each.region) for each in outputs]
     return _list_outside(named, needs)
@@ -87,24 +87,24 @@ def list_unplaced(task: TaskSpec) -> Sequence[str]:
 
 
 def is_located(url: str, region: str) -> bool:
-    """Whether the country or the area of a bucket's region is known."""
+    """Return whether the country or the area of a bucket's region is known."""
     return locate(BUCKET_PROVIDERS[urlsplit(url).scheme], region) != (None, None)
 
 
 def explain_unlocated(found: Mapping[str, str]) -> Mapping[str, str]:
-    """Why it is unknown where the buckets with these regions (by URL) are; other buckets are left
-    out.
+    """Explain why the locations of the buckets with these regions (by URL) are unknown; other
+    buckets are omitted.
     """
     return {
-        url: f"it is in {region}, and Cavvy does not know where that is"
+        url: f"the bucket is in {region}, whose location Cavvy does not know"
         for url, region in found.items()
         if not is_located(url, region)
     }
 
 
 def list_found_outside(task: TaskSpec, found: Mapping[str, str]) -> Iterator[OutsideBucket]:
-    """The buckets that one of the task's alternatives does not allow by their regions in `found`
-    (by URL). A region whose place is unknown is not counted as outside.
+    """Yield the buckets that one of the task's alternatives does not allow by their regions in
+    `found` (by URL). A region whose location is unknown does not count as outside.
     """
     for url in list_unplaced(task):
         region = found.get(url)
@@ -117,8 +117,8 @@ def list_found_outside(task: TaskSpec, found: Mapping[str, str]) -> Iterator[Out
 
 
 def list_unknown(task: TaskSpec) -> Sequence[str]:
-    """The buckets whose region is not stated and matters: for `resources.regions`, or for the price
-    of copies of known size.
+    """Return the buckets whose region is not stated but matters: for `resources.regions`, or for
+    the price of copies of known size.
     """
     ends = [(each, each.source) for each in task.inputs]
     ends += [(each, each.target) for each in task.outputs]
@@ -128,7 +128,8 @@ def list_unknown(task: TaskSpec) -> Sequence[str]:
 
 
 def fill_regions(task: TaskSpec, found: Mapping[str, str]) -> TaskSpec:
-    """The task with the regions in `found` (by URL) for inputs and outputs that state none."""
+    """Return the task with the regions in `found` (by URL) for inputs and outputs that state
+    none."""
 
     def fill(transfer: Transfer, url: str) -> Transfer:
         return replace(transfer, region=transfer.region or found.get(url))
@@ -139,9 +140,9 @@ def fill_regions(task: TaskSpec, found: Mapping[str, str]) -> TaskSpec:
 
 
 def say_unplaced(task: TaskSpec, problems: Mapping[str, str] | None = None) -> str:
-    """A sentence about the buckets of `list_unplaced`, without a full stop; "" if there are none.
-    After a look-up, `problems` are the reasons why regions are unknown, by URL; other buckets are
-    left out.
+    """Return a sentence about the buckets of `list_unplaced`, without a full stop, or "" if there
+    are none. After a look-up, `problems` contains the reasons why regions are unknown, by URL;
+    other buckets are omitted.
     """
     urls = list_unplaced(task)
     if problems is not None:

@@ -13,8 +13,8 @@ from cavvy.domain.values import Struct
 
 
 class RetiredType(Struct, frozen=True, kw_only=True):
-    """A withdrawn instance type. `since` is the last day on which it could be used; None if
-    unknown.
+    """A withdrawn instance type. `since` is the last day on which the type could be used, or None
+    if unknown.
     """
 
     instance_type: str
@@ -24,18 +24,18 @@ class RetiredType(Struct, frozen=True, kw_only=True):
 
 
 def find_retired(instance_type: str) -> RetiredType | None:
-    """The entry of a withdrawn type, ignoring case; None for any other type."""
+    """Return the entry of a withdrawn type, ignoring case, or None for any other type."""
     return _table().get(instance_type.strip().lower())
 
 
 def successor(instance_type: str) -> str | None:
-    """The replacement of a withdrawn type; None for any other type."""
+    """Return the replacement of a withdrawn type, or None for any other type."""
     retired = find_retired(instance_type)
     return retired.successor if retired else None
 
 
 def list_retired() -> tuple[RetiredType, ...]:
-    """All withdrawn instance types."""
+    """Return all withdrawn instance types."""
     return tuple(_table().values())
 
 

@@ -6,7 +6,8 @@ from pkgutil import get_data
 
 
 def read_table(package: str, name: str) -> Iterable[Mapping[str, str]]:
-    """The rows of `NAME.csv` in the package's folder, as mappings from column name to value."""
+    """Return the rows of `NAME.csv` in the package's folder, as mappings from column name to
+    value."""
     data = get_data(package, f"{name}.csv")
     assert data is not None
     return csv.DictReader(data.decode().splitlines())

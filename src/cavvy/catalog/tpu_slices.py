@@ -23,7 +23,7 @@ _TOPOLOGY = re.compile(r"\d+x\d+(x\d+)?")
 
 class TpuSlice(Struct, frozen=True):
     """One size of slice. `type` is Google's name, such as v5litepod-8. `vcpus` and `memory_gib` are
-    the sums over all hosts; they are 0 if the table does not have them.
+    the sums over all hosts, or 0 if the table does not contain them.
     """
 
     type: str
@@ -42,7 +42,7 @@ class TpuSlice(Struct, frozen=True):
 
 @cache
 def list_slices() -> tuple[TpuSlice, ...]:
-    """Every slice of `tpu_slices.csv`, grouped by generation, smallest first."""
+    """Return every slice of `tpu_slices.csv`, grouped by generation, smallest first."""
     return tuple(_read_slices())
 
 
@@ -85,15 +85,15 @@ def find_slice(name: str) -> TpuSlice | None:
 
 
 def count_chips(topology: str) -> int | None:
-    """The number of chips of a topology such as 2x4 or 4x4x8; None for other texts."""
+    """Return the number of chips of a topology such as 2x4 or 4x4x8, or None for other texts."""
     if not _TOPOLOGY.fullmatch(topology):
         return None
     return prod(map(int, topology.split("x")))
 
 
 class HostNeed(NamedTuple):
-    """What each host of a slice must have, and the number of hosts; 1 if no slice of several hosts
-    is requested.
+    """The requirements of each host of a slice, and the number of hosts, which is 1 if no slice of
+    several hosts is requested.
     """
 
     needs: ResourceSpec
@@ -103,7 +103,7 @@ class HostNeed(NamedTuple):
 def spread_slices(needs: ResourceSpec) -> HostNeed:
     """Turn a request for a whole slice on one node into a request for its hosts: TPU-v5e:16 means
     four hosts with four chips each, because no host has 16 chips. All alternatives must have the
-    same number of hosts; otherwise the result is the unchanged request.
+    same number of hosts; otherwise the request is returned unchanged.
     """
     found = [each for choice in needs.choices for each in _spread(choice)]
     hosts = {count for _, count in found}
@@ -116,7 +116,7 @@ def spread_slices(needs: ResourceSpec) -> HostNeed:
 
 
 def _spread(needs: ResourceSpec) -> Iterator[HostNeed]:
-    """One request for each accelerator that an alternative accepts."""
+    """Yield one request for each accelerator that an alternative accepts."""
     for need in needs.accelerators:
         kind = find_requested(need)
         if kind is None or (needs.instance or kind.instance_type) != kind.instance_type:
@@ -130,8 +130,8 @@ def _spread(needs: ResourceSpec) -> Iterator[HostNeed]:
 
 
 def find_requested(need: AcceleratorNeed) -> TpuSlice | None:
-    """The slice of several hosts with exactly these chips; None if there is none, or if a single
-    host may have as many chips.
+    """Return the slice of several hosts with exactly these chips, or None if no such slice exists
+    or a single host may have as many chips.
     """
     known = [each for each in list_slices() if each.accelerator == need.name]
     if need.count_max is not None or any(
