@@ -1,2 +1,2 @@
-"""Computes what jobs cost, what they would have cost on other offers, and how their time was spent.
-Does no I/O."""
+"""Computes the cost of jobs, the cost of the same jobs on other offers, and how the jobs' time was
+spent. Does no I/O."""

@@ -1,4 +1,4 @@
-"""The lines of a cloud's bill, in the form in which they are compared with the ledger."""
+"""Defines the lines of a cloud's bill, in the form in which they are compared with the ledger."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -10,7 +10,7 @@ USD = "USD"
 
 
 class BilledKind(StrEnum):
-    """What a line of a bill is for."""
+    """The kind of resource that a line of a bill charges for."""
 
     MACHINE = "machine"
     DISK = "disk"
@@ -20,7 +20,7 @@ class BilledKind(StrEnum):
 
 
 class BillCategory(StrEnum):
-    """Whether a line is for usage, or for something that the ledger has no charges for."""
+    """Whether a line is for usage, or for something that the ledger does not charge."""
 
     USAGE = "usage"
     TAX = "tax"
@@ -31,8 +31,9 @@ class BillCategory(StrEnum):
 
 
 class BillLine(Struct, frozen=True, kw_only=True):
-    """A line of a bill. `number` is its line in the file, where the header is line 1. The amount is
-    in `currency`. `gang` is the value of Cavvy's tag, "" if the line has no such tag.
+    """A line of a bill. `number` is the position of the line in the file, where the header is line
+    1. The amount is in `currency`. `gang` is the value of Cavvy's tag, or "" if the line has no
+    such tag.
     """
 
     number: int
@@ -49,7 +50,7 @@ class BillLine(Struct, frozen=True, kw_only=True):
 
 
 class BillFault(StrEnum):
-    """Why a line of a bill could not be read."""
+    """The reason why a line of a bill could not be read."""
 
     NUMBER = "number"  # a value is not a number in the form 1234.56
     TIME = "time"

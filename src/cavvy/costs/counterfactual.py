@@ -1,4 +1,4 @@
-"""Computes what the same run would have cost on other offers. `metering` computes the real cost."""
+"""Computes the cost of the same run on other offers. `metering` computes the real cost."""
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -9,8 +9,8 @@ from cavvy.domain.values import Struct
 
 
 class CounterfactualCost(Struct, frozen=True, kw_only=True):
-    """The cost of the same run on another offer. `basis` is a text that says which running time was
-    assumed."""
+    """The cost of the same run on another offer. `basis` is a text that states which running time
+    was assumed."""
 
     offer: Offer
     node_time: timedelta  # billed time of each node
@@ -27,8 +27,8 @@ def price_counterfactuals(
     lengths: Mapping[str, timedelta] | None = None,
     count: int = 3,
 ) -> list[CounterfactualCost]:
-    """The `count` rentable `offers` on which the same run would have been cheapest, if it had not
-    been interrupted.
+    """Return the `count` rentable `offers` on which the same run would have been cheapest, if it
+    had not been interrupted.
 
     `ran` is the measured running time. If the task states its work, `lengths` gives the estimated
     running time by offer key; for other offers, the measured time is assumed. `basis` states which

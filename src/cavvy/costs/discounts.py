@@ -1,15 +1,17 @@
-"""Computes what discounts take off the charges of a month, and spreads it over what was charged.
+"""Computes the amounts of discounts on the charges of a month, and distributes them over the
+charges.
 
 The rules, in the order in which they apply:
 
 1. A percentage (a negotiated price, committed use, a reservation) applies to the charges of its
    account at a provider. Percentages of the same charges add up, to at most 100 %.
-2. A credit is an amount for each month. It pays what the percentages leave, at most all of it.
+2. A credit is an amount for each month. The credit pays the rest after the percentages, up to the
+   whole rest.
 
-The amount of a discount is rounded down to whole micro-dollars once. It is spread over the attempts
-in proportion to their charges: each gets its share rounded down, and the micro-dollars that are
-left go, one each, to those with the largest remainders, of equal ones to the first by ID. So the
-parts add up exactly.
+The amount of a discount is rounded down to whole micro-dollars once. The amount is distributed over
+the attempts in proportion to their charges. Each attempt gets its share rounded down. The remaining
+micro-dollars are given, one each, to the attempts with the largest remainders; of equal remainders,
+the first by ID is chosen. Therefore the parts add up exactly.
 """
 
 import re
@@ -33,13 +35,13 @@ class Discount(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """How the entries of the discount name it."""
+        """The name of the discount in the ledger's entries."""
         size = f"{self.millionths / 10_000:g}%" if self.millionths else f"${self.credit.usd:f}"
         return f"{self.account}:{size}"
 
 
 class DiscountBase(Struct, frozen=True, kw_only=True):
-    """What was charged for one attempt in a month, without discounts."""
+    """The charges for one attempt in a month, without discounts."""
 
     subject: str
     account: str
@@ -70,8 +72,8 @@ def parse_discounts(text: str) -> tuple[Discount, ...]:
 def spread_discounts(
     discounts: Sequence[Discount], charged: Sequence[DiscountBase]
 ) -> dict[str, dict[str, int]]:
-    """For each discount by name, the micro-dollars that it takes off each attempt; amounts are 0 or
-    more.
+    """Return, for each discount by name, the reduction for each attempt in micro-dollars; amounts
+    are 0 or more.
     """
     left = {each.subject: each.micros for each in charged if each.micros > 0}
     whole = dict(left)  # percentages are of the charges, not of what other discounts left
@@ -110,7 +112,7 @@ def spread(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def list_bases(rows: Iterable[tuple[Mapping[str, str], int]]) -> list[DiscountBase]:
-    """The charges of attempts from sums by subject and account."""
+    """Return the charges of attempts, computed from sums by subject and account."""
     return [
         DiscountBase(
             subject=groups["subject"],

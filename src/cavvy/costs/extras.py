@@ -2,8 +2,8 @@
 public addresses.
 
 A price per month is divided by the hours of that month, as AWS does
-(https://aws.amazon.com/ebs/pricing/). So the charges for a disk are split at the beginning of each
-month.
+(https://aws.amazon.com/ebs/pricing/). Therefore the charges for a disk are split at the beginning
+of each month.
 """
 
 from calendar import monthrange
@@ -30,8 +30,8 @@ def bill_extras(
     earlier: Iterable[Charge] = (),
     final: bool,
 ) -> list[Charge]:
-    """The charges for the node's extras in [`since`, `until`), at the prices of the attempt's
-    offer. An extra that has no price is not charged.
+    """Return the charges for the node's extras in [`since`, `until`), at the prices of the
+    attempt's offer. An extra that has no price is not charged.
 
     If the provider no longer reports the node's extras, the rates of the `earlier` charges of the
     same rank are used. With `final`, the node ended at `until`, and each extra is charged for at
@@ -63,7 +63,7 @@ def bill_extras(
 
 
 def rate_extras(offer: Offer, extras: Sequence[NodeExtra], now: datetime) -> HourlyRate:
-    """The hourly rate of a node's extras at the time `now`."""
+    """Return the hourly rate of a node's extras at the time `now`."""
     rates = [
         _list_rates(kind, _find_prices(offer, extras, kind), now, now)
         for kind in ChargeKind
@@ -75,8 +75,8 @@ def rate_extras(offer: Offer, extras: Sequence[NodeExtra], now: datetime) -> Hou
 def expect_extras(
     offer: Offer, disk_gib: int | None = None, disk_type: str | None = None
 ) -> HourlyRate:
-    """The hourly rate of the extras that a node of the offer is expected to have, in an average
-    month; see `list_extras`.
+    """Return the hourly rate of the extras that a node of the offer is expected to have, in an
+    average month; see `list_extras`.
     """
     if not offer.extras:
         return HourlyRate()
@@ -91,8 +91,8 @@ def expect_extras(
 def _find_prices(
     offer: Offer, extras: Sequence[NodeExtra], kind: ChargeKind
 ) -> list[tuple[ExtraPrice, int]]:
-    """The prices of the extras of one kind. The number with each price is how many times it is
-    billed."""
+    """Return the prices of the extras of one kind. The number with each price is how many times the
+    price is billed."""
     found = []
     for extra in extras:
         prices = [
@@ -110,7 +110,7 @@ def _find_prices(
 def _list_rates(
     kind: ChargeKind, priced: Sequence[tuple[ExtraPrice, int]], since: datetime, until: datetime
 ) -> Rates:
-    """The hourly rates from `since` to `until`, each with the time from which it applies."""
+    """Return the hourly rates from `since` to `until`, each with the time from which it applies."""
     micros = sum(price.price.micros * units for price, units in priced)
     if not priced:
         return ()

@@ -1,8 +1,8 @@
 """Writes rows of a statement in the FinOps Open Cost and Usage Specification (FOCUS), version 1.0.
 
-Columns and allowed values: https://focus.finops.org/focus-specification/v1-0/. Columns of our own
-begin with `x_`, as the specification demands. `focus-validator` 1.0.0 looks for five columns
-under the names that they had before version 1.0, so they are written under both names.
+Columns and allowed values: https://focus.finops.org/focus-specification/v1-0/. Cavvy's own columns
+begin with `x_`, as the specification requires. `focus-validator` 1.0.0 expects five columns under
+the names that they had before version 1.0, so these columns are written under both names.
 """
 
 import json
@@ -106,7 +106,7 @@ COLUMNS = (*sorted({*_NUMBERS, *_TIMES, *_TEXTS} - {*_OWN}), *_OWN)
 
 
 def make_focus_row(line: LedgerLine) -> FocusRow:
-    """The row for one line of a statement. A column that does not apply is None."""
+    """Return the row for one line of a statement. A column that does not apply is None."""
     row = {**_describe_what(line), **_describe_cost(line), **_describe_time(line)}
     row |= {before: row[name] for before, name in _NAMES_BEFORE.items()}
     return {name: row.get(name) for name in COLUMNS}
@@ -187,7 +187,8 @@ def _describe_cost(line: LedgerLine) -> dict[str, str | Decimal | datetime | Non
 
 
 def _describe_time(line: LedgerLine) -> dict[str, str | Decimal | datetime | None]:
-    """The periods. The specification has no period without length: such a charge gets a second."""
+    """Return the periods. The specification has no period without
+    length, so such a charge gets a period of one second."""
     since = line.entry.since.astimezone(UTC)
     until = max(line.entry.until.astimezone(UTC), since + timedelta(seconds=1))
     start, end = month_period(month_of(since))

@@ -1,4 +1,4 @@
-"""Forecasts what will have been spent at the end of a month."""
+"""Forecasts the total spending at the end of a month."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,8 +16,9 @@ _Z80 = 1.2816
 
 
 class SpendingForecast(Struct, frozen=True, kw_only=True):
-    """What will probably have been spent at the end of the month, and an interval that contains it
-    with a probability of about 80 %, if the days that follow are like those before and independent.
+    """The expected spending at the end of the month, and an interval that contains the actual
+    spending with a probability of about 80 %, if the remaining days are like the earlier days and
+    independent.
     """
 
     expected: Money
@@ -26,11 +27,11 @@ class SpendingForecast(Struct, frozen=True, kw_only=True):
 
 
 def forecast_month(spent: Money, daily: Sequence[int], now: datetime) -> SpendingForecast | None:
-    """Forecast the month that contains `now` from what was spent in it so far, and from the
-    micro-dollars of each of the last days. None with fewer than two days.
+    """Forecast the month that contains `now` from the amount spent in it so far, and from the
+    micro-dollars of each of the last days. Returns None with fewer than two days.
 
-    With mean m and standard deviation s of the days and d days that remain (with fractions):
-    expected = spent + m d, and the interval is expected ± 1.2816 s √d, at least what was spent.
+    For mean m and standard deviation s of the days, and d remaining days (with fractions): expected
+    = spent + m d, and the interval is expected ± 1.2816 s √d, at least the amount already spent.
     """
     if len(daily) < 2:
         return None

@@ -29,10 +29,10 @@ def bill(
     """Charge the node of `rank` for its lifetime so far, [`started`, `until`).
 
     `rates` are the prices of one node, each with the time from which it applies, as in
-    `GangSeen.rates`. The first price also applies before its time. () means the offer's rate.
-    `minimum` is the shortest time that is billed, even if the node ends earlier; None means the
-    offer's minimum. With `final`, the node ended at `until`, and the rest of the minimum is charged
-    separately.
+    `GangSeen.rates`. The first price also applies before its time. An empty sequence () means the
+    offer's rate. `minimum` is the shortest time that is billed, even if the node ends earlier; None
+    means the offer's minimum. With `final`, the node ended at `until`, and the rest of the minimum
+    is charged separately.
 
     The charges cover half-open periods without gaps. A new period begins where the price changes.
     Each charge is rounded once. A later call with a greater `until`, and with new `rates` that
@@ -53,7 +53,7 @@ def bill(
 
 
 def total(charges: Iterable[Charge]) -> Money:
-    """The sum of all charges."""
+    """Return the sum of all charges."""
     return Money(sum(charge.amount.micros for charge in charges))
 
 
@@ -61,7 +61,7 @@ def list_prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyR
     """The prices from `started` on, in the order of time. If two entries have the same time, the
     later entry is used.
 
-    An entry that repeats the previous price is left out, because a provider may report its price at
+    An entry that repeats the previous price is omitted, because a provider may report its price at
     every poll.
     """
     ordered = sorted(rates, key=lambda entry: entry[0])
@@ -87,8 +87,8 @@ def list_stretches(
 
 
 def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
-    """The price that applied when the node ended. A price that begins at exactly this time is
-    ignored."""
+    """Return the price that applied when the node ended. A price that begins at exactly this time
+    is ignored."""
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 
 

@@ -1,12 +1,13 @@
 """Compares a cloud's bill with the ledger, by resource, day and kind.
 
-The caller adds the bill's lines to a `BillSummary` as it reads them, so a bill of any length needs
-only memory for Cavvy's resources and days, and calls `reconcile` at the end. If the bill lacks
-something, the caller reads it a second time for the lines without a tag on those days.
+The caller adds the bill's lines to a `BillSummary` as it reads them, and calls `reconcile` at the
+end. Therefore a bill of any length needs only memory for Cavvy's resources and days. If charges are
+missing from the bill, the caller reads the bill a second time for the lines without a tag on those
+days.
 
-A resource is a gang: the ledger knows its machines by the attempt, and the bill by the tag that
-Cavvy sets on them. Lines without the tag are not Cavvy's, unless one costs as much on a day
-as a resource of the ledger that the bill lacks.
+A resource is a gang: the ledger identifies its machines by the attempt, and the bill by the tag
+that Cavvy sets on them. Lines without the tag do not belong to Cavvy, unless one of them costs as
+much on a day as a resource of the ledger that is missing from the bill.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +69,7 @@ _REDUCTIONS = frozenset({DifferenceCause.CREDIT, DifferenceCause.DISCOUNT})
 
 
 class BilledSum(Struct, kw_only=True):
-    """The lines of a resource and kind on a day, added up, of the bill or of the ledger."""
+    """The sum of the lines of a resource and kind on a day, of the bill or of the ledger."""
 
     amount: Decimal = Decimal(0)
     hours: Decimal | None = Decimal(0)
@@ -101,7 +102,8 @@ KindOnDay = tuple[BilledKind, date]
 
 
 class CellKey(NamedTuple):
-    """What is compared. `resource` is the name of a gang, or of a cloud's resource without tag."""
+    """The key of a comparison. `resource` is the name of a gang, or of a cloud's resource without a
+    tag."""
 
     resource: str
     kind: BilledKind
@@ -109,9 +111,9 @@ class CellKey(NamedTuple):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """A difference between the bill and the ledger. A side is None if it has no such charge, or its
-    amount is not in US dollars; `billed_in` then has the currency. `lines` are the first lines of
-    the bill. Hours are those of machines, if both sides state them.
+    """A difference between the bill and the ledger. A side is None if it has no such charge, or if
+    its amount is not in US dollars; `billed_in` then contains the currency. `lines` contains the
+    first lines of the bill. Hours are those of machines, if both sides state hours.
     """
 
     cause: DifferenceCause
@@ -140,7 +142,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
     @property
     def more_micros(self) -> int | None:
-        """By how much the bill is higher, in micro-dollars; None in another currency."""
+        """By how much the bill is higher, in micro-dollars, or None in another currency."""
         if self.billed_in != USD:
             return None
         return (self.bill_micros or 0) - (self.ledger_micros or 0)
@@ -185,7 +187,8 @@ class BillSummary:
                 self.tagged.setdefault(key, BilledSum()).take(part)
 
     def add_untagged(self, line: BillLine | BadBillLine, wanted: Collection[KindOnDay]) -> None:
-        """Add a line of a second reading, if it has no tag and is for a wanted kind and day."""
+        """Add a line of a second reading, if the line has no tag and is for a wanted kind and
+        day."""
         if isinstance(line, BadBillLine) or line.gang or line.number in self._twice:
             return
         if line.category is not BillCategory.USAGE:
@@ -202,7 +205,7 @@ class BillSummary:
 
 
 def _split_line(line: BillLine) -> Iterator[tuple[date, BilledSum]]:
-    """The parts of a line on each day; a day gets its share of the time."""
+    """Return the parts of a line on each day; a day gets its share of the time."""
     length = (line.until - line.since) // timedelta(microseconds=1)
     decimals = max(0, -int(line.amount.as_tuple().exponent))
     for since, until in _days(line.since, line.until):
@@ -224,7 +227,7 @@ def _split_line(line: BillLine) -> Iterator[tuple[date, BilledSum]]:
 
 
 def _days(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """The period, cut at the beginning of each day in UTC."""
+    """Return the period, split at the beginning of each day in UTC."""
     at = since
     while at.date() < until.date():
         midnight = datetime.combine(at.date() + _DAY, time(), at.tzinfo)
@@ -237,7 +240,8 @@ def _days(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime
 def add_up_ledger(
     lines: Iterable[LedgerLine], provider: str, since: datetime, until: datetime
 ) -> tuple[dict[CellKey, BilledSum], Decimal]:
-    """The provider's charges in [since, until) by attempt, kind and day, and its discounts."""
+    """Return the provider's charges in [since, until) by attempt, kind and day, and its
+    discounts."""
     sums: dict[CellKey, BilledSum] = {}
     discounts = Decimal(0)
     for line in lines:
@@ -261,7 +265,8 @@ def add_up_ledger(
 
 
 def _part(line: LedgerLine, kind: BilledKind, since: datetime, until: datetime) -> BilledSum:
-    """The part of an entry in a period. What accrues at one moment is not divided."""
+    """Return the part of an entry that is in a period. A charge that accrues at one moment is not
+    divided."""
     entry = line.entry
     us, micros = entry.quantity, entry.amount.micros
     if since < until:
@@ -278,8 +283,8 @@ def _part(line: LedgerLine, kind: BilledKind, since: datetime, until: datetime) 
 
 
 def match_gangs(gangs: Iterable[str], attempts: Iterable[str]) -> dict[str, str]:
-    """The gang of each attempt that made one: its name is the attempt's after a prefix. Attempts
-    without a gang in the bill are left out.
+    """Return the gang of each attempt that started one: the gang's name is a prefix followed by the
+    attempt's name. Attempts without a gang in the bill are omitted.
     """
     by_attempt: dict[str, str] = {}
     wanted = frozenset(attempts)
@@ -296,7 +301,7 @@ def match_gangs(gangs: Iterable[str], attempts: Iterable[str]) -> dict[str, str]
 def find_lacking(
     bill: BillSummary, ledger: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
 ) -> frozenset[KindOnDay]:
-    """The kinds and days of which the bill lacks a resource of the ledger."""
+    """Return the kinds and days for which a resource of the ledger is missing from the bill."""
     own = _name_gangs(ledger, gangs)
     return frozenset((key.kind, key.day) for key in own if key not in bill.tagged)
 
@@ -304,7 +309,7 @@ def find_lacking(
 def _name_gangs(
     ledger: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
 ) -> dict[CellKey, BilledSum]:
-    """The sums of the ledger, with the names of the gangs where those are known."""
+    """Return the sums of the ledger, with the names of the gangs if known."""
     own: dict[CellKey, BilledSum] = {}
     for key, each in ledger.items():
         known = CellKey(gangs.get(key.resource, key.resource), key.kind, key.day)
@@ -318,8 +323,9 @@ def reconcile(
     gangs: Mapping[str, str],
     discounts: Decimal = Decimal(0),
 ) -> list[Difference]:
-    """The differences, in the order of days. `gangs` names the gang of each attempt in the ledger;
-    an attempt that it lacks is not in the bill. `discounts` are those of the ledger, 0 or less.
+    """Return the differences, in the order of days. `gangs` maps each attempt in the ledger to its
+    gang; an attempt without an entry is not in the bill. `discounts` are the discounts of the
+    ledger, 0 or less.
     """
     own = _name_gangs(ledger, gangs)
     found = [*bill.found, *_compare_reductions(bill.reductions, discounts)]
@@ -345,7 +351,7 @@ def _compare_resource(
     bill: BillSummary,
     free: Mapping[KindOnDay, list[CellKey]],
 ) -> list[Difference]:
-    """The differences of a resource and kind on all its days."""
+    """Return the differences of a resource and kind on all its days."""
     found = []
     for key in keys:
         billed, charged = bill.tagged.get(key), own.get(key)
@@ -397,7 +403,7 @@ def _is_same(billed: BilledSum, charged: BilledSum) -> bool:
 
 
 def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
-    """Of the hours and the rate, the one that differs more is the cause."""
+    """The cause is the one that differs more: the hours or the rate."""
     if abs(billed.amount - charged.amount) <= _rounding(billed, charged):
         return DifferenceCause.ROUNDING
     if not billed.hours or not charged.hours:
@@ -412,15 +418,15 @@ def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
 
 
 def _rounding(billed: BilledSum, charged: BilledSum) -> Decimal:
-    """By how much rounding can change the sums: each line by half of its last decimal, of at least
-    two decimals, and each entry by the ledger's own rounding.
+    """Return by how much rounding can change the sums: each line by half of its last decimal, of at
+    least two decimals, and each entry by the ledger's own rounding.
     """
     half = Decimal(10) ** -max(2, billed.decimals) / 2
     return half * billed.count + _OWN_ROUNDING * charged.count
 
 
 def _far(ratio: Decimal) -> Decimal:
-    """How far a ratio is from 1, the same for a ratio and its inverse."""
+    """Return how far a ratio is from 1; the result is the same for a ratio and its inverse."""
     return max(ratio, 1 / ratio) if ratio > 0 else Decimal("Infinity")
 
 
@@ -430,7 +436,8 @@ def _look_untagged(
     bill: BillSummary,
     free: Mapping[KindOnDay, list[CellKey]],
 ) -> Difference | None:
-    """The resource without a tag that costs what the bill lacks. No resource is taken twice."""
+    """Return the untagged resource whose cost equals the amount missing from the bill. Each
+    resource is used at most once."""
     candidates = free.get((key.kind, key.day), [])
     for other in candidates:
         billed = bill.untagged[other]
@@ -443,7 +450,8 @@ def _look_untagged(
 
 
 def _compare_reductions(rows: Sequence[Difference], discounts: Decimal) -> list[Difference]:
-    """Credits and discounts of the bill, unless they add up to the discounts of the ledger."""
+    """Compare credits and discounts of the bill with the discounts of the ledger; add a difference
+    unless they are equal."""
     total = sum((each.bill or Decimal(0) for each in rows), Decimal(0))
     if abs(total - discounts) <= _OWN_ROUNDING * (len(rows) + 1):
         return []

@@ -1,7 +1,7 @@
-"""The rows of a statement: what was charged in a period, one row for each line of a bill.
+"""Computes the rows of a statement: the charges in a period, with one row for each line of a bill.
 
 A running node has an entry in the ledger for each time that its bill grew. A statement adds these
-up. Corrections and discounts have rows of their own.
+up. Corrections and discounts have separate rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,9 @@ _UNMERGED = (EntryKind.CORRECTION, EntryKind.DISCOUNT)
 def make_statement(
     lines: Iterable[LedgerLine], since: datetime, until: datetime
 ) -> list[LedgerLine]:
-    """The lines in [since, until), with only the part of an entry that is in this period. Entries
-    of the same line of a bill and kind are one, with the ID of the first. The rows add up to the
-    entries.
+    """Return the lines in [since, until), with only the part of an entry that is in this period.
+    Entries of the same line and kind of a bill are combined, with the ID of the first entry. The
+    rows add up to the entries.
     """
     found: dict[tuple[object, ...], LedgerLine] = {}
     for line in lines:
@@ -68,15 +68,15 @@ def _merge(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
 
 
 def hours_of(entry: LedgerEntry) -> float:
-    """The hours of a node that the entry is for; 0 if it is not billed by time."""
+    """Return the hours of a node that the entry covers, or 0 if the node is not billed by time."""
     return entry.quantity / _HOUR_US if entry.unit is QuantityUnit.MICROSECONDS else 0.0
 
 
 def total_of(lines: Sequence[LedgerLine]) -> Money:
-    """The sum of all lines."""
+    """Return the sum of all lines."""
     return Money(sum(line.entry.amount.micros for line in lines))
 
 
 def month_period(month: datetime) -> tuple[datetime, datetime]:
-    """The beginning and the end of a month, given by its beginning."""
+    """Return the beginning and the end of the month that begins at this time."""
     return month, (month + timedelta(days=32)).replace(day=1)

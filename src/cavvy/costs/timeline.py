@@ -1,5 +1,5 @@
-"""Splits a job's time into what users see: at every moment, the job is queued, starting, running,
-lost or stopping.
+"""Splits a job's time into the states that users see: at every moment, the job is queued, starting,
+running, lost or stopping.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from cavvy.domain.values import Struct
 
 
 class TimeUse(StrEnum):
-    """What a job's time was used for in a period."""
+    """The use of a job's time in a period."""
 
     QUEUED = "queued"  # waiting for an offer, for a retry, or for its schedule
     STARTING = "starting"  # from the placement until every rank works
@@ -43,8 +43,8 @@ class JobTimeline(Struct, frozen=True, kw_only=True):
     stretches: tuple[TimelineStretch, ...]
 
     def total(self, *spells: TimeUse) -> timedelta:
-        """The total length of all periods with these uses. Without arguments, the total of all
-        periods."""
+        """Return the total length of all periods with these uses. Without arguments, the total of
+        all periods."""
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
         )
@@ -60,7 +60,7 @@ _LOSSES = frozenset({AttemptOutcome.PREEMPTED, AttemptOutcome.NODE})
 
 
 def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTimeline:
-    """The periods of `job` from its submission to its end, or to `now` if it has not ended.
+    """Return the periods of `job` from its submission to its end, or to `now` if it has not ended.
 
     Lost work begins at the newest checkpoint or, if there is none, when the work began to run. It
     ends when the work ends. If the user retries a job after its end, the time in between counts as
@@ -88,7 +88,8 @@ def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTime
 
 
 def _one_after_another(job: JobRecord, attempts: Iterable[Attempt], end: datetime) -> list[Attempt]:
-    """The attempts, sorted by number. Standby gangs that never got the work are left out."""
+    """Return the attempts, sorted by number. Standby gangs that never received the work are
+    omitted."""
     kept: list[Attempt] = []
     for attempt in sorted(attempts, key=lambda attempt: attempt.number):
         beside = bool(kept) and attempt.created_at < _work_until(kept[-1], end)
@@ -98,8 +99,9 @@ def _one_after_another(job: JobRecord, attempts: Iterable[Attempt], end: datetim
 
 
 def _work_until(attempt: Attempt, end: datetime) -> datetime:
-    """When the attempt's work ended, or `end` if the work may still be running. If the work never
-    ran, this is the time of the attempt's creation, so that the next attempt's time begins at once.
+    """Return when the attempt's work ended, or `end` if the work may still be running. If the work
+    never ran, this is the time of the attempt's creation, so that the next attempt's time begins at
+    once.
     """
     return (
         attempt.created_at
@@ -109,7 +111,7 @@ def _work_until(attempt: Attempt, end: datetime) -> datetime:
 
 
 def _edges(attempt: Attempt, end: datetime) -> Iterator[tuple[TimeUse, datetime]]:
-    """The periods of an attempt in order, each given by its use and its end."""
+    """Yield the periods of an attempt in order, each given by its use and its end."""
     gone = attempt.ended_at or end
     worked = attempt.finished_at or gone
     if attempt.running_at is None:

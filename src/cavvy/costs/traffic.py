@@ -1,7 +1,7 @@
 """Computes the cost of the data that nodes send out of their clouds: checkpoints, outputs and logs.
 
-The agent reports the bytes when they are sent. The bytes of a checkpoint whose upload the loss of
-the node cut off are unknown, so their cost is known only as a range.
+The agent reports the bytes when they are sent. If a node is lost during the upload of a checkpoint,
+the number of sent bytes is unknown, so their cost is known only as a range.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,9 @@ _BYTES_PER_S = 12_500_000_000
 
 
 def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
-    """A charge for each node that has sent data, from the start of its work until its last message.
-    The price is that of the first bytes of each kind. Data without a known price is not charged.
+    """Return a charge for each node that has sent data, from the start of its work until its last
+    message. The price is that of the first bytes of each kind. Data without a known price is not
+    charged.
     """
     charges = []
     for node in nodes:
@@ -43,16 +44,16 @@ def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
 
 
 def bound_upload(length: timedelta) -> int:
-    """The bytes that a node can have sent in this time. Nodes are not trusted, and what they report
-    must not use up a budget that their network could not use up.
+    """Return the maximum number of bytes that a node can have sent in this time. Nodes are not
+    trusted, so their reports must not use up more of a budget than their network could.
     """
     return max(0, length // timedelta(microseconds=1) * _BYTES_PER_S // 1_000_000)
 
 
 def bound_lost_traffic(attempt: Attempt, nodes: Iterable[Node], now: datetime) -> Money:
-    """What uploads of checkpoints that were cut off when nodes were lost may have cost: for each
-    such node, at most a checkpoint of the size of the newest complete one, or what it can have sent
-    since its last message.
+    """Return the maximum cost of checkpoint uploads that were interrupted when nodes were lost. For
+    each such node, this is at most the size of the newest complete checkpoint, or the amount that
+    the node can have sent since its last message.
     """
     most = Money()
     for node in nodes:
@@ -65,5 +66,5 @@ def bound_lost_traffic(attempt: Attempt, nodes: Iterable[Node], now: datetime) -
 
 
 def price_sent(per_gb: Money | None, size: int) -> Money:
-    """The cost of this many bytes at a price per GB; nothing if the price is unknown."""
+    """Return the cost of this many bytes at a price per GB, or nothing if the price is unknown."""
     return Money((2 * per_gb.micros * size + _GB) // (2 * _GB)) if per_gb else Money(0)
