@@ -11,15 +11,16 @@ _QUANTILE, _STEP = 0.9, 0.1
 
 
 class ColdStart(Struct, frozen=True, kw_only=True):
-    """The mean of the last cold starts of a market, and the time that nine of ten stay below."""
+    """The mean of the last cold starts of a market, and the time that nine of ten cold starts do
+    not exceed."""
 
     mean_s: float
     high_s: float
 
 
 def record_cold_starts(before: ColdStart | None, measured_s: tuple[float, ...]) -> ColdStart | None:
-    """The cold start with the new measurements: an exponentially weighted mean, and a quantile that
-    moves up a large step or down a small one.
+    """Return the cold start with the new measurements: an exponentially weighted mean, and a
+    quantile that increases in large steps and decreases in small ones.
     """
     for each_s in measured_s:
         if before is None:
@@ -37,15 +38,15 @@ def record_cold_starts(before: ColdStart | None, measured_s: tuple[float, ...]) 
 def expect_cold_start(
     measured: Mapping[str, ColdStart], markets: Sequence[MarketObservation], assumed_s: float
 ) -> float:
-    """The shortest mean cold start of the markets, in seconds."""
+    """Return the shortest mean cold start of the markets, in seconds."""
     return min((_mean(measured, market, assumed_s) for market in markets), default=assumed_s)
 
 
 def list_starts(
     measured: Mapping[str, ColdStart], markets: Iterable[MarketObservation], assumed_s: float
 ) -> list[float]:
-    """In how many seconds each replica on its way will be ready. Those that take twice as long as
-    nine of ten are left out: they may never be ready.
+    """Return in how many seconds each starting replica will be ready. Replicas that have taken
+    twice as long as nine of ten cold starts are omitted, because they may never be ready.
     """
     found = []
     for market in markets:

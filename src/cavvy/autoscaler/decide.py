@@ -3,19 +3,20 @@
     N       = the replicas that the load needs (`staffing.py`), if the share `late` of requests may
               wait longer than the service asks:
     late    = (1 - on_time) * exp(thrift * budget / allowed)
-    budget  = the late requests that were allowed minus those that there were, at most `allowed` and
-              at least -debt * allowed, where allowed = (1 - on_time) * rate * budget_s
+    budget  = the allowed late requests minus the actual ones, at most `allowed` and at
+              least -debt * allowed, where allowed = (1 - on_time) * rate * budget_s
 
-    backlog = waiting requests + rate * D - those that the replicas serve within D, where D is the
-              cold start of a replica that is ordered now. A ready replica serves concurrency / S
-              requests per second, one on its way does so once its own cold start is over.
-    If backlog * S / (concurrency * N) exceeds the wait that the service asks for, N is at least
+    backlog = waiting requests + rate * D - the requests that the replicas serve within D, where D
+              is the cold start of a replica that is ordered now. A ready replica serves
+              concurrency / S requests per second; a starting replica does so once its own cold
+              start has ended.
+    If backlog * S / (concurrency * N) exceeds the service's maximum wait, N is at least
               rate * S / concurrency + backlog * S / (concurrency * drain)
     drain   = drain_s * exp(budget / allowed)
 
-Replicas on their way count like ready ones, so they are not ordered twice. Replicas end only if N
-was lower in each of the last `agree_min` minutes; those that were ordered for a backlog end with
-it. After `idle_s` without a request, `least` replicas remain.
+Starting replicas count like ready ones, so they are not ordered twice. Replicas end only if N was
+lower in each of the last `agree_min` minutes; replicas that were ordered for a backlog end with the
+backlog. After `idle_s` without a request, `least` replicas remain.
 """
 
 from math import ceil, exp
@@ -35,7 +36,7 @@ _MINUTE_S = 60.0
 def decide(
     terms: ScalingTerms, state: ScalingState, seen: ServiceObservation
 ) -> tuple[ScalingDecision, ScalingState]:
-    """The wanted replicas in each market, and the state for the next decision."""
+    """Return the wanted replicas in each market, and the state for the next decision."""
     state = _record(terms, state, seen)
     load = estimate_load(state.load, seen, terms)
     surplus = state.budget / _allow(terms, state)
@@ -50,7 +51,7 @@ def decide(
 
 
 def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) -> ScalingState:
-    """The state with what was seen since the last decision."""
+    """Return the state with the observations since the last decision."""
     load = record_load(state.load, seen, terms)
     cold_starts = dict(state.cold_starts)
     for market in seen.markets:
@@ -72,7 +73,7 @@ def _record(terms: ScalingTerms, state: ScalingState, seen: ServiceObservation) 
 
 
 def _allow(terms: ScalingTerms, state: ScalingState) -> float:
-    """The late requests that are allowed in `budget_s`."""
+    """Return the number of late requests that are allowed in `budget_s`."""
     return max(1.0, (1 - terms.on_time) * state.load.rate * terms.weights.budget_s)
 
 
@@ -93,7 +94,7 @@ def _agree(
     need: int,
     surplus: float,
 ) -> tuple[int, ScaleReason]:
-    """The wanted replicas before the bounds of the service apply."""
+    """Return the number of wanted replicas before the bounds of the service apply."""
     if state.idle_since_s is not None and seen.now_s - state.idle_since_s >= terms.idle_s:
         return 0, ScaleReason.IDLE
     # Replicas that the spot policy added as spares are not part of what the load needs.
@@ -118,7 +119,8 @@ def _count_for_backlog(
     replicas: int,
     surplus: float,
 ) -> int:
-    """The replicas that drain the backlog in time, or 0 if `replicas` make no request late."""
+    """Return the number of replicas that process the backlog in time, or 0 if no request is late
+    with `replicas`."""
     if not seen.backlog:
         return 0
     service_s, slots = load.service_s, terms.concurrency

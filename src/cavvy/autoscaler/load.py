@@ -14,11 +14,11 @@ _MOST_UNEVEN = 50.0
 
 
 class CountRecord(Struct, frozen=True, kw_only=True):
-    """How uneven the numbers of arrivals in steps of the same length are.
+    """The unevenness of the numbers of arrivals in steps of the same length.
 
-    `counted` requests arrived in the first `counted_s` seconds of the present step. `squares` is
+    `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is
     the sum over `steps` earlier steps of the squared deviation from the expected number, divided by
-    this number; old steps weigh less.
+    this number; older steps have less weight.
     """
 
     counted: int = 0
@@ -27,7 +27,7 @@ class CountRecord(Struct, frozen=True, kw_only=True):
     steps: float = 0.0
 
     def add(self, arrived: int, rate: float, step_s: int, keep: float) -> "CountRecord":
-        """The record with one more second."""
+        """Return the record with one more second."""
         counted, counted_s = self.counted + arrived, self.counted_s + 1
         if counted_s < step_s:
             return replace(self, counted=counted, counted_s=counted_s)
@@ -36,17 +36,17 @@ class CountRecord(Struct, frozen=True, kw_only=True):
         return CountRecord(squares=keep * self.squares + square, steps=keep * self.steps + 1)
 
     def unevenness(self, weights: ScalingWeights) -> float:
-        """The variance of the numbers divided by their mean; 1 for a Poisson process."""
+        """Return the variance of the numbers divided by their mean; 1 for a Poisson process."""
         assumed = weights.assumed_counts
         return (self.squares + assumed * weights.assumed_uneven) / (self.steps + assumed)
 
 
 class LoadRecord(Struct, frozen=True, kw_only=True):
-    """Sums over the past, weighted less the older they are.
+    """Sums over the past, in which older values have less weight.
 
-    `slow` and `fast` are requests, `slow_span_s` and `fast_span_s` the seconds in which they
-    arrived. `short` and `long` are the counts in short and in long steps. `completed` requests took
-    `service_s` seconds each.
+    `slow` and `fast` are numbers of requests, and `slow_span_s` and `fast_span_s` are the seconds
+    in which the requests arrived. `short` and `long` are the counts in short and in long steps.
+    `completed` requests took `service_s` seconds each.
     """
 
     slow: float = 0.0
@@ -65,8 +65,8 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
 
 
 class ServiceLoad(Struct, frozen=True, kw_only=True):
-    """The load to prepare for: arrivals per second, seconds of service, the variance of arrivals in
-    a time divided by their mean (1 for a Poisson process), and whether the arrivals are a burst.
+    """The expected load: arrivals per second, seconds of service, the variance of arrivals in a
+    period divided by their mean (1 for a Poisson process), and whether the arrivals are a burst.
     """
 
     rate: float
@@ -76,12 +76,12 @@ class ServiceLoad(Struct, frozen=True, kw_only=True):
 
     @property
     def erlangs(self) -> float:
-        """The requests that are being served at once on average, if none waits."""
+        """The average number of requests that are served at the same time, if no request waits."""
         return self.rate * self.service_s
 
 
 def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerms) -> LoadRecord:
-    """The record with what was seen since the last decision."""
+    """Return the record with the observations since the last decision."""
     weights = terms.weights
     slow, slow_span_s, fast, fast_span_s = (
         record.slow,
@@ -114,11 +114,11 @@ def record_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerm
 
 
 def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTerms) -> ServiceLoad:
-    """The load to prepare for.
+    """Return the expected load.
 
-    The rate is the average, or the recent one if it is a burst. The time of service is the mean
-    over the completed requests and those in flight so far: completed ones alone would be the short
-    ones as long as a service is new.
+    The rate is the average rate, or the recent rate during a burst. The service time is the mean
+    over the completed requests and the requests in flight so far: while a service is new, the
+    completed requests alone would be only the short ones.
     """
     weights = terms.weights
     unevenness = max(record.short.unevenness(weights), record.long.unevenness(weights))

@@ -22,12 +22,12 @@ _TICK_S = 30.0
 def place_replicas(
     wanted: int, terms: ScalingTerms, state: ScalingState, seen: ServiceObservation
 ) -> tuple[tuple[int, ...], SteadyRecord | None]:
-    """The number of replicas in each market, in the order of the observation, and the next record
-    of the spot policy.
+    """Return the number of replicas in each market, in the order of the observation, and the next
+    record of the spot policy.
 
     The spot policy spreads replicas over the spot markets and adds spares while the risk requires
-    them. What spot cannot hold runs in the cheapest market on demand. Replicas on their way count
-    as ready here: one on demand would not be ready earlier.
+    them. Replicas for which spot has no capacity run in the cheapest market on demand. Starting
+    replicas count as ready here, because an on-demand replica would not be ready earlier.
     """
     spot = [number for number, market in enumerate(seen.markets) if market.spot]
     demand = [number for number, market in enumerate(seen.markets) if not market.spot]
@@ -63,7 +63,8 @@ def _make_policy(
 
 
 def _carry_over(state: ScalingState, markets: Sequence[MarketObservation]) -> SteadyRecord | None:
-    """The record of the spot policy for these markets: offers come and go."""
+    """Return the record of the spot policy for these markets, because offers appear and
+    disappear."""
     record, names = state.spot, tuple(market.name for market in markets)
     if record is None or names == state.spot_markets:
         return record
@@ -96,8 +97,8 @@ def _view(seen: ServiceObservation) -> ServiceView:
 def _fill(
     placed: list[int], numbers: list[int], markets: tuple[MarketObservation, ...], wanted: int
 ) -> None:
-    """Keep the replicas where they are, and add or remove them by price: new ones in the cheapest
-    market, and first the dearest ones end.
+    """Keep the replicas where they are, and add or remove replicas by price: new replicas are added
+    in the cheapest market, and the most expensive ones end first.
     """
     order = sorted(numbers, key=lambda number: markets[number].rate)
     left = wanted

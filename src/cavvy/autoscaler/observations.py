@@ -1,4 +1,4 @@
-"""What the autoscaler sees of a service at one moment, and what it decides."""
+"""What the autoscaler observes about a service at one moment, and its decisions."""
 
 from enum import StrEnum
 
@@ -9,9 +9,10 @@ from cavvy.domain.values import Struct
 class MarketObservation(Struct, frozen=True, kw_only=True):
     """The replicas of a service in one market.
 
-    `starting_s` has the age of each replica on its way, oldest first, `ready_s` that of each ready
-    one. `lost` and `refused` are the replicas lost and the launches refused since the last
-    decision, and `cold_starts_s` the cold starts that ended since then.
+    `starting_s` contains the age of each starting replica, oldest first, and `ready_s` the age of
+    each ready replica. `lost` and `refused` are the numbers of lost replicas and refused launches
+    since the last decision, and `cold_starts_s` contains the cold starts that have ended since
+    then.
     """
 
     name: str
@@ -32,11 +33,12 @@ class MarketObservation(Struct, frozen=True, kw_only=True):
 class ServiceObservation(Struct, frozen=True, kw_only=True):
     """The load of a service and its replicas.
 
-    `arrivals` has the number of requests that arrived in each second since the last decision,
-    oldest first. `started` requests began to be served since then, `late` of them after too long a
-    wait. `completed` requests ended, after `completed_s` seconds of service in total. `in_flight`
-    requests are being served, for `in_flight_s` seconds so far in total. `backlog` requests wait.
-    `reading` is the mean of the GPU utilisation or of the metric over the ready replicas.
+    `arrivals` contains the number of requests that arrived in each second since the last decision,
+    oldest first. `started` is the number of requests whose service has started since then, and
+    `late` is the number of these that waited too long. `completed` requests ended, after
+    `completed_s` seconds of service in total. `in_flight` requests are being served, for
+    `in_flight_s` seconds so far in total. `backlog` requests wait. `reading` is the mean of the GPU
+    utilisation or of the metric over the ready replicas.
     """
 
     now_s: float
@@ -61,7 +63,7 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
 
 
 class ScaleReason(StrEnum):
-    """Why the service gets the number of replicas that it gets."""
+    """The reason for the number of replicas that the service gets."""
 
     LOAD = "load"  # the average load needs them
     BURST = "burst"  # arrivals exceed their average by more than chance explains
@@ -74,8 +76,8 @@ class ScaleReason(StrEnum):
 
 class ScalingDecision(Struct, frozen=True, kw_only=True):
     """The wanted number of replicas and the reason, and the wanted number in each market, in the
-    order of the observation. The markets may hold more than `wanted`: spares, and replicas on
-    demand while spot starts.
+    order of the observation. The markets may have more replicas than `wanted`: spares, and
+    on-demand replicas while spot replicas start.
     """
 
     wanted: int

@@ -1,4 +1,4 @@
-"""How many replicas a load needs, if it lasts."""
+"""Computes how many replicas a load needs if it lasts."""
 
 from math import ceil, erf, exp, pi, sqrt
 
@@ -14,8 +14,8 @@ _TOLERANCE = 0.1
 def count_replicas(
     load: ServiceLoad, seen: ServiceObservation, terms: ScalingTerms, late: float
 ) -> int:
-    """The replicas that the load needs by the target of the service. `late` is the share of
-    requests that may wait too long.
+    """Return the number of replicas that the load needs according to the target of the service.
+    `late` is the share of requests that may wait too long.
     """
     match terms.kind:
         case TargetKind.QUEUE_WAIT:
@@ -30,8 +30,8 @@ def count_replicas(
 
 
 def count_for_wait(load: ServiceLoad, terms: ScalingTerms, late: float) -> int:
-    """The least number N of replicas for which at most the share `late` of requests waits longer
-    than w = `wait_s`.
+    """Return the smallest number N of replicas for which at most the share `late` of requests waits
+    longer than w = `wait_s`.
 
     With a = rate * S erlangs of load, S seconds of service, unevenness z and s = N * concurrency
     slots:
@@ -56,8 +56,8 @@ def count_for_wait(load: ServiceLoad, terms: ScalingTerms, late: float) -> int:
 
 
 def _late_share(load: ServiceLoad, spare: float, wait_s: float) -> float:
-    """The share of requests that wait longer than `wait_s` if there are `spare` more slots than the
-    load fills.
+    """Return the share of requests that wait longer than `wait_s` if the number of slots exceeds
+    the load by `spare`.
     """
     beta = spare / sqrt(load.erlangs * load.unevenness)
     density = exp(-beta * beta / 2) / sqrt(2 * pi)

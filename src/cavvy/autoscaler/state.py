@@ -1,4 +1,4 @@
-"""What the autoscaler keeps of a service between two decisions."""
+"""The state of the autoscaler for a service between two decisions."""
 
 from cavvy.autoscaler.cold_starts import ColdStart
 from cavvy.autoscaler.load import LoadRecord
@@ -7,13 +7,14 @@ from cavvy.planner.spot.serving import SteadyRecord
 
 
 class ScalingState(Struct, frozen=True, kw_only=True):
-    """The record of one service. It is a value: a program that keeps it can end and start again.
+    """The record of one service. The record is a value: a program that stores it can end and start
+    again.
 
-    `began_s` is the time of the first decision, and `wanted` the result of the last one.
-    `budget` is the number of requests that may still be late; it is negative if too many were.
-    `needs` has the last need of each of the last minutes, oldest first, as (minute, replicas).
-    `idle_since_s` is when the service last became idle, None if it is not. `cold_starts` are by
-    market. `spot` is the record of the spot policy, for the markets `spot_markets`.
+    `began_s` is the time of the first decision, and `wanted` the result of the last one. `budget`
+    is the number of requests that may still be late; it is negative if too many were. `needs`
+    contains the last need of each of the last minutes, oldest first, as (minute, replicas).
+    `idle_since_s` is when the service last became idle, or None if it is not idle. `cold_starts`
+    are stored by market. `spot` is the record of the spot policy, for the markets `spot_markets`.
     """
 
     began_s: float | None = None

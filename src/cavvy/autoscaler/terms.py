@@ -1,4 +1,4 @@
-"""What a service asks of the autoscaler, and the constants of the rule."""
+"""The requirements of a service for the autoscaler, and the constants of the rule."""
 
 from cavvy.domain.services import TargetKind
 from cavvy.domain.values import Struct
@@ -35,13 +35,14 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
 class ScalingTerms(Struct, frozen=True, kw_only=True):
     """The constants of a service.
 
-    A request is on time if it waits at most `wait_s`; the share `on_time` of all requests should
-    be. `target` is in the unit of its kind and has no effect with `QUEUE_WAIT`. `concurrency` is
-    the number of requests that a replica can work on at once. A backlog that would make requests
-    late is drained within `drain_s`. After `idle_s` without a request, `least` replicas remain.
+    A request is on time if it waits at most `wait_s`; at least the share `on_time` of all requests
+    should be on time. `target` is in the unit of its kind and has no effect with `QUEUE_WAIT`.
+    `concurrency` is the number of requests that a replica can process at once. A backlog that would
+    make requests late is processed within `drain_s`. After `idle_s` without a request, `least`
+    replicas remain.
 
-    `cold_start_s` and `service_s` are assumed until the first measurement. `availability` is what
-    the spot policy aims at.
+    `cold_start_s` and `service_s` are assumed until the first measurement. `availability` is the
+    target of the spot policy.
     """
 
     kind: TargetKind = TargetKind.QUEUE_WAIT

@@ -1,5 +1,5 @@
-"""Decides whether a job may start on a shared host for which an earlier job waits (backfill). Does
-no I/O, and does not need to know when running jobs will end.
+"""Decides whether a job may start on a shared host for which an earlier job waits (backfill). The
+module does no I/O, and does not need to know when running jobs will end.
 """
 
 from collections import Counter, defaultdict
@@ -39,7 +39,7 @@ class HostWaits:
         self._wishes: defaultdict[str, list[list[Amounts]]] = defaultdict(list)
 
     def add(self, choices: Iterable[tuple[TaskSpec, Offer]]) -> None:
-        """Add a waiting job. It may use any of the choices."""
+        """Add a waiting job. The job may use any of the choices."""
         wishes: defaultdict[str, list[Amounts]] = defaultdict(list)
         for task, offer in choices:
             for host in hosts_of(offer, self._hosts.values()):
@@ -52,13 +52,13 @@ class HostWaits:
             self._wishes[name] += [wanted] if wanted else []
 
     def may_delay(self, mine: Sequence[Allocation], allocations: Sequence[Allocation]) -> bool:
-        """Whether a job with the allocations `mine` could delay one of the waiting jobs.
+        """Return whether a job with the allocations `mine` could delay one of the waiting jobs.
 
-        The job delays no waiting job if the following holds on each of its hosts. Take any
-        combination of gangs and waiting jobs that may occupy the host later. If there is then room
-        for another waiting job without `mine`, there must also be room for it with `mine`. If this
-        holds, every waiting job starts at the same time and on the same host as it would without
-        the job.
+        The job delays no waiting job if the following condition holds on each of its hosts. Take
+        any combination of gangs and waiting jobs that may occupy the host later. If there is then
+        room for another waiting job without `mine`, there must also be room for that job with
+        `mine`. If this condition holds, every waiting job starts at the same time and on the same
+        host as it would without the job.
         """
         return any(
             _may_delay_on(
@@ -73,8 +73,8 @@ class HostWaits:
 
 
 def _wish(task: TaskSpec, offer: Offer, host: Host) -> Amounts | None:
-    """The amounts that a task requests on a host of the offer. None if even the empty host has too
-    little room."""
+    """Return the amounts that a task requests on a host of the offer. Returns None if even the
+    empty host has too little room."""
     if host_of(offer, (host,)) is not None:
         alone = task.nodes == 1 or not host.group
         allocations = allocate_on(task, offer, host, (), _ANY) if alone else None
@@ -85,7 +85,7 @@ def _wish(task: TaskSpec, offer: Offer, host: Host) -> Amounts | None:
 
 
 def _amounts_of(host: Host, allocations: Iterable[Allocation]) -> Amounts:
-    """The sums of the allocations on the host: CPUs, memory, and devices of each kind."""
+    """Return the sums of the allocations on the host: CPUs, memory, and devices of each kind."""
     kinds = dict(zip(host.devices, host.kinds or [""] * len(host.devices), strict=True))
     sums: Counter[str] = Counter()
     cpus = 0.0
@@ -113,10 +113,10 @@ def _size_of(host: Host) -> dict[str, int]:
 def _may_delay_on(
     host: Host, mine: Amounts, waits: Sequence[Sequence[Amounts]], gangs: Sequence[Amounts]
 ) -> bool:
-    """Whether a job that takes the amounts `mine` of the host could delay a waiting job. Each item
-    of `waits` is the list of one job's alternatives.
+    """Return whether a job that takes the amounts `mine` of the host could delay a waiting job.
+    Each item of `waits` is the list of one job's alternatives.
 
-    Each resource is checked on its own, so True may be returned for a job that would delay none.
+    Each resource is checked separately, so True may be returned for a job that would delay none.
     """
     there = [*([each] for each in gangs), *waits]
     if len(waits) > _MOST_WAITS or sum(map(len, there)) > _MOST_AMOUNTS:
@@ -144,10 +144,11 @@ def _keeps_out(
     what: str,
     unit: int,
 ) -> bool:
-    """Whether there is a combination of `others` that leaves enough of the resource `what` for
-    `wish`, but not for both `wish` and `mine`.
+    """Return whether there is a combination of `others` that leaves enough of the resource `what`
+    for `wish`, but not for both `wish` and `mine`.
 
-    The others with which `wish` never finds room are left out: beside them it waits anyway.
+    The others with which `wish` never finds room are omitted, because `wish` waits in that case
+    anyway.
     """
     beside = [
         [
@@ -163,13 +164,14 @@ def _keeps_out(
 
 
 def _find_unit(amounts: Sequence[float]) -> int:
-    """The greatest unit that divides all amounts, or 0 if an amount is not a whole number."""
+    """Return the greatest unit that divides all amounts, or 0 if an amount is not a whole
+    number."""
     return gcd(*map(int, amounts)) if all(float(each).is_integer() for each in amounts) else 0
 
 
 def _can_sum_to(above: int, most: int, amounts: Iterable[Iterable[int]]) -> bool:
-    """Whether some of the amounts, with at most one taken from each list, add up to more than
-    `above` and at most `most`.
+    """Return whether some of the amounts, with at most one taken from each list, add up to more
+    than `above` and at most `most`.
     """
     if most < 0:
         return False

@@ -20,15 +20,16 @@ class AllocationOwner(Struct, frozen=True, kw_only=True):
 
 
 def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
-    """The shared host of an offer. Its name is provider/zone, or provider/region if there are no
-    zones.
+    """Return the shared host of an offer. Its name is provider/zone, or provider/region if there
+    are no zones.
     """
     name = f"{offer.provider}/{offer.zone or offer.region}"
     return next((host for host in hosts if host.name == name), None)
 
 
 def hosts_of(offer: Offer, hosts: Iterable[Host]) -> Sequence[Host]:
-    """The shared hosts of an offer: its own host, or the hosts of its group (`Host.group`)."""
+    """Return the shared hosts of an offer: its own host, or the hosts of its group
+    (`Host.group`)."""
     hosts = tuple(hosts)
     one = host_of(offer, hosts)
     return (
@@ -45,8 +46,8 @@ def allocate_across(
     allocations: Sequence[Allocation],
     owner: AllocationOwner,
 ) -> tuple[Allocation, ...] | None:
-    """The allocations of all ranks of the gang on the offer's hosts, sorted by rank. None if not
-    all ranks fit.
+    """Return the allocations of all ranks of the gang on the offer's hosts, sorted by rank. Returns
+    None if not all ranks fit.
 
     In a group of hosts, each rank gets its own host, in the order of the hosts.
     """
@@ -73,8 +74,8 @@ def allocate_on(
     allocations: Sequence[Allocation],
     owner: AllocationOwner,
 ) -> tuple[Allocation, ...] | None:
-    """The allocations of all ranks of the gang on `host`, in addition to `allocations`, sorted by
-    rank. None if not all ranks fit.
+    """Return the allocations of all ranks of the gang on `host`, in addition to `allocations`,
+    sorted by rank. Returns None if not all ranks fit.
     """
     taken = [allocation for allocation in allocations if allocation.host == host.name]
     mine: list[Allocation] = []
@@ -95,10 +96,10 @@ def allocate_one(
     owner: AllocationOwner,
     rank: int,
 ) -> Allocation | None:
-    """The allocation of one rank on `host`. `allocations` are all existing allocations on this
-    host. None if the rank does not fit.
+    """Return the allocation of one rank on `host`. `allocations` are all existing allocations on
+    this host. Returns None if the rank does not fit.
 
-    A task that requests no size gets one CPU and no memory. Devices are never divided. They are
+    A task that requests no size gets one CPU and no memory. Devices are never divided. Devices are
     allocated in the order in which the host lists them.
     """
     need = task.resources
@@ -125,14 +126,14 @@ def allocate_one(
 
 
 def may_share(host: Host, allocations: Iterable[Allocation], project: str) -> bool:
-    """Whether jobs of the project may run beside those that have allocations on the host."""
+    """Return whether jobs of the project may run beside those that have allocations on the host."""
     return host.separates or all(
         allocation.project == project for allocation in allocations if allocation.host == host.name
     )
 
 
 def _free_devices(offer: Offer, host: Host, allocations: Sequence[Allocation]) -> list[str]:
-    """The host's free devices of the offer's kind."""
+    """Return the host's free devices of the offer's kind."""
     taken = {device for allocation in allocations for device in allocation.devices}
     kinds = host.kinds or (offer.instance_type,) * len(host.devices)
     return [

@@ -1,10 +1,11 @@
 """Computes the remaining capacity of offers that share nodes. Such offers form a pool: a node used
 for one of them reduces the capacity of all of them. Does no I/O.
 
-An offer's capacity is the number of nodes that would be available if only this offer were used. So
-each used node takes the share 1/capacity of the pool, and the capacity of every other offer in the
-pool shrinks by the same share. The result is exact if each node size is a multiple of the smaller
-ones. Otherwise slightly too much counts as used, until the provider reports its capacity again.
+An offer's capacity is the number of nodes that would be available if only this offer were used.
+Therefore each used node takes the share 1/capacity of the pool, and the capacity of every other
+offer in the pool shrinks by the same share. The result is exact if each node size is a multiple of
+the smaller ones. Otherwise slightly too much counts as used, until the provider reports its
+capacity again.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -14,13 +15,13 @@ from cavvy.domain.offers import Offer
 
 
 def pool_of(offer: Offer) -> str:
-    """The name of the offer's pool. An offer that shares no nodes has a pool of its own."""
+    """Return the name of the offer's pool. An offer that shares no nodes has its own pool."""
     return f"{offer.account}/{offer.region}/{offer.pool}" if offer.pool else offer.key
 
 
 def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:
-    """How many nodes of the offer are still available. None if the provider does not report the
-    capacity.
+    """Return how many nodes of the offer are still available. Returns None if the provider does not
+    report the capacity.
     """
     if offer.capacity is None:
         return None

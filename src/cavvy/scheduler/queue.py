@@ -1,5 +1,5 @@
-"""Keeps the order of the queue, and decides which jobs may start now. Does no I/O: decisions are
-returned as values.
+"""Keeps the order of the queue, and decides which jobs may start now. The module does no I/O:
+decisions are returned as values.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +26,8 @@ class WaitingJob(Struct, frozen=True, kw_only=True):
 
 
 class QueueCapacity(Struct, frozen=True, kw_only=True):
-    """The capacity that is free. `used` is the share of each pool that was assigned to jobs after
-    its provider reported the capacity.
+    """The free capacity. `used` is the share of each pool that was assigned to jobs after its
+    provider reported the capacity.
     """
 
     hosts: Sequence[Host] = ()
@@ -63,8 +63,8 @@ class JobScheduler:
 
     While a job waits for an offer, no later job gets that offer. While a job waits for a shared
     host, a later job gets a part of that host only if this cannot delay the earlier job (see
-    `backfill`). So a large job does not wait forever while small jobs start. A later job that can
-    use another host is not delayed.
+    `backfill`). Therefore a large job does not wait for ever while small jobs start. A later job
+    that can use another host is not delayed.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
@@ -76,8 +76,8 @@ class JobScheduler:
         self._jobs_left = JOBS  # how many jobs may still be checked for backfill
 
     def decide(self, waiting_job: WaitingJob, *others: WaitingJob) -> JobPlacement | JobWait:
-        """Decide about the next job in the queue. If it is placed, less capacity is left for later
-        jobs. `others` are alternatives of the same job, which are tried in order.
+        """Decide about the next job in the queue. If the job is placed, less capacity is left for
+        later jobs. `others` are alternatives of the same job, which are tried in order.
         """
         choices = (waiting_job, *others)
         checks = self._grant_checks()
@@ -103,8 +103,8 @@ class JobScheduler:
         return placed
 
     def _list_apart(self, offers: Iterable[Offer], project: str) -> list[str]:
-        """The hosts of the offers that other projects occupy, and that cannot be shared. Empty if
-        another offer or host could be used as soon as it is free.
+        """Return the hosts of the offers that other projects occupy and that cannot be shared. The
+        list is empty if another offer or host could be used as soon as it is free.
         """
         found = [
             host
@@ -119,11 +119,11 @@ class JobScheduler:
         return list(dict.fromkeys(apart)) if len(apart) == len(found) else []
 
     def can_start(self, waiting_job: WaitingJob) -> bool:
-        """Whether `decide` would place the job now. This method changes nothing."""
+        """Return whether `decide` would place the job now. This method changes nothing."""
         return self._place(waiting_job, self._grant_checks()) is not None
 
     def _grant_checks(self) -> _Checks:
-        """The backfill checks that the next job may use."""
+        """Return the backfill checks that the next job may use."""
         return _Checks(left=OFFERS if self._jobs_left else 0)
 
     def _place(self, waiting_job: WaitingJob, checks: _Checks) -> JobPlacement | None:
@@ -152,8 +152,8 @@ class JobScheduler:
         )
 
     def _may_delay(self, mine: Sequence[Allocation], checks: _Checks) -> bool:
-        """Whether a job with these allocations may delay an earlier job. On a host of one project
-        at a time, it always may.
+        """Return whether a job with these allocations may delay an earlier job. On a host for one
+        project at a time, the answer is always True.
         """
         taken = {each.host for each in mine}
         if any(host.name in taken and not host.separates for host in self._hosts):
@@ -165,16 +165,16 @@ class JobScheduler:
         return self._waits.may_delay(mine, self._allocations)
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """The names of what a job waits for if it wants this offer: the offer or its shared host
-        or, for a group of hosts, also each host that the job does not avoid.
+        """Return the names of the resources that a job waits for if it wants this offer: the offer
+        or its shared host or, for a group of hosts, also each host that the job does not avoid.
         """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}
 
 
 def place_of(offer: Offer) -> str:
-    """The name of what jobs for this offer wait for: the shared host, or the offer itself if it
-    uses none."""
+    """Return the name of the resource that jobs for this offer wait for: the shared host, or the
+    offer itself if it uses no shared host."""
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
 
 
