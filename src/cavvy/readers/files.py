@@ -10,7 +10,7 @@ from typing import Any
 
 class RandomAccessFiles:
     """Reads from many files. A process opens a file when it first reads from it. If this object is
-    sent to another process, that process opens its own handles.
+    sent to another process, that process opens its own file handles.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -38,8 +38,8 @@ class RandomAccessFiles:
 
 
 def list_shards(path: str, ending: str) -> list[Path]:
-    """The file at this path or, if the path is a folder, the files in it with this extension,
-    sorted by name.
+    """Return the file at this path or, if the path is a folder, the files in it with this
+    extension, sorted by name.
     """
     place = Path(path)
     found = [place] if place.is_file() else sorted(place.rglob(f"*{ending}"))

@@ -107,11 +107,11 @@ def _read(encoding: str, data: bytes) -> Any:
 
 
 def _array(data: bytes, dtype: str, dimensions: str) -> Any:
-    """Decode an array. If the column does not fix the type or the shape, they precede the data. The
-    type is one byte: its two low bits are the kind (0: unsigned, 1: signed, 2: float), and its
-    other bits are the number of bits. The shape starts with a byte: its two low bits are the binary
-    logarithm of the number of bytes per size, and its other bits are the number of dimensions. The
-    sizes follow.
+    """Decode an array. If the column does not fix the type or the shape, they
+    precede the data. The type is one byte: its two low bits are the kind (0: unsigned, 1: signed,
+    2: float), and its other bits are the number of bits. The shape starts with a byte: its two low
+    bits are the binary logarithm of the number of bytes per size, and its other bits are the number
+    of dimensions. The sizes follow.
     """
     place = 0
     if not dtype:
@@ -129,7 +129,7 @@ def _array(data: bytes, dtype: str, dimensions: str) -> Any:
 def write_shards(
     samples: Iterable[Any], folder: str | Path, *, shard_bytes: int = SHARD_BYTES
 ) -> int:
-    """Write samples (dicts, tuples or single values, all with the same columns) as MDS. Returns the
+    """Write samples (dicts, tuples or single values, all with the same columns) as MDS. Return the
     number of samples.
 
     Arrays in the same column may have different shapes, but must have the same type.
@@ -168,8 +168,8 @@ def write_shards(
 
 
 def _free(column: _Column) -> _Column:
-    """The column without its fixed shape if it has arrays of a fixed shape; otherwise the column
-    itself.
+    """Return the column without its fixed shape if it has arrays of a fixed shape; otherwise the
+    column itself.
     """
     name, encoding, _ = column
     is_array = encoding.startswith("ndarray:")
@@ -190,7 +190,8 @@ def _prefix(shape: str) -> bytes:
 
 
 def _pack(row: _Row, columns: Sequence[_Column]) -> bytes:
-    """Encode a sample. The lengths of the values of variable size come first, then all values."""
+    """Encode a sample: the lengths of the values of variable size
+    come first, then all values."""
     parts = [
         data if own == column else _prefix(own[1].rpartition(":")[2]) + data
         for (own, data), column in zip(row, columns, strict=True)
@@ -248,8 +249,8 @@ def _say(columns: list[_Column]) -> str:
 
 
 def _write(root: Path, number: int, held: Sequence[_Row]) -> dict[str, Any]:
-    """Write a shard. If the arrays of a column have several shapes, the shape of each array is
-    stored.
+    """Write a shard. If the arrays of a column have several shapes, the shape of
+    each array is stored.
     """
     columns = _merge(held)
     rows = [_pack(row, columns) for row in held]

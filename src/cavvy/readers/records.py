@@ -22,7 +22,7 @@ _TABLE = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """The CRC-32C of the data, rotated and offset as the TFRecord format requires."""
+    """Return the CRC-32C of the data, rotated and offset as the TFRecord format requires."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
