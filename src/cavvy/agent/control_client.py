@@ -338,7 +338,7 @@ class ExecStream:
 
     @property
     def full(self) -> bool:
-        """Return whether the command should wait until `drained` is called."""
+        """Whether the command should wait until `drained` is called."""
         return len(self._data) >= self.LIMIT
 
     def begin(self) -> None:

@@ -27,7 +27,7 @@ class TaskReports:
 
     @property
     def failure(self) -> str:
-        """Return the newest report of how the task failed, or "" if no report was sent."""
+        """The newest report of how the task failed, or "" if no report was sent."""
         return next(reversed(self._failures.values()), "")
 
     def hear(self, fields: ConfigFields) -> None:
@@ -60,7 +60,7 @@ class TaskReports:
 
     @property
     def totals(self) -> dict[str, float]:
-        """Return the telemetry values about the checkpoints, or {} before the first checkpoint."""
+        """The telemetry values about the checkpoints, or {} before the first checkpoint."""
         if not self._saves:
             return {}
         return {"checkpoints": self._saves, "checkpoint_pause_s": round(self._saves_s, 3)}

@@ -585,7 +585,7 @@ class RankRunner:
 
     @property
     def owes(self) -> bool:
-        """Return whether there are undelivered messages that the server still accepts."""
+        """Whether there are undelivered messages that the server still accepts."""
         delivered = self._outbox.empty and not self._log.pending
         deposited = self._deposit is not None and self._deposit.stored
         return self._state is not AgentState.DISMISSED and not (delivered or deposited)

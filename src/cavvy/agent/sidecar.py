@@ -40,7 +40,7 @@ class SidecarProcess(ABC):
 
     @property
     def finishing(self) -> bool:
-        """Return whether the work has ended and the last run is in progress."""
+        """Whether the work has ended and the last run is in progress."""
         return self._done is not None
 
     def finish(self, done: Callable[[], None]) -> None:

@@ -456,8 +456,8 @@ class StepRunner:
 
     @property
     def unsent(self) -> tuple[str, list[int]]:
-        """Return what has not been sent when the task has ended: the checkpoint folder (or ""), and
-        the indices of the outputs.
+        """What has not been sent when the task has ended: the checkpoint folder (or ""), and the
+        indices of the outputs.
         """
         sync = self.checkpoint_sync
         failure, code, _ = self.verdict

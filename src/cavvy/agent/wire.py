@@ -65,7 +65,7 @@ class ServerAddress:
 
     @property
     def name(self) -> str:
-        """Return the host without its port and without the brackets of an IPv6 address."""
+        """The host without its port and without the brackets of an IPv6 address."""
         host = self.host if self.host.endswith("]") else self.host.rsplit(":", 1)[0]
         return host.strip("[]")
 

@@ -440,7 +440,7 @@ class ControlPlane:
 
     @property
     def audit(self) -> BillAudit:
-        """Return an object that compares bills with the providers' own records."""
+        """An object that compares bills with the providers' own records."""
         return BillAudit(self.store, self.pool)
 
     @property

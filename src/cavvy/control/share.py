@@ -70,7 +70,7 @@ class WorkShare:
 
     @property
     def valid(self) -> bool:
-        """Return whether this server may act on its leases; see `ReplicaLeases.valid`."""
+        """Whether this server may act on its leases; see `ReplicaLeases.valid`."""
         return self._leases.valid
 
     @property
@@ -80,7 +80,7 @@ class WorkShare:
 
     @property
     def serves_machine(self) -> bool:
-        """Return whether the agents on this server's machine are connected to this server."""
+        """Whether the agents on this server's machine are connected to this server."""
         return self._leases.host_lease in self._leases.held
 
     @property

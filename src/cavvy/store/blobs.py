@@ -229,7 +229,7 @@ class FolderManifest(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> frozenset[str]:
-        """Return the names of the blobs of the folder's files, without the manifest itself."""
+        """The names of the blobs of the folder's files, without the manifest itself."""
         return frozenset(entry.sha256 for entry in self.files if entry.sha256 is not None)
 
 

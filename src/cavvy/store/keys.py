@@ -48,12 +48,11 @@ class WrappingKey(Protocol):
 
     @property
     def id(self) -> str:
-        """Return the name, in ASCII, that is stored with each data key that this key has
-        encrypted."""
+        """The name, in ASCII, that is stored with each data key that this key has encrypted."""
 
     @property
     def place(self) -> str:
-        """Return the location of the key, for messages."""
+        """The location of the key, for messages."""
 
     def wrap(self, data_key: bytes) -> bytes: ...
     def unwrap(self, wrapped: bytes) -> bytes: ...

@@ -120,14 +120,14 @@ class ReplicaLeases:
 
     @property
     def valid(self) -> bool:
-        """Return whether no other server can have taken the leases because they expired. The
-        database checks writes itself; this check is for actions outside the database.
+        """Whether no other server can have taken the leases because they expired. The database
+        checks writes itself; this check is for actions outside the database.
         """
         return self._renewed is not None and time.monotonic() < self._renewed + self._ttl_s
 
     @property
     def host_lease(self) -> str:
-        """Return the lease that one server on each machine holds."""
+        """The lease that one server on each machine holds."""
         return f"host:{self.me.host}"
 
     async def join(self) -> Sequence[Replica]:

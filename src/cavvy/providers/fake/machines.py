@@ -44,8 +44,7 @@ class FakeGang(Struct):
 
     @property
     def ended_at(self) -> datetime | None:
-        """Return the time when the last node ended, or None while a node is running or has not
-        started."""
+        """The time when the last node ended, or None while a node is running or has not started."""
         if self.cancelled_at is not None:
             return self.cancelled_at
         ends = [machine.ended_at for machine in self.machines]

@@ -117,12 +117,12 @@ class SshLink(Generic[_H]):
 
     @property
     def due(self) -> bool:
-        """Return whether it is time for an attempt to connect."""
+        """Whether it is time for an attempt to connect."""
         return not self.up and asyncio.get_running_loop().time() >= self._failed_at + self._pause_s
 
     @property
     def target(self) -> tuple[str, int]:
-        """Return the address and port of the host's SSH server, if known."""
+        """The address and port of the host's SSH server, if known."""
         if self.route is not None:
             return self.route.address, self.route.port
         return self.entry.address or self.entry.name, self.entry.port or 22

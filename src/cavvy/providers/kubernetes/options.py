@@ -58,7 +58,7 @@ class PodOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> bool:
-        """Return whether pods may be created before capacity is available for them."""
+        """Whether pods may be created before capacity is available for them."""
         return self.wait or bool(self.queue)
 
 

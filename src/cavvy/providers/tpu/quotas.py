@@ -43,7 +43,7 @@ class TpuQuotas:
 
     @property
     def problem(self) -> str:
-        """Return why the quotas could not be read, or "" if they were read."""
+        """Why the quotas could not be read, or "" if they were read."""
         fault = self._cache.faults.get("")
         return f"cannot be read: {fault}" if fault is not None else ""
 

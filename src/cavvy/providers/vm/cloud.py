@@ -144,7 +144,7 @@ class CloudFault(Exception):
 
     @property
     def uncertain(self) -> bool:
-        """Return whether the request may have taken effect despite the fault."""
+        """Whether the request may have taken effect despite the fault."""
         return self.status in _NO_REPLY or self.status >= 500
 
 

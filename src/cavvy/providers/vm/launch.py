@@ -60,8 +60,8 @@ class VmLauncher:
 
     @property
     def most_nodes(self) -> int | None:
-        """Return the maximum number of nodes that can be started before the control plane's call
-        times out, or None if there is no limit.
+        """The maximum number of nodes that can be started before the control plane's call times
+        out, or None if there is no limit.
         """
         if self._traits.atomic_count or not self._traits.launch_every:
             return None

@@ -194,7 +194,7 @@ class VmMachines:
 
     @property
     def boots_free(self) -> bool:
-        """Return whether the cloud does not bill a machine's boot."""
+        """Whether the cloud does not bill a machine's boot."""
         return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:

@@ -88,7 +88,7 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def cleared(self) -> bool:
-        """Return whether all machines that were rolled back have ended."""
+        """Whether all machines that were rolled back have ended."""
         return all(node.ended_at is not None for node in self.rolled_back)
 
 

@@ -43,7 +43,7 @@ class BlockLayout(Struct, frozen=True):
 
     @property
     def plain(self) -> int:
-        """Return the number of plain bytes in one block."""
+        """The number of plain bytes in one block."""
         return self.stored - _EXTRA
 
     def size(self, stored: int) -> int:

@@ -134,7 +134,7 @@ class ProjectFileKeys:
 
     @property
     def ready(self) -> bool:
-        """Return whether new files can be written without a request for a key."""
+        """Whether new files can be written without a request for a key."""
         return not self.encrypts or self._newest in self._known
 
     def current(self) -> FileKey:

@@ -43,7 +43,7 @@ class HostLink(Protocol):
 
     @property
     def target(self) -> tuple[str, int]:
-        """Return the address and port of the host's SSH server, if known."""
+        """The address and port of the host's SSH server, if known."""
 
     async def connect(self) -> HostSetup:
         """Connect to the host, unless the host itself opens the connection. Raises CannotConnect,

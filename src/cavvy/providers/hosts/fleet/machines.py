@@ -34,7 +34,7 @@ class HostEntry(Protocol):
     def group(self) -> str: ...
     @property
     def in_group(self) -> bool:
-        """Return whether the host takes part in its group's gangs."""
+        """Whether the host takes part in its group's gangs."""
 
     @property
     def rate(self) -> HourlyRate:
@@ -42,8 +42,8 @@ class HostEntry(Protocol):
 
     @property
     def node_address(self) -> str | None:
-        """Return the host's address for the other ranks of a gang; if None, the address from its
-        facts is used."""
+        """The host's address for the other ranks of a gang; if None, the address from its facts is
+        used."""
 
     @property
     def cpus(self) -> float | None: ...
