@@ -64,13 +64,13 @@ class TestJarvislabs(RestContract):
     ) -> None:
         """An earlier setting may have made some."""
         provider = account.provider("ours", template="vm")
-        with pytest.raises(Refused, match="`vm` makes virtual machines"):
+        with pytest.raises(Refused, match="`vm` creates virtual machines"):
             _offers(provider)
 
         async def scenario() -> None:
             harness = account.harness()
             gang = await harness.running("virtual")
-            with pytest.raises(Refused, match="`vm` makes virtual machines"):
+            with pytest.raises(Refused, match="`vm` creates virtual machines"):
                 await provider.launch(replace(gang, name="another"))
             account.api.template = "vm"
             await harness.remove(gang.name)

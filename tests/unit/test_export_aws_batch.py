@@ -104,7 +104,7 @@ def test_folders_of_the_machine_are_mounted(tmp_path: Path) -> None:
 def test_accelerators_that_are_no_gpus_are_refused(tmp_path: Path) -> None:
     done = export("aws-batch", "run: x\nresources: {gpu: 'Trainium:16'}", tmp_path)
     assert done.exit_code == 2
-    assert "reserve NVIDIA's GPUs only" in done.output
+    assert "can reserve only NVIDIA's GPUs" in done.output
 
 
 def test_any_gpu_is_a_gpu_that_containers_can_reserve(tmp_path: Path) -> None:

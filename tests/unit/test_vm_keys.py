@@ -82,7 +82,7 @@ def test_a_missing_key_is_refused_with_all_places(
     with pytest.raises(Refused, match=r"cannot be read: Is a directory$"):
         keys.read({"key_file": str(tmp_path)})
     (tmp_path / "binary").write_bytes(b"k\xf9y")
-    with pytest.raises(Refused, match=r"cannot be read: it is not a text file$"):
+    with pytest.raises(Refused, match=r"cannot be read: the file is not a text file$"):
         keys.read({"key_file": str(tmp_path / "binary")})
     assert keys.setting().kind is SettingKind.KEY_FILE
 

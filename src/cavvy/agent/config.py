@@ -104,8 +104,8 @@ def _shown(value: object) -> str:
 
 
 class ConfigRecord:
-    """A JSON object. The class's annotations list its fields, and the class's attributes hold their
-    defaults."""
+    """A JSON object. The class's annotations list its fields, and the class's attributes contain
+    their defaults."""
 
     def __init__(self, fields: ConfigFields) -> None:
         for name, kind in type(self).__annotations__.items():
@@ -202,7 +202,7 @@ class ExecConfig(ConfigRecord):
 
 
 class RankPaths:
-    """The paths of one rank's files and folders. All are in its home folder."""
+    """The paths of one rank's files and folders. All paths are in the rank's home folder."""
 
     def __init__(self, home: str) -> None:
         self.folder = home + "/work"

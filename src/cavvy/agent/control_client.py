@@ -202,7 +202,7 @@ class ControlPlaneClient:
             go(work)
 
     def _take_token(self, token: str | None) -> None:
-        """Store and use the token that came with the claim, because the configured token can be
+        """Store and use the token that was sent with the claim, because the configured token can be
         used only once. Later agents of this rank read the stored token.
         """
         if token is None:

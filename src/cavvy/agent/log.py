@@ -1,9 +1,9 @@
 """Stores the task's output on disk until the control plane has received it, without blocking the
 task.
 
-`home/log/` holds the undelivered output in files, called segments. A segment's name is the position
-of its first byte in the whole output. If all segments together exceed the limit, the oldest are
-dropped, but the first output is kept (up to a tenth of the limit).
+`home/log/` contains the undelivered output in files, called segments. A segment's name is the
+position of its first byte in the whole output. If all segments together exceed the limit, the
+oldest are dropped, but the first output is kept (up to a tenth of the limit).
 """
 
 from __future__ import annotations

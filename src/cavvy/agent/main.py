@@ -66,8 +66,8 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
 
 
 def clear(config: AgentConfig) -> None:
-    """Remove all files of the finished work, and any links that the work has put in place of the
-    agent's files. The claim is removed first, so that a later agent sends no reports about this
+    """Remove all files of the finished work, and any links that the work has created in place of
+    the agent's files. The claim is removed first, so that a later agent sends no reports about this
     work.
     """
     from .work.trees import remove_tree

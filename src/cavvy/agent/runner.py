@@ -211,7 +211,7 @@ class RankRunner:
 
     def _look_for_warning(self) -> None:
         """Check for the file that the provider writes when its time limit is near. Listing the
-        folder makes network file systems ask their server.
+        folder makes network file systems query their server.
         """
         taken = self._config.taken
         if taken is None or taken.warning is None or self._work is None or self._ending is not None:

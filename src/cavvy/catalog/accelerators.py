@@ -47,7 +47,7 @@ class Precision(StrEnum):
 
 
 class MemorySize(Struct, frozen=True):
-    """One of the memory sizes in which a product is sold, with its bandwidth."""
+    """A memory size in which a product is sold, with its bandwidth."""
 
     mib: int
     gb_per_s: float | None = None

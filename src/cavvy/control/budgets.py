@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 
 
 class BudgetKeeper:
-    """Tells the queue and the jobs' reconciler what budgets permit. The sums of the ledger are at
-    most 15 s old. The spending of running jobs since then comes from this server's own passes or,
-    for jobs of other servers, from their newest charges.
+    """Reports to the queue and the jobs' reconciler what budgets permit. The sums of the ledger are
+    at most 15 s old. The spending of running jobs since then is taken from this server's own passes
+    or, for jobs of other servers, from their newest charges.
     """
 
     def __init__(self, store: Store, clock: ControlClock, post: Post | None = None) -> None:

@@ -391,7 +391,7 @@ class ControlPlane:
         return self._share is None or self._share.holds(RELAY_LEASE)
 
     async def _resume(self) -> None:
-        """Put all work of this server on the worklist."""
+        """Add all work of this server to the worklist."""
         after = {SWEEP: EVERY, HOSTS: _HOSTS_EVERY}
         keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
@@ -433,8 +433,8 @@ class ControlPlane:
 
     @property
     def running(self) -> bool:
-        """Whether the reconcilers run. They do not run before `start`, after `stop`, or after a
-        crash; `failure` returns the error of a crash.
+        """Whether the reconcilers run. The reconcilers do not run before `start`, after `stop`, or
+        after a crash; `failure` returns the error of a crash.
         """
         return self._task is not None and not self._task.done()
 

@@ -76,7 +76,7 @@ class GarbageCollector:
         self, *, remove: bool, at_once: bool, restored: datetime | None = None
     ) -> OrphanReport:
         """Run the part of `sweep` for gangs. If the database was restored from a backup, gangs that
-        it does not know are kept until a person decides about them.
+        are not in it are kept until a person decides about them.
 
         The first observation is that the gang is not in the database, or that its attempt has
         ended. The second is that the provider already listed the gang some time ago, or that its

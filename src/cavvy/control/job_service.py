@@ -78,7 +78,7 @@ class JobIds:
         self._last = 0
 
     def make(self) -> str:
-        """Return the next ID. It contains 50 bits of the time in milliseconds and 30 random
+        """Return the next ID. The ID contains 50 bits of the time in milliseconds and 30 random
         bits."""
         millis = (self._clock.now() - EPOCH) // timedelta(milliseconds=1)
         value = (millis << _RANDOM_BITS) | self._random_bits(_RANDOM_BITS)
@@ -94,7 +94,7 @@ def gang_name(installation: str, attempt: str) -> str:
 
 
 class JobService:
-    """Handles users' requests about jobs. `hint` puts a job on the worklist, `arrived` announces a
+    """Handles users' requests about jobs. `hint` adds a job to the worklist, `arrived` announces a
     newly queued job, and `notify` starts the delivery of a webhook. `defers` states whether stops
     are accepted while the disk is full.
     """

@@ -56,7 +56,7 @@ class MachineSubmission(Struct, frozen=True, kw_only=True):
 
 
 class MachineService:
-    """Handles users' requests about machines. `hint` puts a job on the worklist."""
+    """Handles users' requests about machines. `hint` adds a job to the worklist."""
 
     def __init__(
         self,

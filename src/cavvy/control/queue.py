@@ -72,7 +72,7 @@ _LOOK_AGAIN = timedelta(
 
 
 class QueueReconciler:
-    """Places waiting jobs. `name_gang` returns the name of an attempt's gang; `hint` puts a job on
+    """Places waiting jobs. `name_gang` returns the name of an attempt's gang; `hint` adds a job to
     the worklist."""
 
     def __init__(
@@ -184,8 +184,8 @@ class QueueReconciler:
     async def _give_turn(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job if it can start now. If it can never start, end it as failed. Otherwise
-        return why it waits."""
+        """Start the job if it can start now. If the job can never start, end it as failed.
+        Otherwise return why it waits."""
         if job.task.machine is not None:
             if blocked := await self._find_wait(job):
                 return blocked

@@ -1,5 +1,5 @@
-"""Holds one job's rows during a pass. The rows are changed in memory and written together. The
-write fails if another writer has changed the version of a row.
+"""Keeps one job's rows in memory during a pass. The rows are changed in memory and written
+together. The write fails if another writer has changed the version of a row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,8 +14,8 @@ _NOTHING = RowChanges()
 
 
 class IllegalMove(AssertionError):
-    """A decision requested a phase change that the tables in `domain.jobs` do not allow. This is a
-    bug."""
+    """Raised if a decision requested a phase change that the tables in `domain.jobs` do not allow.
+    Such a request is a bug."""
 
 
 class UnitOfWork:

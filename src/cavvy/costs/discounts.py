@@ -26,7 +26,7 @@ _DISCOUNT = re.compile(r"([a-z0-9_-]+(?:@[a-z0-9-]+)?):(?:(\d+(?:\.\d{1,4})?)%|(
 
 class Discount(Struct, frozen=True, kw_only=True):
     """A discount on the charges of an account at a provider, as `domain/credentials.py` names it.
-    Either `millionths` (of the charges) or `credit` (for each month) is set.
+    Either the field `millionths` (of the charges) or the field `credit` (for each month) is set.
     """
 
     account: str

@@ -19,8 +19,8 @@ _FASTEST_S = 1e-6
 class RevisionFacts(Struct, frozen=True, kw_only=True):
     """Counters that only grow. Responses with a status of 500 or more and lost connections are
     errors. `logs` and `squares` are sums over the natural logarithms of the seconds from the
-    replica's start of a request to its last byte. They cover the `timed` requests: those without an
-    error, and those that the client aborted.
+    replica's start of a request to its last byte. The sums cover the `timed` requests: those
+    without an error, and those that the client aborted.
     """
 
     requests: int

@@ -84,8 +84,8 @@ class ServiceQueue:
 
     def list_credentials(self, head: RequestHead) -> bytes:
         """Return the credential fields for the replica, which are passed on only if the service has
-        no keys of its own that they could contain. The key of another service is not passed on: the
-        request's model may have selected this service.
+        no keys itself that the fields could contain. The key of another service is not passed on:
+        the request's model may have selected this service.
         """
         fields = b""
         if not self.keys:

@@ -1,1 +1,2 @@
-"""The providers of GPUs. Each is a module or package that implements the interface in `base`."""
+"""The providers of GPUs. Each provider is a module or package that implements the interface in
+`base`."""

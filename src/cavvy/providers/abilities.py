@@ -83,8 +83,8 @@ class RunsAgentsHere(Protocol):
     """A provider whose agents run in this process and call the control plane directly."""
 
     def connect(self, control_plane: "AgentCalls | None") -> None:
-        """Send the agents' calls to `control_plane` from now on. If it is None, the agents run
-        without a control plane.
+        """Send the agents' calls to `control_plane` from now on. If `control_plane` is None, the
+        agents run without a control plane.
         """
 
 
@@ -139,9 +139,9 @@ class RelaysAgents(Protocol):
     """A provider that relays its agents' requests, because its nodes cannot reach the control
     plane.
 
-    The provider makes the tunnels, mailboxes or streams that its nodes need. It passes each request
-    to `ProviderContext.server_address` unchanged. Its agents' configurations contain the address at
-    which agents reach the relay on their node.
+    The provider makes the tunnels, mailboxes or streams that its nodes need. The provider passes
+    each request to `ProviderContext.server_address` unchanged. The configurations of the provider's
+    agents contain the address at which agents reach the relay on their node.
     """
 
     async def relay(self) -> None:
@@ -192,14 +192,14 @@ class ServesNodes(Protocol):
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
         """Answer a machine's request; the answer may take as long as a long poll. Raises Refused
-        (the machine must leave for good), NotFound, TryAgain.
+        (the machine must leave permanently), NotFound, TryAgain.
         """
 
 
 class KeepsNodes(Protocol):
     """A provider whose infrastructure keeps a gang's nodes after the gang's work for the next gang,
-    and bills them meanwhile. Such a gang counts as ended once its nodes are gone or in use by the
-    next one.
+    and bills them meanwhile. Such a gang counts as ended once its nodes have ended or are in use by
+    the next gang.
     """
 
     async def release(self, name: str) -> None:
@@ -209,7 +209,8 @@ class KeepsNodes(Protocol):
 
 
 class Closeable(Protocol):
-    """A provider that has open files or connections. Its gangs keep running after `close`."""
+    """A provider that has open files or connections. The provider's gangs keep running after
+    `close`."""
 
     async def close(self) -> None:
         """Close the files and connections. This must be the last call, made in the event loop in

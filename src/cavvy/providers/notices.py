@@ -81,7 +81,7 @@ class NoticeSource(Struct, frozen=True, kw_only=True):
 
 
 def make_notice_fields(sources: Sequence[NoticeSource]) -> list[dict[str, object]]:
-    """Return the value of `notices` in an agent's configuration. It is documented in
+    """Return the value of `notices` in an agent's configuration. The value is documented in
     docs/concepts/agent-protocol.md.
     """
     return [_without_none(_fields(each)) for each in sources]

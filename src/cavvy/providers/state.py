@@ -1,7 +1,7 @@
 """A provider's persistent documents, shared by all servers of an installation.
 
-`ProviderContext.state` holds a provider's documents; `providers.ledger` stores launches in them. On
-a server, the documents are rows of the database (`api.provider_state`).
+`ProviderContext.state` contains a provider's documents; `providers.ledger` stores launches in them.
+On a server, the documents are rows of the database (`api.provider_state`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from cavvy.domain.provider_state import ProviderDocument
 
 class ProviderState(Protocol):
     """Documents by collection and name. Both methods raise TryAgain if the database is full or does
-    not answer.
+    not respond.
     """
 
     async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:

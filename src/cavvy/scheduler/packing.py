@@ -20,8 +20,8 @@ class AllocationOwner(Struct, frozen=True, kw_only=True):
 
 
 def host_of(offer: Offer, hosts: Iterable[Host]) -> Host | None:
-    """Return the shared host of an offer. Its name is provider/zone, or provider/region if there
-    are no zones.
+    """Return the shared host of an offer. The host's name is provider/zone, or provider/region if
+    there are no zones.
     """
     name = f"{offer.provider}/{offer.zone or offer.region}"
     return next((host for host in hosts if host.name == name), None)
@@ -126,7 +126,8 @@ def allocate_one(
 
 
 def may_share(host: Host, allocations: Iterable[Allocation], project: str) -> bool:
-    """Return whether jobs of the project may run beside those that have allocations on the host."""
+    """Return whether jobs of the project may run on the host together with the jobs that have
+    allocations there."""
     return host.separates or all(
         allocation.project == project for allocation in allocations if allocation.host == host.name
     )

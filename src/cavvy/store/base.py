@@ -111,9 +111,10 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     """Rows that are written together or not at all. Each row has the version that it had when it
     was read, or 0 if the row is new.
 
-    The store increases the version by 1. It raises StaleVersion and writes nothing if the stored
-    version differs, if a new row exists already, or if an update changes a row's project or a job's
-    name. It raises RowNotFound if the parent (job, attempt, host) of a row does not exist.
+    The store increases the version by 1. The store raises StaleVersion and writes nothing if the
+    stored version differs, if a new row exists already, or if an update changes a row's project or
+    a job's name. The store raises RowNotFound if the parent (job, attempt, host) of a row does not
+    exist.
 
     Rows are written in this order: `release`, jobs, attempts, nodes, machines, charges, events,
     observations, allocations. If an attempt renames its gang, a later attempt in the same write may
@@ -263,8 +264,8 @@ class Store(Protocol):
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
         """Return the queued jobs that may start, because `not_before` has passed and no stop is
-        requested. They are sorted by priority, highest first, and then by ID. At most `limit` jobs
-        without a machine are returned, and at most `per_machine` jobs of each machine.
+        requested. The jobs are sorted by priority, highest first, and then by ID. At most `limit`
+        jobs without a machine are returned, and at most `per_machine` jobs of each machine.
         """
 
     async def next_waiting(self, now: datetime) -> datetime | None:
@@ -347,8 +348,8 @@ class Store(Protocol):
         """
 
     async def remove_job(self, job: JobRecord) -> None:
-        """Delete an ended job with its events, nodes and checkpoints. Its charges are kept, and its
-        name can be used again. Raises StaleVersion.
+        """Delete an ended job with its events, nodes and checkpoints. The job's charges are kept,
+        and its name can be used again. Raises StaleVersion.
         """
 
     async def save_checkpoint(
@@ -376,8 +377,8 @@ class Store(Protocol):
         """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
-        """Return the sums of all observations at `since` or later, except prices. There is one sum
-        for each market and kind, sorted in this order.
+        """Return the sums of all observations at `since` or later, except prices. The result has
+        one sum for each market and kind, sorted in this order.
         """
 
     async def forget_observations(self, before: datetime) -> None: ...

@@ -1,6 +1,6 @@
 """The keys that encrypt data keys.
 
-Each secret is encrypted with its own data key. The data key is stored beside the secret, encrypted
+Each secret is encrypted with its own data key. The data key is stored with the secret, encrypted
 with a key that no database contains: a key in a file, in a variable of the server's environment, or
 in AWS KMS. If that key changes, only the data keys must be encrypted again.
 """
@@ -44,7 +44,7 @@ class KeyPlaceInvalid(ValueError):
 
 
 class WrappingKey(Protocol):
-    """A key that encrypts data keys. Its methods raise StoreUnusable."""
+    """A key that encrypts data keys. The key's methods raise StoreUnusable."""
 
     @property
     def id(self) -> str:
@@ -139,7 +139,7 @@ class KeyRing:
     """The keys of a server: one that encrypts, and others that only decrypt.
 
     `current` and `former` are the locations of the keys. If `current` is empty, the key is the file
-    `folder_key`, which is created at the first use; its former versions are stored beside it.
+    `folder_key`, which is created at the first use; its former versions are stored next to it.
     Raises KeyPlaceInvalid.
     """
 
@@ -191,7 +191,7 @@ class KeyRing:
         )
 
     def renew(self) -> WrappingKey:
-        """Make a new key in the state folder. The old key is kept beside the new one, named by its
+        """Make a new key in the state folder. The old key is kept next to the new one, named by its
         ID. After a crash between the two steps, the old key is still in use.
         """
         assert self.renewable
@@ -308,7 +308,7 @@ def _make(path: Path) -> AesKey:
 
 
 def _write_part(path: Path) -> Path:
-    """Write a new key to a file beside `path`."""
+    """Write a new key to a file next to `path`."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(

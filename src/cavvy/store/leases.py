@@ -143,7 +143,7 @@ class ReplicaLeases:
 
     async def turn(self, unfinished: Collection[str] = ()) -> LeaseTurn:
         """Renew this server's registration and take leases. A lease that another server should hold
-        is first added to `leaving`. It is released in a later turn in which it is not among
+        is first added to `leaving`. The lease is released in a later turn in which it is not among
         `unfinished`, the leases under which a pass runs. Raises StoreUnusable.
         """
         sent, before = time.monotonic(), self.held

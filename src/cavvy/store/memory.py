@@ -1,5 +1,5 @@
-"""A store in memory, for the simulator and tests. It is the SQL store on an in-memory SQLite
-database. It uses no threads, so it also works in simulated time.
+"""A store in memory, for the simulator and tests. The store is the SQL store on an in-memory SQLite
+database. This store uses no threads, so it also works in simulated time.
 """
 
 import secrets
@@ -18,7 +18,8 @@ _DRIVER = DatabaseDriver(url="sqlite:///:memory:", path=Path(":memory:"), journa
 
 
 class MemoryStore(SqlStore):
-    """A store in memory. Its methods never wait, so each method is atomic on its event loop."""
+    """A store in memory. The store's methods never wait, so each method is atomic on its event
+    loop."""
 
     def __init__(self, make_id: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
         super().__init__(_DRIVER.url, make_id=make_id)

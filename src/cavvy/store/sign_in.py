@@ -75,7 +75,7 @@ def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> N
 
 
 def _delete_trust(session: DatabaseSession, name: str) -> None:
-    """Delete a trust. Its tokens and the roles that it gave are deleted with it. Raises
+    """Delete a trust. The trust's tokens and the roles that it gave are deleted with it. Raises
     RowNotFound."""
     # The trust first, so that no sign-in by it is in progress when its tokens are deleted.
     if session.run("DELETE FROM trusts WHERE name = ?", (name,)).rowcount == 0:

@@ -1,5 +1,6 @@
 """Copies all rows of a database into another one, between SQLite and PostgreSQL, and verifies the
-copy: for `cavvy server adopt`, backups and restores. Both databases are at HEAD.
+copy: for `cavvy server adopt`, backups and restores. Both databases must be at the schema revision
+HEAD.
 """
 
 import json
@@ -45,7 +46,7 @@ class _CopiedTable(Struct, frozen=True, kw_only=True):
 
 
 def refuse_rows(session: DatabaseSession) -> None:
-    """Raise StoreUnusable unless the database is at HEAD and holds no rows."""
+    """Raise StoreUnusable unless the database is at HEAD and contains no rows."""
     if read_revision(session) != HEAD:
         raise StoreUnusable(f"the database is not at revision {HEAD}")
     filled = [

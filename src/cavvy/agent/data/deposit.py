@@ -3,7 +3,8 @@ be released before the server is available again.
 
 The server signs the uploads beforehand, while the work runs. The results are one sequence of bytes:
 undelivered output, files of the checkpoint, and files of the outputs. The sequence is cut into
-objects of equal size. The manifest, which describes the bytes and holds the messages, is sent last.
+objects of equal size. The manifest, which describes the bytes and contains the messages, is sent
+last.
 """
 
 from __future__ import annotations

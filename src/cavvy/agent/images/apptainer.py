@@ -101,8 +101,8 @@ def make_argv(
 
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
-    """Return the environment in which to run Apptainer. It contains Apptainer's own variables, and
-    the work's variables with a prefix that Apptainer removes inside the container.
+    """Return the environment in which to run Apptainer. The environment contains Apptainer's own
+    variables, and the work's variables with a prefix that Apptainer removes inside the container.
     """
     given = {
         f"{name}ENV_{key}": value

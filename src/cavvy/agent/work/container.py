@@ -50,8 +50,8 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 
 
 def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> ChildCommand:
-    """Return the command that runs the work's container. Its process group contains the engine's
-    client program. Raises CannotBuild if there is no engine.
+    """Return the command that runs the work's container. The process group of the command contains
+    the engine's client program. Raises CannotBuild if there is no engine.
     """
     engine = find_engine()
     if engine is None:

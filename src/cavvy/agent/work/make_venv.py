@@ -41,8 +41,8 @@ def made_by_uv(uv: str, folder: str, conda: bool) -> bool:
 
 
 def put_pip(packages: str) -> bool:
-    """Install pip from the wheel that comes with Python. If there is no wheel, copy the installed
-    pip. Return whether pip was found.
+    """Install pip from the wheel that is shipped with Python. If there is no wheel, copy the
+    installed pip. Return whether pip was found.
     """
     folders = [sysconfig.get_config_var("WHEEL_PKG_DIR") or "", "/usr/share/python-wheels"]
     try:

@@ -3,11 +3,11 @@
 
 Every rank runs the same command. Rank 0 waits for the others, then runs the launcher. The launcher
 uses this program as its remote shell (`--rsh HOST COMMAND`). The other ranks connect to rank 0, run
-its commands, and exit with its exit code. Both ends prove that they know the gang's key, and each
-message contains an authentication code.
+its commands, and exit with its exit code. Both ends of a connection prove that they know the gang's
+key, and each message contains an authentication code.
 
-The agent copies this file to the node's folder. There the file runs without the rest of Cavvy, on
-Python 3.8 or later.
+The agent copies this file to the node's folder. On the node, the file runs without the rest of
+Cavvy, on Python 3.8 or later.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
 
 
 def lay_shell(home: str) -> None:
-    """Put the remote shell on PATH. Daemons on other ranks fail without the remote shell, although
+    """Add the remote shell to PATH. Daemons on other ranks fail without the remote shell, although
     they never call it.
     """
     folder = os.path.join(home, "mpi-bin")

@@ -8,8 +8,8 @@ results: `venv`, the virtual environment that comes first in the PATH of the set
 `finished` is written last. KEY is a hash of the setup and of the files that the setup uses. If
 several agents need the setup with the same key, one agent runs it and the others wait.
 
-If a setup lists the files that it uses, the setup runs in a folder with only these files. Its
-results are then copied into the whole folder.
+If a setup lists the files that it uses, the setup runs in a folder with only these files. The
+results of the setup are then copied into the whole folder.
 """
 
 from __future__ import annotations

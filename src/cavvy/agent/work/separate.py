@@ -1,8 +1,8 @@
 """Separates the work from the work of other projects on the same machine, and from the files of the
 user who runs the server.
 
-The work gets its own user, mount, process and IPC namespaces. It sees no other processes, so it can
-neither signal nor trace them. Empty file systems are mounted over the folders through which
+The work gets its own user, mount, process and IPC namespaces. The work sees no other processes, so
+it can neither signal nor trace them. Empty file systems are mounted over the folders through which
 processes communicate or in which a user stores keys: /tmp, /var/tmp, /dev/shm, the user's home and
 runtime folders, and the server's folder. Sockets of container engines and devices of other jobs are
 covered. All processes of the work end when the first process of its namespace ends. The server's

@@ -50,7 +50,7 @@ def copy_open(
 
 def copy_tree(source: str, target: str, marker: bytes = b"") -> list[str]:
     """Copy folders, files and links into `target`, and overwrite existing files. Sockets and
-    similar files are left out.
+    similar files are omitted.
 
     Return the relative paths of the text files that contain `marker`. Raises OSError.
     """
@@ -74,7 +74,7 @@ def copy_below(
     takes_link: Callable[[str], bool] = lambda path: True,
 ) -> list[str]:
     """Like `copy_tree`, between two open folders. Links for whose path `takes_link` returns False
-    are left out. Raises OSError."""
+    are omitted. Raises OSError."""
     marked, modes = [], [("", os.fstat(source).st_mode)]
     above, there = "", os.dup(target)
     try:

@@ -23,7 +23,7 @@ WITHOUT_PIP = 3  # exit code of make_venv.py if there is no pip
 
 
 def use_venv(env: dict[str, str], folder: str) -> None:
-    """Put the environment at `folder`, which need not exist yet, first in the PATH."""
+    """Add the environment at `folder`, which need not exist yet, at the beginning of the PATH."""
     env["PATH"] = f"{folder}/bin:{env['PATH']}"
     env["VIRTUAL_ENV"] = folder
 

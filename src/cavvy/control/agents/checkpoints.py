@@ -160,7 +160,7 @@ class Checkpoints:
         return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
-        """Return the checkpoint that this gang starts from. This is the newest checkpoint of
+        """Return the checkpoint that this gang starts from. The checkpoint is the newest one of
         earlier attempts, never one of this attempt, so that all ranks get the same checkpoint.
         Raises RowNotFound.
         """
@@ -293,8 +293,8 @@ class Checkpoints:
         )
 
     async def _empty_bucket(self, job: JobRecord) -> RemovedCheckpoints:
-        """Delete the job's files in its bucket. There is no time limit, because the files must be
-        deleted before the job is removed.
+        """Delete the job's files in its bucket. The deletion has no time limit, because the files
+        must be deleted before the job is removed.
         """
         try:
             bucket = await self._bucket_opener.open(job) if self._bucket_opener else None

@@ -35,7 +35,7 @@ class DepositPiece(Struct, frozen=True, kw_only=True):
 
 
 class DepositedCheckpoint(Struct, frozen=True, kw_only=True):
-    """A checkpoint that the node could not deliver. Its fields are those of a commit request."""
+    """A checkpoint that the node could not deliver. The fields are those of a commit request."""
 
     made_at: Annotated[datetime, Meta(tz=True)]
     files: list[CheckpointFile]

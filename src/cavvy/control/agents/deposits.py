@@ -299,7 +299,9 @@ class Deposits:
         seen = [each for each in (reader.stored_at, node.heard_at) if each is not None]
         heard = min(self._clock.now(), max(seen, default=attempt.created_at))
         await self._apply(attempt, rank, manifest.nonce, messages, heard)
-        text = "the results came from the bucket: the node ended while the server was away"
+        text = (
+            "the results were read from the bucket: the node ended while the server was unreachable"
+        )
         await self._tell(attempt, rank, text)
 
     async def _apply(

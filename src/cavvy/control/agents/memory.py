@@ -67,7 +67,7 @@ class AgentMemory:
         self._news |= {(each.attempt_id, each.rank) for each in news}
 
     def learn(self, contacts: Sequence[AgentContact]) -> None:
-        """Add what other servers know, and drop facts that are too old."""
+        """Add the facts that other servers have sent, and drop facts that are too old."""
         for each in contacts:
             mine = self._get(each.attempt_id, each.rank)
             newer = _latest(each.heard_at, mine.heard_at) != mine.heard_at
@@ -81,7 +81,7 @@ class AgentMemory:
         self._drop_old()
 
     def _drop_old(self) -> None:
-        """Forget agents that other servers have forgotten, because these agents' attempts have
+        """Drop agents that other servers have dropped, because these agents' attempts have
         ended."""
         newest = max(
             (each.heard_at for each in self._known.values() if each.heard_at), default=None

@@ -111,7 +111,7 @@ class _NotYet(Exception):
 
 
 class AgentSessions:
-    """Serves the requests of agents; see `docs/concepts/agent-protocol.md`. `hint` puts a job on
+    """Serves the requests of agents; see `docs/concepts/agent-protocol.md`. `hint` adds a job to
     the worklist.
     """
 

@@ -103,7 +103,8 @@ Action = (
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
     """Return the next step of one attempt.
 
-    If the task asks to keep its nodes, a gang whose work ends the job is kept instead of released.
+    If the task requires to keep its nodes, a gang whose work ends the job is kept instead of
+    released.
     """
     action = DECIDE[view.attempt.phase](view, now)
     if not isinstance(action, AdvanceAttempt) or action.phase is not AttemptPhase.ENDING:
@@ -276,9 +277,9 @@ def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> Att
 
 
 def _losses(view: AttemptSnapshot, now: datetime) -> list[Node]:
-    """Return the ranks whose node is gone, or whose agent has been silent for longer than its
-    lease. The returned rows mark these ranks as exited. If the whole gang has ended, the list is
-    empty.
+    """Return the ranks whose node no longer exists, or whose agent has been silent for longer than
+    its lease. The returned rows mark these ranks as exited. If the whole gang has ended, the list
+    is empty.
     """
     seen, lost = view.seen, []
     gone = seen.nodes if isinstance(seen, GangSeen) and seen.state is not GangState.ENDED else ()
@@ -551,7 +552,8 @@ def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
 
 
 def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
-    """Return the time until the next poll, or until the next known event if that comes earlier."""
+    """Return the time until the next poll, or until the next known event if that event is
+    earlier."""
     times = [STEADY_POLL if view.attempt.phase is AttemptPhase.RUNNING else POLL]
     deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and deadline > now:

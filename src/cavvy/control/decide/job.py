@@ -221,8 +221,8 @@ def _again_or_fail(
 
 
 def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
-    """End the job as failed. An exit code 0 is omitted, because it comes from work that was ordered
-    to end."""
+    """End the job as failed. An exit code 0 is omitted, because it is the exit code of work that
+    was ordered to end."""
     return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 

@@ -20,8 +20,8 @@ _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTI
 
 
 class GangLook(Struct, frozen=True, kw_only=True):
-    """What this process knows about one gang that is not in the store. After a restart, one poll is
-    enough to know it again.
+    """The facts about one gang that this process has and that are not in the store. After a
+    restart, one poll is enough to learn these facts again.
     """
 
     seen: Seen = GangAbsence.UNKNOWN

@@ -231,7 +231,7 @@ def place_job(
     name_gang: Callable[[str], str],
     now: datetime,
 ) -> RowChanges:
-    """Start the job on its offer. If the task asks for parallel gangs, also start it on further
+    """Start the job on its offer. If the task requests parallel gangs, also start it on further
     offers."""
     job, plan = place.job, candidates.plan_state
     attempt, nodes = make_attempt(job, place.offer, name_gang, now, "placed")

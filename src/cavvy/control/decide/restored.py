@@ -1,5 +1,5 @@
 """Compares a restored database with what the providers run. The database is older than the
-providers' state: it does not know the gangs that were started or ended since the backup was made.
+providers' state: it lacks the gangs that were started or ended since the backup was made.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,10 +68,10 @@ def compare(
 ) -> RestoreComparison:
     """Compare the gangs that providers report with the database.
 
-    `attempts` maps the names of gangs to their attempts and the names of their jobs. It contains
-    all unfinished attempts, and the ended attempts whose gangs were reported. `silent` contains the
-    providers that did not report all gangs; nothing is concluded about these providers. `later` is
-    the result of `name_later`.
+    `attempts` maps the names of gangs to their attempts and the names of their jobs. `attempts`
+    contains all unfinished attempts, and the ended attempts whose gangs were reported. `silent`
+    contains the providers that did not report all gangs; nothing is concluded about these
+    providers. `later` is the result of `name_later`.
     """
     seen, silent = list(seen), frozenset(silent)
     running = [(provider, gang) for provider, gang in seen if gang.state is not GangState.ENDED]

@@ -104,8 +104,8 @@ def find_window(job: JobRecord, now: datetime) -> TimeInterval | None:
 def hold_window(
     job: JobRecord, interval: TimeInterval, prices: Prices, now: datetime
 ) -> RowChanges:
-    """Put the job into the queue, or hold it until its start or until prices are checked again. A
-    new start time is recorded as an event.
+    """Add the job to the queue, or hold it until its start or until prices are checked again. A new
+    start time is recorded as an event.
     """
     start, deadline = choose_start(interval, now, prices), deadline_of(job)
     if start.at is None:
@@ -118,7 +118,7 @@ def hold_window(
 
 
 def release_job(job: JobRecord, reason: str, now: datetime) -> RowChanges:
-    """Put a held job into the queue."""
+    """Add a held job to the queue."""
     freed = replace(job, not_before=None, held_until=None, reason=reason)
     return RowChanges(job=freed, events=(make_event(job, now, "window", reason),))
 

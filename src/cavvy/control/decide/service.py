@@ -173,7 +173,7 @@ def order_replica(
 ) -> StoredService:
     """Return the service with one more replica, of its revision or of the given one. The replica's
     row is stored before its job is submitted under the replica's ID, so that a restart between the
-    two steps neither forgets nor repeats the replica.
+    two steps neither loses nor repeats the replica.
     """
     replica = ServiceReplica(
         id=replica_id,

@@ -74,7 +74,7 @@ class StandbyQuestion(StrEnum):
 
 
 class AskAdvisor(Struct, frozen=True, kw_only=True):
-    """Ask the deadline advisor. The next step depends on its answer."""
+    """Query the deadline advisor. The next step depends on the advisor's answer."""
 
     question: StandbyQuestion
     key: str  # job ID or attempt ID; the time of the question is stored under this key
@@ -89,7 +89,7 @@ def decide_standby(
     """Return the next step that concerns standby gangs. This step precedes the job's next step,
     which `decide_job` returns.
 
-    `reviews` maps keys to the earliest time when the advisor is asked again. If `awaits_end` is
+    `reviews` maps keys to the earliest time when the advisor is queried again. If `awaits_end` is
     set, no standby gang is started while the provider reclaims the job's own gang, because a person
     may have cancelled that gang.
     """
@@ -116,8 +116,8 @@ def decide_standby(
 def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Decide whether to ask the advisor about leaving a gang at risk. If the job has recently left
-    another gang, it stays for now."""
+    """Decide whether to query the advisor about leaving a gang at risk. If the job has recently
+    left another gang, it stays for now."""
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:
         return _ask(StandbyQuestion.AHEAD, own.id, reviews, nodes, now)
@@ -221,7 +221,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
 
 
 def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime) -> RowChanges:
-    """Reclaim the job's own gang. Its agents get a notice that leaves enough time for a last
+    """Reclaim the job's own gang. The gang's agents get a notice that leaves enough time for a last
     checkpoint."""
     notice = max(_HANDOVER, rows.job.task.grace)
     return RowChanges(
@@ -288,7 +288,7 @@ def _ask(
     nodes: Sequence[Node],
     now: datetime,
 ) -> Step | AskAdvisor:
-    """Ask the advisor, unless it was asked recently."""
+    """Query the advisor, unless it was queried recently."""
     at = reviews.get(key, now)
     if at > now:
         return Step(after=max(SOON, at - now))
@@ -298,7 +298,7 @@ def _ask(
 def _follow(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Ask for a successor if the provider will reclaim the job's gang soon. The successor starts
+    """Request a successor if the provider will reclaim the job's gang soon. The successor starts
     while this gang shuts down.
     """
     if not _may_be_preempted(rows.job):
@@ -314,7 +314,7 @@ def _review(
     nodes: Sequence[Node],
     now: datetime,
 ) -> Step | AskAdvisor:
-    """Ask whether the gang runs on the right offer, if the deadline policy applies to the job."""
+    """Query whether the gang runs on the right offer, if the deadline policy applies to the job."""
     if not is_steered(rows.job) or own.phase is AttemptPhase.LAUNCHING:
         return Step(after=NEVER)
     return _ask(StandbyQuestion.REVIEW, rows.job.id, reviews, nodes, now)

@@ -1,9 +1,9 @@
 """Decides the next step of a service while a new revision is on trial.
 
-The serving revision keeps all the replicas that it needs until the new revision takes over. Both
-revisions are decided on like separate services. A canary gets some of the requests and replicas
-until `control.decide.canary` has judged it; a blue-green revision gets all replicas, but no
-requests until they are ready.
+The serving revision keeps all the replicas that it needs until the new revision takes over. The
+serving and the new revision are decided on like separate services. A canary gets some of the
+requests and replicas until `control.decide.canary` has judged it; a blue-green revision gets all
+replicas, but no requests until they are ready.
 """
 
 from datetime import datetime

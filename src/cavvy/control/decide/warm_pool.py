@@ -36,7 +36,7 @@ _LONGEST_H = 24
 
 
 def may_keep(task: TaskSpec, offer: Offer) -> bool:
-    """Return whether the task asks to keep its nodes, and these nodes can be kept. Nodes of a
+    """Return whether the task requires to keep its nodes, and these nodes can be kept. Nodes of a
     machine can always be kept. Other nodes on a shared host are not kept, because the host releases
     its devices at once. Other nodes with volumes or a time limit are not kept, because they may not
     suit the next job.
@@ -132,7 +132,7 @@ def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
 
 
 def is_fresh(kept: Attempt, now: datetime) -> bool:
-    """Return whether the gang was kept so recently that its agents may still be about to ask for
+    """Return whether the gang was kept so recently that its agents may still be about to request
     their next work.
     """
     return now - (kept.kept_since or kept.since) < _FRESH

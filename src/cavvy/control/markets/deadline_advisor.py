@@ -1,5 +1,5 @@
-"""Asks the deadline policy for a recommendation about one job: reads the policy's inputs and passes
-them to `decide.deadline`."""
+"""Requests a recommendation about one job from the deadline policy: reads the policy's inputs and
+passes them to `decide.deadline`."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta

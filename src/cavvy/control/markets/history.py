@@ -17,7 +17,7 @@ _MOST = 400  # maximum number of observations that a policy gets for one decisio
 
 
 class MarketHistory:
-    """What this control plane knows about markets."""
+    """This control plane's knowledge about markets."""
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
         self._store = store

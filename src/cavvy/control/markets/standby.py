@@ -1,4 +1,4 @@
-"""Carries out the decisions of `decide.standby`. Before that, asks the deadline advisor when a
+"""Carries out the decisions of `decide.standby`. Before that, queries the deadline advisor when a
 decision requires it, and checks budgets before a second gang is bought."""
 
 from collections.abc import Awaitable, Callable

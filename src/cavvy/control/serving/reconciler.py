@@ -2,8 +2,8 @@
 decides what to do, and executes the decision.
 
 Each replica is a job of the project. The replica's row is stored with the service before the
-replica's job is submitted under the same ID. The gateway is told which replicas are ready after
-this was stored.
+replica's job is submitted under the same ID. The state of each replica is stored before the gateway
+is notified which replicas are ready.
 """
 
 from contextlib import suppress

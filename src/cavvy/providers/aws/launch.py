@@ -379,8 +379,8 @@ class AwsLauncher:
         return request
 
     async def _give_up(self, record: AwsGangRecord, error: Exception) -> None:
-        """Remove the objects created for a launch that started no instance. If they cannot be
-        removed now, record them for a later removal.
+        """Remove the objects created for a launch that started no instance. If the objects cannot
+        be removed now, record them for a later removal.
         """
         if isinstance(error, TryAgain):  # the request may have succeeded
             return

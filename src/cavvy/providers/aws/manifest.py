@@ -20,9 +20,10 @@ from cavvy.providers.settings import flag, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.RESULTS: "an instance loses its disk when it ends "
-    "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html). If the "
-    "server is away when the work ends, the results go to the bucket in `checkpoint.storage` or "
-    "`server.results_url`; without a bucket, the instance waits until its lease ends",
+    "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html). "
+    "If the server is unreachable when the work ends, the results are stored in "
+    "the bucket in `checkpoint.storage` or `server.results_url`; without a "
+    "bucket, the instance waits until its lease ends",
     Feature.CAPACITY: "EC2 does not report free capacity; if a launch finds none, Cavvy tries the "
     "next best offer at once "
     "(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html)",
@@ -115,7 +116,7 @@ MANIFEST = Manifest(
         number(
             "disk_gib",
             "The size of a node's root disk, unless the task requests another size. The disk is "
-            "larger if the image needs more.",
+            "larger if the image needs a larger one.",
             default=100,
             minimum=8,
             unit="GiB",

@@ -11,9 +11,10 @@ ACCOUNT = (
     ProviderSetting(
         name="key_file",
         kind=SettingKind.KEY_FILE,
-        consequence="A file with lines such as those of `~/.aws/credentials`: "
-        "`aws_access_key_id = …`, `aws_secret_access_key = …` and, for temporary keys, "
-        "`aws_session_token = …`. Nothing else in it is read. By default, `profile` applies.",
+        consequence="A file with lines such as those of `~/.aws/credentials`: `aws_access_key_id "
+        "= …`, `aws_secret_access_key = …` and, for temporary keys, "
+        "`aws_session_token = …`. Other lines of the file are not read. By default, "
+        "`profile` applies.",
     ),
     text(
         "profile",

@@ -1,6 +1,6 @@
 """Calls Azure Resource Manager with the credentials that azure-identity finds.
 
-This is the only module that imports the SDK.
+No other module imports the SDK.
 """
 
 import os

@@ -68,9 +68,10 @@ MANIFEST = Manifest(
         f"({_NODES_PAGE}/managed-disks-overview)",
         Feature.NETWORK: "tasks cannot select a network; the setting `subnets` selects one for "
         "each region (https://learn.microsoft.com/azure/virtual-network/virtual-networks-overview)",
-        Feature.RESULTS: "a machine loses its disk when it ends. If the server is away when the "
-        "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-        f"without a bucket, the machine waits until its lease ends ({_NODES_PAGE}/delete)",
+        Feature.RESULTS: "a machine loses its disk when it ends. If the server is unreachable "
+        "when the work ends, the results are stored in the bucket in "
+        "`checkpoint.storage` or `server.results_url`; without a bucket, the "
+        f"machine waits until its lease ends ({_NODES_PAGE}/delete)",
     },
     options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
     settings=(
@@ -82,7 +83,7 @@ MANIFEST = Manifest(
         ),
         text(
             "resource_group",
-            "The resource group of everything that Cavvy makes. It must exist.",
+            "The resource group of all resources that Cavvy creates. The group must exist.",
             "cavvy",
         ),
         text(
@@ -123,8 +124,8 @@ MANIFEST = Manifest(
         ),
         flag(
             "public_ip",
-            "If `true`, each node has a public address, over which it calls the server. If "
-            "`false`, the subnet needs another way to the server, such as a NAT gateway.",
+            "If `true`, each node has a public address, through which it connects to the server. "
+            "If `false`, the subnet needs another route to the server, such as a NAT gateway.",
             default=True,
         ),
         text(

@@ -52,9 +52,9 @@ MANIFEST = Manifest(
         Feature.NOTICE: "Azure Batch documents no notice before it reclaims a spot machine "
         f"({_DOCS}/batch-spot-vms)",
         Feature.RESULTS: f"a job loses its machines when it ends ({_DOCS}/nodes-and-pools). If "
-        "the server is away when the work ends, the results go to the bucket in "
-        "`checkpoint.storage` or `server.results_url`; without a bucket, the job waits until its "
-        "lease ends",
+        "the server is unreachable when the work ends, the results are stored "
+        "in the bucket in `checkpoint.storage` or `server.results_url`; without "
+        "a bucket, the job waits until its lease ends",
     },
     options={"image": "the image, as for the setting `image`"},
     settings=(

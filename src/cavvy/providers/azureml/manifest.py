@@ -53,9 +53,10 @@ MANIFEST = Manifest(
         Feature.NETWORK: f"the cluster selects the network ({_CLUSTER})",
         Feature.DISK: f"the size of the cluster's machines determines the disk ({_CLUSTER})",
         Feature.RESULTS: "a command job loses its disk when it ends, except for its outputs "
-        f"({_JOB}). If the server is away when the work ends, the results go to the bucket in "
-        "`checkpoint.storage` or `server.results_url`; without a bucket, the job waits until its "
-        "lease ends",
+        f"({_JOB}). If the server is unreachable when the work ends, the results "
+        "are stored in the bucket in `checkpoint.storage` or "
+        "`server.results_url`; without a bucket, the job waits until its lease "
+        "ends",
     },
     options={
         "image": "the image, as for the setting `image`",

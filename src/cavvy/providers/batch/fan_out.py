@@ -73,7 +73,7 @@ async def whoami_all(
 
 class FanOut(Generic[_T]):
     """Sends queries to all clusters of a provider, collects their answers, and reports the clusters
-    that did not answer. One FanOut is for one kind of query, which may be sent repeatedly.
+    that did not answer. A FanOut is for one kind of query, which may be sent repeatedly.
     """
 
     def __init__(self) -> None:

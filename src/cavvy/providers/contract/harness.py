@@ -311,7 +311,7 @@ class ContractHarness:
         assert (await self.one(gang.name)).state is state
 
     async def remove(self, name: str) -> None:
-        """Remove a gang and wait until its nodes are gone."""
+        """Remove a gang and wait until its nodes no longer exist."""
         await self.ours.remove(name)
         await self.place.settle()
 
@@ -392,7 +392,8 @@ class ContractHarness:
                 pass
 
     async def clear(self) -> None:
-        """Remove every gang of the scenario, each through the provider of its own installation."""
+        """Remove every gang of the scenario, each through the provider of the gang's
+        installation."""
         providers = dict(self._made)
         for installation, name in self._names:
             provider = providers.get(installation)

@@ -153,7 +153,7 @@ def _identify(size: Json) -> KnownAccelerator | None:
 
 
 def _minimum_charge(rate: HourlyRate) -> timedelta:
-    """Return the minimum charge of 60 seconds or $0.01, whichever is more. This is the rule for CPU
+    """Return the minimum charge of 60 seconds or $0.01, whichever is more. The rule applies to CPU
     Droplets (https://docs.digitalocean.com/products/droplets/details/pricing); Cavvy assumes that
     it also applies to GPU Droplets.
     """

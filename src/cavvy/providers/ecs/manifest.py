@@ -54,9 +54,10 @@ MANIFEST = Manifest(
         Feature.NETWORK: f"ECS neither reports nor selects the speed of the network ({_TASKS})",
         Feature.DISK: "a task on Fargate has 20 GiB, and larger disks are not supported yet "
         f"({_STORAGE}); the Auto Scaling group selects the disks of its instances",
-        Feature.RESULTS: f"a task loses its disk when it ends ({_STORAGE}). If the server is away "
-        "when the work ends, the results go to the bucket in `checkpoint.storage` or "
-        "`server.results_url`; without a bucket, the task waits until its lease ends",
+        Feature.RESULTS: f"a task loses its disk when it ends ({_STORAGE}). If the server is "
+        "unreachable when the work ends, the results are stored in the bucket "
+        "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
+        "task waits until its lease ends",
     },
     options={
         "image": "the image, as for the setting `image`",
@@ -89,7 +90,7 @@ MANIFEST = Manifest(
         flag(
             "public_address",
             "Tasks on Fargate get a public address, which is billed. Without one, the subnets "
-            "need another way to the server, such as a NAT gateway.",
+            "need another route to the server, such as a NAT gateway.",
             default=True,
         ),
         text(

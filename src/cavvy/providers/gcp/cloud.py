@@ -170,7 +170,7 @@ class GcpCloud:
         return found
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """Return the machine. If the machine is gone, its end is read from the zone's
+        """Return the machine. If the machine no longer exists, its end is read from the zone's
         operations."""
         zone, _, name = machine.partition("/")
         try:

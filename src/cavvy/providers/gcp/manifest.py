@@ -62,9 +62,10 @@ MANIFEST = Manifest(
         "networks, which Cavvy does not create "
         "(https://cloud.google.com/compute/docs/gpus/gpudirect)",
         Feature.RESULTS: "a machine loses its disk when it ends "
-        "(https://cloud.google.com/compute/docs/instances/deleting-instance). If the server is "
-        "away when the work ends, the results go to the bucket in `checkpoint.storage` or "
-        "`server.results_url`; without a bucket, the machine waits until its lease ends",
+        "(https://cloud.google.com/compute/docs/instances/deleting-instance). "
+        "If the server is unreachable when the work ends, the results are "
+        "stored in the bucket in `checkpoint.storage` or `server.results_url`; "
+        "without a bucket, the machine waits until its lease ends",
     },
     project_settings=(
         "key_file",

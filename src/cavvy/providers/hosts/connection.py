@@ -155,7 +155,7 @@ class HostConnection:
         if process.returncode != 0:
             raise Refused(
                 f"{self.address.name}: its SSH server does not forward Unix sockets "
-                f"({err.decode('utf-8', 'replace').strip()[-200:]}); agents need it: "
+                f"({err.decode('utf-8', 'replace').strip()[-200:]}); agents need this forwarding: "
                 "set `AllowStreamLocalForwarding yes` in its sshd_config"
             )
 

@@ -33,8 +33,8 @@ PATIENCE = timedelta(
 
 
 class MetadataService(Struct, frozen=True, kw_only=True):
-    """The URLs of the cloud's metadata service from which a node learns its rank and its address.
-    In user data for a single node, `rank` is not a URL but the rank itself. If `address` is "", the
+    """The URLs of the cloud's metadata service from which a node reads its rank and its address. In
+    user data for a single node, `rank` is not a URL but the rank itself. If `address` is "", the
     node uses its own address on the route to the server. `first_rank` is added to a rank from the
     service.
     """

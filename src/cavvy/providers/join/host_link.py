@@ -138,7 +138,7 @@ class JoinLink:
         self._changed(None)
 
     def hang_up(self, problem: str) -> None:
-        """Mark the machine as gone."""
+        """Mark the machine as permanently disconnected."""
         self._session, self._last, self.problem, self.leaving = "", None, problem, True
         self._drop()
         self._changed(None)

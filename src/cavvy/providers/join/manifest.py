@@ -20,8 +20,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
     Feature.VOLUMES: "jobs use the existing folders of a machine; no volumes can be attached",
     Feature.NETWORK: "Cavvy neither measures nor configures the network between joined machines",
-    Feature.DISK: "jobs share the disk that holds Cavvy's folder on a machine; its type cannot be "
-    "chosen",
+    Feature.DISK: "jobs share the disk that holds Cavvy's folder on a machine; the type of the "
+    "disk cannot be chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
     Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
     "machines",

@@ -18,7 +18,7 @@ _UNCHECKED = 1
 
 
 def make_bundle(archive: bytes) -> dict[str, Any]:
-    """Make the config map. Its name contains a hash of its content."""
+    """Make the config map. The config map's name contains a hash of its content."""
     texts = {name: (_POD / name).read_text(encoding="utf-8") for name in _FILES}
     content = hashlib.sha256(
         archive + "".join(texts.values()).encode() + importlib.util.MAGIC_NUMBER

@@ -23,10 +23,9 @@ UNSUPPORTED: Mapping[Feature, str] = {
     "`pull_secrets` names",
     Feature.NETWORK: "Kubernetes does not report the network's speed, so nodes cannot be chosen "
     "by it",
-    Feature.RESULTS: "a pod loses its disk when it ends. If the server is away when the work ends, "
-    "the results go to the bucket in `checkpoint.storage` or `server.results_url`; without a "
-    "bucket, the "
-    "pod waits until its lease ends",
+    Feature.RESULTS: "a pod loses its disk when it ends. If the server is unreachable when the "
+    "work ends, the results are stored in the bucket in `checkpoint.storage` or "
+    "`server.results_url`; without a bucket, the pod waits until its lease ends",
     Feature.DISK: "pods use the nodes' own disks, whose size and type cannot be chosen",
 }
 

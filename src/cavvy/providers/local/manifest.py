@@ -19,7 +19,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.VOLUMES: "this machine has no named volumes to attach; use a `host` folder or an "
     "`nfs` export",
     Feature.NETWORK: "all ranks are on one machine, whose network Cavvy does not measure",
-    Feature.DISK: "jobs share the disk that holds Cavvy's folder; its type cannot be chosen",
+    Feature.DISK: "jobs share the disk that holds Cavvy's folder; the type of the disk cannot be "
+    "chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the machine stays on",
     Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
     "machine",

@@ -1,7 +1,7 @@
 """Processes on this machine: starts processes that continue when the server stops, identifies and
 signals them, and finds processes by the environment variables that mark them.
 
-A process is identified by its PID and its start time, because PIDs are reused. Information comes
+A process is identified by its PID and its start time, because PIDs are reused. Information is read
 from /proc on Linux, and on other systems from `ps`, which is slower.
 """
 

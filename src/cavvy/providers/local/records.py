@@ -1,4 +1,4 @@
-"""The files that record gangs. They are small JSON files, which are written atomically.
+"""The files that record gangs. The files are small JSON files, which are written atomically.
 
 gangs/NAME/gang.json          the intent, written before anything is started
 gangs/NAME/removing.json      exists during removal; contains the time of the kill

@@ -12,7 +12,7 @@ _RETRY_S = 2.0
 
 
 class ProcessWatch:
-    """A queue of names. Each watched process has a name, which is put into the queue when the
+    """A queue of names. Each watched process has a name, which is added to the queue when the
     process exits.
     """
 
@@ -25,15 +25,15 @@ class ProcessWatch:
         return await self._changes.get()
 
     def announce(self, name: str, after_s: float = 0) -> None:
-        """Put a name into the queue, at once or after a delay."""
+        """Add a name to the queue, at once or after a delay."""
         if after_s:
             asyncio.get_running_loop().call_later(after_s, self.announce, name)
         else:
             self._changes.put(name)
 
     def add(self, name: str, process: LocalProcess) -> None:
-        """Watch a process, unless it is already watched. If the process has exited, its name is put
-        into the queue at once.
+        """Watch a process, unless it is already watched. If the process has exited, its name is
+        added to the queue at once.
         """
         if process in self._descriptors or not hasattr(os, "pidfd_open"):
             return

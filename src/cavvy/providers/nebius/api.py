@@ -1,8 +1,8 @@
 """Calls Nebius's gRPC API with Nebius's own package, which also gets and renews tokens.
 
-Requests and replies are the messages' JSON form: https://protobuf.dev/programming-guides/json/.
-The messages are described in https://github.com/nebius/api. The fields of a resource's metadata,
-such as its id and its name, are returned beside its specification.
+Requests and replies are the messages' JSON form: https://protobuf.dev/programming-guides/json/. The
+messages are described in https://github.com/nebius/api. The fields of a resource's metadata, such
+as its id and its name, are returned at the same level as its specification.
 """
 
 import asyncio

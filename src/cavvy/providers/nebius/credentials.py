@@ -15,7 +15,8 @@ _PAGE = "https://docs.nebius.com/iam/service-accounts/authorized-keys"
 
 
 class NebiusCredentials(Struct, frozen=True, kw_only=True):
-    """Credentials and the place where they were found. Either `token` or `file` is set."""
+    """Credentials and the place where they were found. Either the field `token` or the field `file`
+    is set."""
 
     source: str
     token: str = ""

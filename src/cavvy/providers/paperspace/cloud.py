@@ -1,10 +1,10 @@
 """Calls Paperspace's API, version 1
 (https://docs.digitalocean.com/reference/paperspace/api-reference).
 
-The API reports neither prices nor the sizes of machine types. Both come from the catalog, whose
-instance types have the names of Paperspace's machine types. The API stores the script that a
-machine runs on its first boot as a separate object. Cavvy creates the script before the machine and
-deletes both together.
+The API reports neither prices nor the sizes of machine types. Prices and sizes come from the
+catalog, whose instance types have the names of Paperspace's machine types. The API stores the
+script that a machine runs on its first boot as a separate object. Cavvy creates the script before
+the machine and deletes both together.
 """
 
 import asyncio

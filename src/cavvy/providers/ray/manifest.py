@@ -16,10 +16,10 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.VOLUMES: "a Ray cluster has no named volumes to attach; use a `host` folder of its "
     "nodes",
     Feature.NETWORK: "Ray does not report the network's speed, and nodes cannot be chosen by it",
-    Feature.RESULTS: "a job's folder is deleted when the job ends. If the server is away when the "
-    "work ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-    "without a bucket, "
-    "the job waits until its lease ends",
+    Feature.RESULTS: "a job's folder is deleted when the job ends. If the server is unreachable "
+    "when the work ends, the results are stored in the bucket in "
+    "`checkpoint.storage` or `server.results_url`; without a bucket, the job "
+    "waits until its lease ends",
     Feature.DISK: "jobs use the nodes' own disks; size and type cannot be chosen",
 }
 

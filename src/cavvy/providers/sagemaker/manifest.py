@@ -59,8 +59,9 @@ MANIFEST = Manifest(
         Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size "
         f"({_DISK})",
         Feature.RESULTS: f"a training job loses its disk when it ends ({_DISK}). If the server is "
-        "away when the work ends, the results go to the bucket in `checkpoint.storage` or "
-        "`server.results_url`; without a bucket, the job waits until its lease ends",
+        "unreachable when the work ends, the results are stored in the bucket "
+        "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
+        "job waits until its lease ends",
     },
     options={
         "image": "the image, as for the setting `image`",

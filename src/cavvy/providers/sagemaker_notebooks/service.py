@@ -1,7 +1,7 @@
 """Runs sessions on notebook instances of Amazon SageMaker:
 https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html
 
-A notebook instance runs a script when it starts, which is an object of its own in SageMaker: its
+A notebook instance runs a script when it starts, which is a separate object in SageMaker: its
 lifecycle configuration. The configuration has the notebook's name, and is deleted some time after
 the notebook. A notebook is stopped first, which ends the bill of its instance, and then deleted
 with its disk.

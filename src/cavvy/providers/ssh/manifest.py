@@ -22,8 +22,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.VOLUMES: "hosts have no named volumes to attach; use a `host` folder or an `nfs` "
     "export",
     Feature.NETWORK: "Cavvy neither measures nor configures the network between your hosts",
-    Feature.DISK: "jobs share the disk that holds Cavvy's folder on a host; its type cannot be "
-    "chosen",
+    Feature.DISK: "jobs share the disk that holds Cavvy's folder on a host; the type of the disk "
+    "cannot be chosen",
     Feature.SELF_END: "an agent ends its work when its lease is over, but the host stays on",
     Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
     "hosts",

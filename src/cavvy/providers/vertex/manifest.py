@@ -54,9 +54,10 @@ MANIFEST = Manifest(
         Feature.DISK: "`resources.disk` selects the size of the disk; its type cannot be selected "
         f"yet ({_COMPUTE})",
         Feature.RESULTS: "a custom job loses its disk when it ends "
-        f"({_DOCS}/training/understanding-training-service). If the server is away when the work "
-        "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-        "without a bucket, the job waits until its lease ends",
+        f"({_DOCS}/training/understanding-training-service). If the server is "
+        "unreachable when the work ends, the results are stored in the bucket "
+        "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
+        "job waits until its lease ends",
     },
     options={
         "image": "the image, as for the setting `image`",

@@ -64,10 +64,10 @@ def make_manifest(
     credential and contains only keys.
     """
     results = (
-        f"{machine} loses its disk when it ends ({deletion}). If the server is away when the work "
-        "ends, the results go to the bucket in `checkpoint.storage` or `server.results_url`; "
-        "without a bucket, the "
-        f"{machine.split(maxsplit=1)[1]} waits until its lease ends"
+        f"{machine} loses its disk when it ends ({deletion}). If the server is unreachable when "
+        "the work ends, the results are stored in the bucket in `checkpoint.storage` or "
+        f"`server.results_url`; without a bucket, the {machine.split(maxsplit=1)[1]} waits until "
+        "its lease ends"
     )
     return Manifest(
         name=name,

@@ -74,12 +74,12 @@ def run_job(
     """Run one job that starts at second `start_s` of the record. A preemption loses at most
     `terms.again_s` of the gang's work.
 
-    `knows` selects what the policy knows about the markets. `margins` are added to the terms that
+    `knows` selects the policy's knowledge about the markets. `margins` are added to the terms that
     the policy receives; the job itself uses the terms without the margins. If the job still waits
     when the record ends, it has missed its deadline.
 
-    Raises PolicyFault if the policy takes spot that is unavailable according to its view, or asks
-    to decide again at a time that is not in the future.
+    Raises PolicyFault if the policy takes spot that is unavailable according to its view, or sets
+    the time of the next decision to a time that is not in the future.
     """
     quotes = world.quotes[world.at(start_s)]
     session = start_session(terms, [quote.usd_hr for quote in quotes], margins, make)

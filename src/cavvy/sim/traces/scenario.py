@@ -258,7 +258,7 @@ def _fleet(table: "_Table") -> TraceFleet:
 
 
 class _Table:
-    """A mapping in the file. Its error messages name the position in the file."""
+    """A mapping in the file. The error messages of a table name the position in the file."""
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""Represents recorded markets as a list of changes. The readers create the list; the driver goes
-from one change to the next.
+"""Represents recorded markets as a list of changes. The readers create the list; the driver
+processes one change after another.
 """
 
 from bisect import bisect_right

@@ -48,8 +48,8 @@ class ObjectInfo(Struct, frozen=True, kw_only=True):
 
 
 class SignedRequest(Struct, frozen=True, kw_only=True):
-    """A request that can be sent without credentials until it expires. It must be sent with exactly
-    these `headers`, because the signature covers them.
+    """A request that can be sent without credentials until it expires. The request must be sent
+    with exactly these `headers`, because the signature covers them.
     """
 
     method: str

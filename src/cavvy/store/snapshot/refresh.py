@@ -1,4 +1,4 @@
-"""Puts a new snapshot into the state folder: from a file, a folder or a URL, or made from newly
+"""Stores a new snapshot in the state folder: from a file, a folder or a URL, or made from newly
 fetched offers.
 """
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FileLock:
-    """Holds the lock of a file inside a `with` block."""
+    """Locks a file inside a `with` block."""
 
     def __init__(self, path: str) -> None:
         self._path = path

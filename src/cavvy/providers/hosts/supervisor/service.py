@@ -85,7 +85,7 @@ KEPT = frozenset(
 
 
 class LockBusy(Exception):
-    """Raised if another gang holds a requested device."""
+    """Raised if another gang uses a requested device."""
 
 
 class HostSupervisor:
@@ -585,7 +585,7 @@ def check_name(name: str) -> str:
 
 
 def check_free(shared: str, wanted: set[str]) -> None:
-    """Raise LockBusy if a running rank of any installation on this host holds a wanted device.
+    """Raise LockBusy if a running rank of any installation on this host uses a wanted device.
 
     Normally the control plane prevents this. The check is for two control planes that use one host,
     and for a control plane that has lost its database.

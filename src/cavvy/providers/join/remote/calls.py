@@ -1,7 +1,7 @@
 """Calls to the control plane over HTTPS, with its certificate pinned by hash.
 
 An OSError means that the caller should try again later; MachineDismissed means that the machine
-must leave for good.
+must leave permanently.
 """
 
 from __future__ import annotations
