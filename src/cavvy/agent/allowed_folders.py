@@ -264,9 +264,9 @@ def open_below(folder: int, path: str, flags: int) -> int:
 
 def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """For every file and folder below an open folder, yield the relative path, the directory entry,
-    and the descriptor of the folder that contains it. That descriptor is closed when the iteration
-    continues. A folder is yielded before its entries. Links are not followed. Folders that cannot
-    be listed are omitted; with `strict`, they raise OSError.
+    and the descriptor of the folder that contains it. The folder's descriptor is closed when the
+    iteration continues. A folder is yielded before its entries. Links are not followed. Folders
+    that cannot be listed are omitted; with `strict`, they raise OSError.
     """
     todo = [""]
     while todo:

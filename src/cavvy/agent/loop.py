@@ -46,7 +46,7 @@ class EventLoop:
         self._handlers[fd] = handler
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching `fd`. Must be called before the file is closed."""
+        """Stop watching `fd`. The method must be called before the file is closed."""
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 

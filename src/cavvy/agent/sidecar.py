@@ -105,6 +105,6 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _finish(self, done: Callable[[], None]) -> None:
-        """Do what remains after the work has ended, then call `done`. Called once when the work
-        ends, and again whenever a process ends after that.
+        """Do what remains after the work has ended, then call `done`. The method is called once
+        when the work ends, and again whenever a process ends after that.
         """

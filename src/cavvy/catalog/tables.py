@@ -1,4 +1,4 @@
-"""Reads tables of facts. These are CSV files in the folder of the module that uses them."""
+"""Reads tables of facts. The tables are CSV files in the folder of the module that uses them."""
 
 import csv
 from collections.abc import Iterable, Mapping

@@ -39,8 +39,8 @@ class OrphanReport(Struct, frozen=True, kw_only=True):
 
 class GarbageCollector:
     """Reconciles the key SWEEP, which removes unwanted gangs but not uploads, so that an
-    unresponsive storage does not delay the removal of gangs. Also does the work of `cavvy gc` and
-    the last part of `cavvy down`.
+    unresponsive storage does not delay the removal of gangs. The class also does the work of `cavvy
+    gc` and the last part of `cavvy down`.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Handles users' requests about named machines: list, start, stop, keep and forget. Also handles
-the submission of jobs to machines.
+"""Handles users' requests about named machines: list, start, stop, keep and forget. The module also
+handles the submission of jobs to machines.
 
 Errors:
 

@@ -122,7 +122,7 @@ class ProviderPool:
 
     def free(self, gang: str, offer: Offer) -> bool:
         """Stop counting the nodes of a gang that has ended or will not be launched. Returns whether
-        this may make room for a waiting job."""
+        the freed nodes may make room for a waiting job."""
         self._placed.pop(gang, None)
         limited = offer.capacity is not None and not offer.shared
         self._freed |= limited
@@ -151,7 +151,7 @@ class ProviderPool:
         return provider is not None and provider.manifest.reports_cancelled
 
     def expire(self) -> None:
-        """Discard the cached offers. Called when capacity or prices have changed."""
+        """Discard the cached offers. The method is called when capacity or prices have changed."""
         self._snapshot = None
         self.tell_expired()
 

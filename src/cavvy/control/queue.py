@@ -106,8 +106,8 @@ class QueueReconciler:
         self._arrivals = Arrivals()
 
     def delay_of_arrival(self) -> timedelta:
-        """Return how long the first placement of a newly arrived job may wait. Must be called once
-        for each new job."""
+        """Return how long the first placement of a newly arrived job may wait. The method must be
+        called once for each new job."""
         now = self._clock.now()
         self._arrivals, pause = note_arrival(self._arrivals, now, blocked=self._blocked)
         return pause

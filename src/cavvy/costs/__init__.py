@@ -1,2 +1,2 @@
 """Computes the cost of jobs, the cost of the same jobs on other offers, and how the jobs' time was
-spent. Does no I/O."""
+spent. The module does no I/O."""

@@ -43,7 +43,7 @@ class ResponseSink(Protocol):
         """Handle the end of the exchange; its replica is free again."""
 
     def want_body(self) -> None:
-        """Handle that a replica has taken the request."""
+        """Continue after a replica has taken the request."""
 
     def pause_body(self) -> None: ...
 
@@ -93,7 +93,7 @@ class Exchange:
         self._framed = head.length == NO_LENGTH
 
     def begin(self) -> None:
-        """Begin: the head has arrived, perhaps with a part of the body."""
+        """Begin when the head has arrived, perhaps with a part of the body."""
         self._begun = True
         affinity = self.service.route.affinity
         if affinity is None or self._find_key(affinity):

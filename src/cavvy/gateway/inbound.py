@@ -31,7 +31,7 @@ class OpenRequest(Protocol):
     held_bytes: int
 
     def begin(self) -> None:
-        """Begin: the head has arrived, perhaps with a part of the body."""
+        """Begin when the head has arrived, perhaps with a part of the body."""
 
     def feed(self, payload: bytes, done: bool) -> bool:
         """Add decoded bytes of the body; return False if the body is larger than permitted."""
@@ -322,7 +322,7 @@ class InboundConnection(asyncio.Protocol):
             self._pass_on(early)
 
     def _end_half(self) -> None:
-        """Handle that the replica sends no more bytes through the tunnel."""
+        """Handle the end of the bytes that the replica sends through the tunnel."""
         self._closing = True
         if self._half_closed or not self.transport.can_write_eof():
             self.transport.close()

@@ -223,8 +223,8 @@ class ReplicaPool:
             connection.begin(exchange)
 
     def _refuse(self, exchange: Exchange) -> None:
-        """Handle that the replica accepts no connections: try this replica again later, and send
-        the request to another one."""
+        """Handle a replica that accepts no connections: try this replica again later, and send the
+        request to another one."""
         self._failed += 1
         if not self.cooling and not self.draining:
             self.cooling = True

@@ -213,7 +213,7 @@ class Closeable(Protocol):
     `close`."""
 
     async def close(self) -> None:
-        """Close the files and connections. This must be the last call, made in the event loop in
+        """Close the files and connections. The call must be the last one, made in the event loop in
         which the provider was used.
         """
 

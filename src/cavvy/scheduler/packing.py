@@ -1,5 +1,5 @@
-"""Chooses the part of a shared host that a node of a gang would get. Does no I/O. The store checks
-each allocation again before it writes the allocation.
+"""Chooses the part of a shared host that a node of a gang would get. The module does no I/O. The
+store checks each allocation again before it writes the allocation.
 """
 
 from collections.abc import Iterable, Sequence

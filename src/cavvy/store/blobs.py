@@ -291,7 +291,7 @@ class ProjectBlobs:
         return self._stores[project]
 
     def sweep(self, snapshots: Collection[str], *, older_than: datetime) -> int:
-        """Call `sweep_folders` for each project. Blocks on disk I/O."""
+        """Call `sweep_folders` for each project. The method blocks on disk I/O."""
         try:
             names = sorted(path.name for path in self._root.iterdir() if path.is_dir())
         except FileNotFoundError:

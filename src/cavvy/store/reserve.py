@@ -30,7 +30,8 @@ class StopNotes:
         return {}
 
     def write(self, stops: dict[str, str]) -> None:
-        """Replace all stop requests. If this fails, the requests are lost when the process ends."""
+        """Replace all stop requests. If the write fails, the requests are lost when the process
+        ends."""
         while len(text := json.dumps(stops).encode()) > _NOTES:
             stops.popitem()
         with suppress(OSError):
@@ -72,7 +73,8 @@ def is_full(folder: str) -> bool:
 
 
 def take_room(path: Path, size: int) -> None:
-    """Create a file of `size` zero bytes. If this fails, no file is left behind. Raises OSError."""
+    """Create a file of `size` zero bytes. If the creation fails, no file is left behind. Raises
+    OSError."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:

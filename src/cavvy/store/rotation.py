@@ -73,9 +73,9 @@ async def list_keys(
 async def rotate_key(
     store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
 ) -> KeyRotation:
-    """Make a new key if the server makes its own keys. Then encrypt all secrets and credentials
-    again with new data keys and the current key, and the data keys of files with their current
-    keys. The call can be repeated after a crash, because former keys still decrypt. Raises
+    """Make a new key if the server makes its own keys. After that, encrypt all secrets and
+    credentials again with new data keys and the current key, and the data keys of files with their
+    current keys. The call can be repeated after a crash, because former keys still decrypt. Raises
     StoreUnusable if the current key cannot be used, StoreFull.
     """
     keys = sealer.keys

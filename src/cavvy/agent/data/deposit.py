@@ -79,9 +79,9 @@ class ResultsDeposit:
         self._timer: LoopTimer | None = loop.after(ASK_S, self._ask)
 
     def is_complete(self) -> bool:
-        """Return whether the results are in the bucket and the server is still silent. Called once
-        per second. Each call also starts to store the results if the server has been silent for
-        long enough.
+        """Return whether the results are in the bucket and the server is still silent. The method
+        is called once per second. Each call also starts to store the results if the server has been
+        silent for long enough.
         """
         now = time.monotonic()
         valid = len(self._uploads) > 1 and now < self._valid_until

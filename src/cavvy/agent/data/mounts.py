@@ -157,8 +157,8 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
 
 def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, str]]:
     """Return the files that the work sees in its home folder, as (source, path relative to the
-    home). Images have their own home folder, so their container makes these links itself. Raises
-    CannotBuild, OSError.
+    home). An image has its own home folder, so the container of the work makes these links itself.
+    Raises CannotBuild, OSError.
     """
     inputs = [
         (f"{config.home}/inputs/{index}", each.target) for index, each in enumerate(work.inputs)

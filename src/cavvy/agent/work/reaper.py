@@ -265,8 +265,8 @@ def removed_group(folder: str) -> bool:
 
 
 def sweep() -> None:
-    """Kill and reap all processes below this process, which must be a reaper. Used when another
-    reaper was killed.
+    """Kill and reap all processes below this process, which must be a reaper. The function is used
+    when another reaper was killed.
     """
     for _ in range(500):
         for pid in descendants(os.getpid()):

@@ -311,8 +311,8 @@ class Checkpoints:
         files: Sequence[CheckpointFile],
         made_at: datetime,
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
-        """Like `commit`, for files in a bucket. Only the sizes of the files are checked now; their
-        contents are checked when they are downloaded."""
+        """Like `commit`, for files in a bucket. At commit, only the sizes of the files are checked;
+        their contents are checked when they are downloaded."""
         held = await in_thread(bucket_checkpoints.held)
         wanted = [each for each in files if each.link is None]
         if missing := sorted(
@@ -431,7 +431,7 @@ class Checkpoints:
         self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
     ) -> None:
         """Make a checkpoint of the files that work on this machine has left in the job's folder.
-        Called when the next attempt runs on other nodes.
+        The method is called when the next attempt runs on other nodes.
         """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         saved = await self._store.checkpoints(job.id)
@@ -449,8 +449,8 @@ class Checkpoints:
     async def _to_folder(
         self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
     ) -> None:
-        """Fill the job's folder with the newest uploaded checkpoint. Called when the attempt runs
-        on this machine."""
+        """Fill the job's folder with the newest uploaded checkpoint. The method is called when the
+        attempt runs on this machine."""
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         if user >= attempt.number:
             return

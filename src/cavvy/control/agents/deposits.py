@@ -153,9 +153,9 @@ class Deposits:
         self, job: JobRecord, attempt: Attempt, ranks: Ranks, *, billed: bool
     ) -> frozenset[int] | None:
         """Read the results of these ranks, whose nodes have ended, from the bucket and apply them.
-        This runs in the background. Returns the ranks whose results are still being read; None if
-        there is nothing to read. If a rank's agent has sent a message since its results were read,
-        the results are read again.
+        The results are read in the background. Returns the ranks whose results are still being
+        read; None if there is nothing to read. If a rank's agent has sent a message since its
+        results were read, the results are read again.
 
         Reading stops after some time without progress; this time is shorter if other nodes of the
         gang are `billed`. Reading may first wait for other gangs: a billed gang waits only for
@@ -184,9 +184,9 @@ class Deposits:
         return left
 
     def note(self, job: JobRecord, attempt: Attempt) -> None:
-        """Must be called after each write of the attempt. Once the outcome of the attempt's work is
-        decided, reading of its results stops. Once the attempt has ended, its objects are removed
-        from the bucket.
+        """Handle a write of the attempt; called after each write. Once the outcome of the
+        attempt's work is decided, reading of its results stops. Once the attempt has ended, its
+        objects are removed from the bucket.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return

@@ -1,5 +1,5 @@
-"""Applies agents' messages to the rows of their nodes, and creates the events that users see. Does
-no I/O."""
+"""Applies agents' messages to the rows of their nodes, and creates the events that users see. The
+module does no I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta

@@ -207,8 +207,8 @@ class UnfinishedUploads:
             await self._forget(objects.url, objects.key(path), upload)
 
     async def _forget(self, url: str, key: str, upload: str) -> None:
-        """Delete a record. If this fails, `sweep` aborts the upload again later, which is harmless
-        even if the upload no longer exists.
+        """Delete a record. If the deletion fails, `sweep` aborts the upload again later, which is
+        harmless even if the upload no longer exists.
         """
         record = UnfinishedUpload(
             project="", job_id="", attempt_id="", url=url, key=key, upload=upload

@@ -60,7 +60,8 @@ class WarmPool:
         self._kept: dict[str, Attempt] | None = None  # the kept gangs' attempts, by attempt ID
 
     def note(self, attempt: Attempt) -> None:
-        """Update the list of warm gangs. Must be called after each write of an attempt."""
+        """Update the list of warm gangs. The method must be called after each write of an
+        attempt."""
         if self._kept is not None:
             if attempt.phase is AttemptPhase.KEPT:
                 self._kept[attempt.id] = attempt

@@ -177,8 +177,8 @@ class BatchService:
         await self._forget(region, some)
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister a job's definitions. If this fails, they remain, which
-        costs nothing."""
+        """Deregister a job's definitions. If this fails, the definitions remain, which costs
+        nothing."""
         for each in definitions:
             with suppress(CloudFault):
                 await self._aws.call(region, "deregister_job_definition", jobDefinition=each)

@@ -127,7 +127,7 @@ class EcsCapacity:
         )
 
     def _make_offers(self, region: str, capacity: Capacity) -> Sequence[Offer] | str:
-        """Return the offers of one entry, or the reason why the entry has none. This reads
+        """Return the offers of one entry, or the reason why the entry has none. The function reads
         files."""
         if not capacity.instance_type:
             public = bool(self._settings["public_address"])

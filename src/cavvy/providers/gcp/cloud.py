@@ -126,7 +126,7 @@ class GcpCloud:
         return await self._quotas.read()
 
     def _read_live(self) -> LivePrices:
-        """Google's list of prices. Blocks; raises PriceError."""
+        """Google's list of prices. The call blocks and raises PriceError."""
         query = PriceQuery(machines={}, today=self._now().date(), progress=_ignore, pause=_ignore)
         return read_live(self._prices.list_skus(query), query.today)
 

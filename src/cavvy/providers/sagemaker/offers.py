@@ -72,7 +72,8 @@ class InstanceOffers:
         return found
 
     def _find_machines(self, names: Sequence[str]) -> Mapping[str, Offer | None]:
-        """Return the catalog's offers of EC2 for instance types of SageMaker. This reads files."""
+        """Return the catalog's offers of EC2 for instance types of SageMaker. The function reads
+        files."""
         find = self._context.find_instance
         return {each: find("aws", each.removeprefix("ml.")) for each in names}
 

@@ -176,7 +176,7 @@ class NotebookInstances:
 
     async def _tidy(self, region: str, notebooks: set[str]) -> None:
         """Delete scripts whose notebook was deleted or never created. Deregister a job's
-        definitions. If this fails, they remain, which costs nothing.
+        definitions. If this fails, the definitions remain, which costs nothing.
         """
         now = self._now()
         if region in self._tidied and now - self._tidied[region] < _TIDIED:

@@ -67,7 +67,7 @@ def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span
 class _Search:
     """The lowest cost of each state: `idle[m][p]` if the job idles with its checkpoint in market m,
     and `runs[m, spot][p]` if a gang runs in market m. Index p means that p - overhead units of work
-    are done. This number is negative while the first gang is still loading.
+    are done. The difference is negative while the first gang is still loading.
     """
 
     def __init__(self, terms: JobTerms, unit: int) -> None:

@@ -84,8 +84,8 @@ class EncryptedFile:
         return data[offset - start : end - start]
 
     def append(self, data: bytes) -> None:
-        """Write bytes at the end. If this fails, the file is unchanged. Raises StoreUnusable if the
-        last block cannot be read, OSError.
+        """Write bytes at the end. If the write fails, the file is unchanged. Raises StoreUnusable
+        if the last block cannot be read, OSError.
         """
         size, plain = self.size, self._layout.plain
         number, kept = divmod(size, plain)

@@ -57,8 +57,8 @@ class FileKeyUse(Struct, frozen=True, kw_only=True):
 
 
 class FileKeys:
-    """The data keys of all projects, below the folder `root`. Blocks on disk I/O, and on AWS KMS
-    at the first use of a key.
+    """The data keys of all projects, below the folder `root`. The methods block on disk I/O, and on
+    AWS KMS at the first use of a key.
     """
 
     def __init__(self, root: Path, folder_key: Path, places: FileKeyPlaces) -> None:

@@ -103,7 +103,7 @@ def _load(private_key: str) -> "RSAPrivateKey":
 
 
 class NoSigner(Struct, frozen=True, kw_only=True):
-    """Signs nothing. Used for emulators, and for buckets that anyone may read."""
+    """Signs nothing. The class is used for emulators, and for buckets that anyone may read."""
 
     def sign(
         self, method: str, url: str, query: Mapping[str, str], now: datetime, expires_s: int

@@ -29,7 +29,7 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
     """Copy a snapshot from a file, a folder or a URL, check it and use it from now on. Returns its
     path.
 
-    If that fails, raise SnapshotError and keep the current catalog.
+    If the new snapshot is not usable, raise SnapshotError and keep the current catalog.
     """
     with _new_file() as new:
         if "://" in place:
