@@ -146,7 +146,9 @@ class TestComputeInstances(RestContract):
 
     def test_a_workspace_that_does_not_exist_is_refused(self, account: RestPlace) -> None:
         other = account.provider("ours", workspace="other")
-        with pytest.raises(Refused, match=r"\[providers.azureml-notebooks\] workspace: the workspace"):
+        with pytest.raises(
+            Refused, match=r"\[providers.azureml-notebooks\] workspace: the workspace"
+        ):
             asyncio.run(other.offers())
 
     def test_a_missing_right_is_refused_before_a_plan(self, account: RestPlace) -> None:
