@@ -59,11 +59,7 @@ from cavvy.providers.abilities import (
     SHARES_HOSTS,
     ability,
 )
-from cavvy.providers.base import (
-    AgentEndpoint,
-    Provider,
-    ProviderError,
-)
+from cavvy.providers.base import AgentEndpoint, Provider, ProviderError
 from cavvy.providers.hosts.configs import LEAVES_AFTER_S
 from cavvy.store.base import LeaseLost, RowNotFound, Store, StoreError
 from cavvy.store.channel import ServerSignal, SignalKind
@@ -81,24 +77,19 @@ _log = logging.getLogger(__name__)
 class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     """Services of the surrounding server that the control plane needs."""
 
-    agent_endpoint: Callable[
-        [str], AgentEndpoint
-    ]  # returns the server's address for the agents of a gang
+    agent_endpoint: Callable[[str], AgentEndpoint]  # the server's address for a gang's agents
     open_secrets: OpenSecrets
     storage: Callable[[JobRecord], str]  # returns the folder of a job, which outlives its attempts
-    folders: CheckpointFolders | None = (
-        None  # where checkpoints are stored; None if every provider has access to `storage`
-    )
+    # where checkpoints are stored; None if every provider has access to `storage`
+    folders: CheckpointFolders | None = None
     read_blob: ReadBlob | None = None  # reads blobs of frozen folders
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the server's environment variables, which may contain storage keys for all projects
+    # the server's environment variables, which may contain storage keys for all projects
+    environment: Mapping[str, str] = field(default_factory=dict)
     # reads the prices of outgoing data; None means that all data is free
     egress: ReadEgress | None = None
     egress_dates: ReadEgressDates | None = None  # reads the dates of these prices
-    tidy: Callable[[datetime], Awaitable[None]] | None = (
-        None  # removes data that no job needs; called at every garbage collection
-    )
+    # removes data that no job needs; called at every garbage collection
+    tidy: Callable[[datetime], Awaitable[None]] | None = None
     deposits: DepositDependencies | None = None  # None: nodes store no results in buckets
     notes: Notes | None = None  # where stops are recorded while the disk is full
     post: Post | None = None  # sends webhooks; if None, they are sent by HTTP
