@@ -12,6 +12,7 @@ from cavvy.sim.serving.comparison import (
     ServingWay,
     WayCost,
     compare_ways,
+    find_busy_s,
     find_crossings,
     find_steady,
     scale_load,
@@ -63,6 +64,13 @@ def test_stated_prices_are_used() -> None:
     # 140 seconds of work a day
     assert costs[ServingWay.SERVERLESS] == pytest.approx(140 / 3600 * 6.0 * MONTH_HOURS / 24)
     assert costs[ServingWay.SPOT_MIX] is None
+
+
+def test_replicas_work_as_long_as_they_have_requests() -> None:
+    apart = trace([0.0, 100.0], 10.0)
+    assert find_busy_s(apart, 8) == 20, "one request keeps a whole replica"
+    assert find_busy_s(trace([0.0, 5.0], 10.0), 8) == 15
+    assert find_busy_s(trace([0.0, 5.0], 10.0), 1) == 20
 
 
 def test_a_load_is_scaled() -> None:

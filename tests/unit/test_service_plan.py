@@ -51,4 +51,4 @@ def test_mistakes_are_told(folder: Path) -> None:
     assert "the file describes a job" in str(plan(folder, file="job.yaml"))
     assert "ends in .svg" in str(plan(folder, "--plot", "a.txt"))
     (folder / "day.csv").write_text("a,b\n1,2\n")
-    assert "of no known format" in str(plan(folder))
+    assert "expected one request in each row" in str(plan(folder))

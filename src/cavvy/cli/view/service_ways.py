@@ -74,7 +74,9 @@ def print_ways(
         )
     if not crossings:
         least, most = (f(each.per_day for each in loads) for f in (min, max))
-        click.echo(f"one way is the cheapest from {least:,.0f} to {most:,.0f} requests a day")
+        known = [each for each in recorded.costs if each.usd_month is not None]
+        best = min(known, key=lambda each: each.usd_month or 0.0).way
+        click.echo(f"{best} is the cheapest from {least:,.0f} to {most:,.0f} requests a day")
     if prices.spot is not None and not prices.spot_recorded:
         click.echo("note: spot is assumed never to be lost; add --spot-capacity", err=True)
     if prices.serverless_usd_hr is not None:

@@ -100,7 +100,7 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
     """The ways whose costs need no autoscaler."""
     steady = find_steady(load, terms)
-    busy_hours = load.work_s / terms.scaling.concurrency / 3600
+    busy_hours = find_busy_s(load, terms.scaling.concurrency) / 3600
     demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr
     endpoint = None if managed is None else steady.most * managed * MONTH_HOURS
     serverless = terms.serverless_usd_hr
@@ -112,6 +112,19 @@ def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> l
             usd_month=None if serverless is None else busy_hours * serverless / months,
         ),
     ]
+
+
+def find_busy_s(load: RequestTrace, concurrency: int) -> float:
+    """Return the seconds for which replicas work if each request starts when it arrives: at each
+    moment, as many replicas work as the requests in flight need.
+    """
+    changes = [(at, 1) for at in load.arrivals_s]
+    changes += [(at + work, -1) for at, work in zip(load.arrivals_s, load.services_s, strict=True)]
+    busy, in_flight, since = 0.0, 0, 0.0
+    for at, change in sorted(changes):
+        busy += ceil(in_flight / concurrency) * (at - since)
+        in_flight, since = in_flight + change, at
+    return busy
 
 
 def find_steady(load: RequestTrace, terms: ComparisonTerms) -> ServingScore:
