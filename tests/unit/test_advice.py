@@ -74,6 +74,7 @@ def test_a_healthy_run_gets_no_advice() -> None:
     ("changes", "expected"),
     [
         ({"gpu_percent": 4.9}, [("idle gpu", 398)]),
+        ({"nodes": 4, "hours": 400, "idle_ranks": (2,)}, [("idle gpu", 99)]),
         ({"gpu_percent": 5.0, "cpu_percent": 1600}, [("starved by data", 378)]),
         ({"gpu_percent": 4.9, "measured": HOUR / 2}, []),
         ({"gpu_percent": 4.9, "hours": 0.9}, []),
@@ -99,6 +100,16 @@ def test_amounts_are_for_a_month_and_attempts_are_added_up() -> None:
     assert waste.amount == Money(2 * 398_000_000)
     assert waste.monthly == Money(4 * 398_000_000)
     assert describe_remedy(replace(waste, unfinished=True), "train") == "cavvy stop train"
+
+
+def test_the_idle_nodes_of_a_job_are_named() -> None:
+    run = replace(PLAIN, nodes=4, hours=400, idle_ranks=(3,), gpu_percent=70.0)
+    [waste] = advise([run, replace(run, attempt=2, idle_ranks=(1, 3))], OFFERS, PERIOD)
+    assert waste.ranks == (1, 3)
+    assert "rank 1, 3 does not use its GPUs" in describe_remedy(waste, "train")
+    for runs in ([run, replace(run, gpu_percent=1.0)], [replace(run, gpu_percent=1.0), run]):
+        [waste] = advise(runs, OFFERS, PERIOD)
+        assert waste.ranks == ()
 
 
 def test_a_session_is_not_told_to_use_spot() -> None:

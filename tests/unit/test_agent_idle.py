@@ -81,6 +81,17 @@ def test_without_a_gpu_limit_a_busy_cpu_is_not_idle(monkeypatch: pytest.MonkeyPa
     assert watched.run(120, cpu=100, gpu=0) == (120, "")
 
 
+def test_a_node_reports_how_long_its_gpus_have_been_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, idle_s=None)
+    watched.run(20, cpu=100, gpu=4)
+    assert watched.said[-1][1]["values"]["gpu_idle_s"] == pytest.approx(1200, abs=10)
+    watched.run(1, cpu=100, gpu=40)
+    assert "gpu_idle_s" not in watched.said[-1][1]["values"]
+    watched.monitor.gpus = {}
+    watched.run(20, cpu=100)
+    assert "gpu_idle_s" not in watched.said[-1][1]["values"]
+
+
 def test_means_are_weighted_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, idle_s=None)
     watched.run(10, cpu=100, gpu=90)

@@ -1,6 +1,7 @@
 """`cavvy dev`: the session that it submits, and how it shows the way in."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def read(tmp_path: Path, text: str, ide: str = "ssh", **overrides: object) -> di
     path = tmp_path / "task.yaml"
     path.write_text(text)
     given = json.dumps({"run": "the session", **overrides})
-    task = dev._read_session(str(path), {}, ReadOptions(overrides=given), ide).task
+    task = dev._read_session(str(path), {}, ReadOptions(overrides=given), ide, None).task
     return {
         "run": task.run,
         "machine": task.machine,
@@ -55,3 +56,25 @@ def test_jupyter_is_installed_in_the_setup_of_a_task_without_one(
     tmp_path: Path, text: str, installs: bool
 ) -> None:
     assert (read(tmp_path, text, "jupyter")["setup"] == dev._INSTALL) is installs
+
+
+GPU_LIMIT = "{run: x, limits: {idle: {gpu: 8%, for: 45m}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "percent", "minutes"),
+    [
+        (GPU_LIMIT, None, 8, 45),
+        (GPU_LIMIT, "3", 3, 45),
+        ("{run: x, keep: 1h}", "5%", 5, 60),
+        ("{run: x}", None, 0, 30),
+    ],
+)
+def test_a_session_has_a_limit_of_its_gpus(
+    tmp_path: Path, text: str, option: str | None, percent: float, minutes: float
+) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(text)
+    task = dev._read_session(str(path), {}, ReadOptions(overrides="{}"), "ssh", option).task
+    assert task.limits.idle_gpu_percent == percent
+    assert task.limits.idle == task.keep == timedelta(minutes=minutes)

@@ -31,6 +31,7 @@ from cavvy.cli.view import synonyms
 from cavvy.client import ApiError, ConnectionLost, wire
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView
 from cavvy.domain.tasks import StartWindow, TaskSpec
+from cavvy.domain.values import replace
 
 __all__ = ["client"]
 FOUND = wire.CleanupItem(
@@ -125,6 +126,17 @@ def test_ps_says_that_there_are_older_jobs(client: FakeClient) -> None:
     assert len(json.loads(run("ps", "--all", "-o", "json").stdout)) == 21
     client.all_jobs = {}
     assert "cavvy run" in run("ps").stdout
+
+
+def test_status_names_the_ranks_whose_gpus_are_idle(client: FakeClient) -> None:
+    idle_s = (0, 299, 300, 5400)
+    nodes = [make_node(rank=at, telemetry={"gpu_idle_s": each}) for at, each in enumerate(idle_s)]
+    nodes[2] = replace(nodes[2], exited_at=datetime.now(UTC))
+    client.all_jobs["now"] = make_job("now", "running", attempts=[make_attempt(1, nodes=nodes)])
+    told = run("status", "now").stdout
+    assert "idle gpus  rank 3 for 1h30m\n" in told
+    client.all_jobs["now"] = make_job("now", "done", attempts=[make_attempt(1, nodes=nodes)])
+    assert "idle gpus" not in run("status", "now").stdout
 
 
 def test_status_tells_where_a_job_stands(client: FakeClient) -> None:

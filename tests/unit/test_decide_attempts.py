@@ -528,6 +528,18 @@ class TestRunning:
         limited = replace(told, job=replace(job, stop_cause=StopCause.BUDGET))
         assert ends_as(decide_attempt(limited, at(2)), AttemptOutcome.LIMIT)
 
+    def test_the_rank_whose_gpu_was_idle_is_named(self) -> None:
+        idle = with_exit(view(ranks=2), 1, AttemptOutcome.LIMIT, 143)
+        action = decide_attempt(with_exit(idle, 0, AttemptOutcome.STOPPED, 143), at(2))
+        assert ends_as(action, AttemptOutcome.LIMIT)
+        assert isinstance(action, a.AdvanceAttempt)
+        assert (action.reason or "").endswith(" on rank 1")
+        job = make_job(JobPhase.STOPPING, stop_reason="spent", stop_cause=StopCause.BUDGET)
+        spent = with_exit(replace(view(ranks=2), job=job), 1, AttemptOutcome.STOPPED, 143)
+        action = decide_attempt(with_exit(spent, 0, AttemptOutcome.STOPPED, 143), at(2))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert "on rank" not in (action.reason or "")
+
     @pytest.mark.parametrize(
         ("exited", "outcome"), [(1, AttemptOutcome.EXIT), (3, AttemptOutcome.STOPPED)]
     )

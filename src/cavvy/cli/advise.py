@@ -38,6 +38,7 @@ def command(project: str | None, since: datetime | None, output: str) -> None:
         TableColumn("monthly_micros", "A MONTH", show),
         TableColumn("amount_micros", hidden=True),
         TableColumn("offer", hidden=True),
+        TableColumn("ranks", hidden=True),
         TableColumn("remedy", "END IT", wrap=True),
     ]
     rows = [
@@ -48,6 +49,7 @@ def command(project: str | None, since: datetime | None, output: str) -> None:
             waste.monthly.micros,
             waste.amount.micros,
             None if waste.offer is None else waste.offer.key,
+            list(waste.ranks),
             describe_remedy(waste, named(waste.project, waste.job)),
         )
         for waste in found

@@ -79,6 +79,11 @@ class DevCommand(TaskCommand):
     default="ssh",
     help="What to open: a shell, VS Code, or Jupyter in a browser.",
 )
+@click.option(
+    "--idle-gpu",
+    metavar="PERCENT",
+    help="Also end when the GPUs are used less for --keep, even if CPUs or users are busy.",
+)
 @click.option("--no-open", is_flag=True, help="Only start the session and show how to connect.")
 def command(
     file: str,
@@ -87,6 +92,7 @@ def command(
     yes: bool,
     project: str | None,
     ide: str,
+    idle_gpu: str | None,
     no_open: bool,
 ) -> None:
     """Get a machine for interactive work, and open a shell, VS Code or Jupyter on it.
@@ -94,13 +100,15 @@ def command(
     The machine is called dev unless --machine names it. Run the command again to reconnect. The
     session and its machine end after they have been idle for --keep (default: 30m): no output, no
     CPU use by your programs and no connection. A warning appears in the job's events before that.
+    With --idle-gpu 5%, they end when the GPUs have been idle for that time, also if CPUs or
+    users are busy.
     With a task file, the session has the file's resources, setup, folder and environment, but does
     not run its commands.
     """
     from cavvy.cli.run import say_machine, submit_loaded
 
     params = read_params(param)
-    loaded = _read_session(file, params, options, ide)
+    loaded = _read_session(file, params, options, ide, idle_gpu)
     name = loaded.task.machine or _USUAL_NAME
     with session() as client:
         project = project or loaded.task.project
@@ -128,7 +136,7 @@ def command(
 
 
 def _read_session(
-    file: str, params: dict[str, str], options: "ReadOptions", ide: str
+    file: str, params: dict[str, str], options: "ReadOptions", ide: str, idle_gpu: str | None
 ) -> "LoadedTask":
     """Read the task as a session. The session's idle limit is the keep time of its machine.
 
@@ -147,9 +155,11 @@ def _read_session(
             overrides.setdefault("machine", task.machine)
         if length := task.limits.idle or task.keep:
             overrides.setdefault("keep", length.total_seconds())
+        idle_gpu = idle_gpu or str(task.limits.idle_gpu_percent or "")
     idle = overrides.setdefault("keep", _USUAL_IDLE)
     overrides.setdefault("machine", _USUAL_NAME)
-    overrides.setdefault("limits", {})["idle"] = idle
+    limits = overrides.setdefault("limits", {})
+    limits["idle"] = {"gpu": idle_gpu, "for": idle} if idle_gpu else idle
     overrides["session"] = True
     loaded = read_task(file, params, replace(options, overrides=json.dumps(overrides)))
     if ide == "jupyter" and loaded.task.setup is None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import ForecastView, JobDetail
 
+_IDLE_TOLD_S = 300  # loading and compiling leave GPUs idle for shorter times
+
 
 @click.command("status")
 @job_argument
@@ -74,7 +76,21 @@ def _facts(job: "JobDetail") -> list[tuple[str, object]]:
         else ""
     )
     facts.append(("spent", formatting.show_money(job.spent_micros) + ceiling))
-    return facts + _progress_facts(job)
+    return facts + _progress_facts(job) + _idle_facts(job)
+
+
+def _idle_facts(job: "JobDetail") -> list[tuple[str, object]]:
+    """Return the ranks whose GPUs have been idle for five minutes or more."""
+    own = next((attempt for attempt in job.attempts if attempt.number == job.attempt), None)
+    if own is None or job.phase != "running":
+        return []
+    idle = [
+        f"rank {node.rank} for {format_duration(timedelta(seconds=lasted))}"
+        for node in own.nodes
+        if (lasted := round(node.telemetry.get("gpu_idle_s", 0))) >= _IDLE_TOLD_S
+        and node.exited_at is None
+    ]
+    return [("idle gpus", ", ".join(idle))] if idle else []
 
 
 def _progress_facts(job: "JobDetail") -> list[tuple[str, object]]:

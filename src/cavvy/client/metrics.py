@@ -7,11 +7,12 @@ if TYPE_CHECKING:
     from cavvy.client.wire import JobDetail
 
 
-# Names of telemetry values for the whole time since the work began, which agents report in addition
-# to the current use.
+# Names of telemetry values for the time since the work began, or since the GPUs were last used,
+# which agents report in addition to the current use.
 TOTALS = frozenset(
     {
         "cpu_mean_percent",
+        "gpu_idle_s",
         "gpu_mean_percent",
         "gpu_memory_peak_mib",
         "measured_s",

@@ -24,7 +24,7 @@ _MONTH = timedelta(days=30)
 _SHORTEST_HOURS = 1.0
 # Waste below a dollar a month is not reported.
 _LEAST = Money(1_000_000)
-_IDLE_PERCENT = 5.0  # the default of `limits.idle.gpu`
+IDLE_PERCENT = 5.0  # the default of `limits.idle.gpu`
 _IDLE_HOURS = 0.5  # the default of `limits.idle.for`
 # The use of a GPU that never waits for data; the rest is the host's time between steps.
 _FED = 0.95
@@ -72,6 +72,7 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
     session: bool = False
     cpu_percent: float | None = None
     gpu_percent: float | None = None
+    idle_ranks: tuple[int, ...] = ()  # the nodes whose own mean is below 5 %
     memory_peak_mib: float | None = None
     gpu_memory_peak_mib: float | None = None  # memory of all GPUs of a node
     measured: timedelta = timedelta(0)
@@ -133,6 +134,7 @@ class Waste(Struct, frozen=True, kw_only=True):
     offer: Offer | None = None
     every: timedelta | None = None
     percent: float | None = None
+    ranks: tuple[int, ...] = ()  # the idle nodes, if the others of the job are not
     volume: ObservedVolume | None = None
     machine: ObservedMachine | None = None
 
@@ -168,8 +170,18 @@ def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedel
                 offer=saving.offer,
                 every=saving.every,
                 percent=run.gpu_percent,
+                ranks=_merge_ranks(found.get(key), run, kind),
             )
     return sort_waste(waste for waste in found.values() if waste.monthly >= _LEAST)
+
+
+def _merge_ranks(before: Waste | None, run: ObservedRun, kind: WasteKind) -> tuple[int, ...]:
+    """The idle nodes of a job's runs; () if all nodes of a run are idle, or for other waste."""
+    if kind is not WasteKind.IDLE_GPU or _is_idle(run):
+        return ()
+    if before is None:
+        return run.idle_ranks
+    return tuple(sorted({*before.ranks, *run.idle_ranks})) if before.ranks else ()
 
 
 def sort_waste(found: Iterable[Waste]) -> list[Waste]:
@@ -229,7 +241,7 @@ def _is_long(run: ObservedRun) -> bool:
 
 
 def _is_idle(run: ObservedRun) -> bool:
-    return run.gpu_percent is not None and run.gpu_percent < _IDLE_PERCENT
+    return run.gpu_percent is not None and run.gpu_percent < IDLE_PERCENT
 
 
 def _is_starved(run: ObservedRun) -> bool:
@@ -239,16 +251,18 @@ def _is_starved(run: ObservedRun) -> bool:
     if run.cpu_percent is None or run.gpu_percent is None or not run.offer.vcpus:
         return False
     full = run.cpu_percent >= _CPUS_FULL * 100 * run.offer.vcpus
-    return full and _IDLE_PERCENT <= run.gpu_percent < _STARVED_PERCENT
+    return full and IDLE_PERCENT <= run.gpu_percent < _STARVED_PERCENT
 
 
 def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the cost of all but the first half hour, after which `limits.idle` would have stopped
-    the run.
+    the run. If only some nodes are idle, their part of it.
     """
-    if not run.offer.accelerator_count or not _is_idle(run) or not _is_long(run):
+    if not run.offer.accelerator_count or not _is_long(run):
         return None
-    return _Saving(micros=run.charged.micros * (1 - _IDLE_HOURS / run.node_hours))
+    part = 1.0 if _is_idle(run) else len(run.idle_ranks) / run.nodes
+    saved = run.charged.micros * part * (1 - _IDLE_HOURS / run.node_hours)
+    return _Saving(micros=saved) if part else None
 
 
 def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:

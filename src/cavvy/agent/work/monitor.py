@@ -31,6 +31,8 @@ CHECKPOINT_S = 3.0
 SHORTEST_S = 0.02
 IDLE_CPU_PERCENT = 1.0  # percent of one CPU; work that uses less counts as waiting
 IDLE_GPU_PERCENT = 1.0
+# GPU use below which a node reports how long its GPUs have been idle, if the task sets no limit
+LOW_GPU_PERCENT = 5.0
 WARN_S = 300.0  # seconds from the warning until idle work is ended; at most half of the idle limit
 _AT_FDCWD, _NO_FOLLOW, _STATX_BTIME = -100, 0x100, 0x800  # linux/fcntl.h, linux/stat.h
 
@@ -202,7 +204,7 @@ class WorkMonitor:
             or self.gpus.get("gpu_percent", 0) >= IDLE_GPU_PERCENT
         ):
             self._busy_at = now
-        if self.gpus.get("gpu_percent", 100) >= self._idle_gpu_percent:
+        if self.gpus.get("gpu_percent", 100) >= (self._idle_gpu_percent or LOW_GPU_PERCENT):
             self._gpu_busy_at = now
         if now - self._told_at >= TELEMETRY_S - 0.5:
             since, self._told_at = max(self._told_at, self._began_at), now
@@ -211,6 +213,8 @@ class WorkMonitor:
                 for name in ("cpu_percent", "memory_mib", "memory_peak_mib")
             }
             values.update(self.gpus)
+            if self._gpu_busy_at < now:
+                values["gpu_idle_s"] = round(now - self._gpu_busy_at)
             self._say("telemetry", values=dict(values, **self._means.add(values, now - since)))
 
     def _tell(self, values: dict[str, object]) -> None:

@@ -94,7 +94,7 @@ def add_up(lines: Iterable[LedgerLine]) -> Mapping[str, ChargedAttempt]:
 
 def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) -> "ObservedRun":
     """Return the resource use of the attempt, from its nodes' telemetry, and its cost."""
-    from cavvy.planner.advice import ObservedRun
+    from cavvy.planner.advice import IDLE_PERCENT, ObservedRun
 
     task = decode(job.task, type=TaskSpec)
     micros, hours = charged.micros, charged.hours
@@ -114,7 +114,13 @@ def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) 
         kept_hours=hours.get(ChargeKind.KEPT, 0.0) if alone else 0.0,
         unattached=_unattached(charged),
     )
-    return _measured(run, [node.telemetry for node in attempt.nodes])
+    idle = tuple(
+        node.rank
+        for node in attempt.nodes
+        if node.telemetry.get("gpu_mean_percent", 100) < IDLE_PERCENT
+    )
+    told = [node.telemetry for node in attempt.nodes]
+    return replace(_measured(run, told), idle_ranks=idle)
 
 
 def _unattached(charged: ChargedAttempt) -> Money:

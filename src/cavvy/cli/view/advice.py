@@ -10,10 +10,8 @@ def describe_remedy(waste: Waste, job: str) -> str:
     """
     offer = waste.offer
     match waste.kind:
-        case WasteKind.IDLE_GPU if waste.unfinished:
-            return f"cavvy stop {job}"
         case WasteKind.IDLE_GPU:
-            return "limits: {idle: {gpu: 5%, for: 30m}}"
+            return _end_idle(waste, job)
         case WasteKind.UNUSED_MEMORY if offer is not None:
             return f"resources: {{instance: {offer.instance_type}}}"
         case WasteKind.STARVED:
@@ -37,3 +35,10 @@ def describe_remedy(waste: Waste, job: str) -> str:
             return f"aws ec2 delete-volume --region {volume.region} --volume-id {volume.id}"
         case _:
             return "cavvy gc --remove"
+
+
+def _end_idle(waste: Waste, job: str) -> str:
+    if waste.ranks:
+        told = ", ".join(map(str, waste.ranks))
+        return f"nodes: fewer, because rank {told} does not use its GPUs (cavvy status {job})"
+    return f"cavvy stop {job}" if waste.unfinished else "limits: {idle: {gpu: 5%, for: 30m}}"

@@ -256,10 +256,10 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
         # notice, which may be days.
         return waiting if _wanted(view) else None
     outcome = _outcome_of(view, first, lost)
-    alone = len(view.nodes) > 1 and outcome in (
-        AttemptOutcome.EXIT,
-        AttemptOutcome.SETUP,
-        AttemptOutcome.NODE,
+    # A limit of the job ends all nodes; a limit of idle time is reached by one of them.
+    alone = len(view.nodes) > 1 and (
+        outcome in (AttemptOutcome.EXIT, AttemptOutcome.SETUP, AttemptOutcome.NODE)
+        or outcome is first.exit_outcome is AttemptOutcome.LIMIT
     )
     where = f" on rank {first.rank}" if alone and first not in lost else ""
     early = "; the work ended with exit code 0, but did not report that it is complete"
