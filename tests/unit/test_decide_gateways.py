@@ -56,6 +56,22 @@ def test_a_gateway_that_counted_before_its_server_came_does_not_count_twice() ->
     assert count(add(found, a=tell(10), b=tell(1001))) == 11
 
 
+def test_a_gateway_that_does_not_answer_for_a_while_counts_once() -> None:
+    totals = add(GatewayTotals(), a=tell(1000, fresh=True), b=tell(10, fresh=True))
+    totals = add(totals, b=tell(10, fresh=True))  # a loaded machine: no answer in time
+    totals = add(totals, a=tell(1005, fresh=True), b=tell(10, fresh=True))
+    assert count(totals) == 1015
+
+
+def test_a_gateway_that_began_again_and_counted_as_much_counts_in_full() -> None:
+    def worked(epoch: str) -> Any:
+        return {epoch: {"r1": {"": KeyWork(requests=1, work_us=1)}}}
+
+    totals = add(GatewayTotals(), a=tell(3, work=worked("first"), fresh=True))
+    totals = add(totals, a=tell(5, at_s=2.0, work=worked("second"), fresh=True))
+    assert count(totals) == 8
+
+
 def test_a_canary_counts_from_its_own_start_in_each_gateway() -> None:
     def tried(revision: int, requests: int) -> RevisionTraffic:
         sums = RevisionSums(requests=requests)

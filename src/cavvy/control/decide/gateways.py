@@ -20,8 +20,8 @@ class GatewayCount(Struct, frozen=True, kw_only=True):
 
 
 class GatewayTotals(Struct, frozen=True, kw_only=True):
-    """The traffic of all gateways so far, and the last report of each, by its server. The counters
-    of `sum` only grow, also when gateways end or begin again.
+    """The traffic of all gateways so far, and the last report of each, by its server, also of those
+    that do not answer now. The counters of `sum` only grow, also when gateways end or begin again.
     """
 
     sum: ServiceTraffic | None = None
@@ -48,7 +48,8 @@ def add_reports(
         tried = _add_tried(tried, new.tried, old.tried)
     told = [each.traffic for each in reports.values()]
     found = replace(_add_levels(told, at_s), **counters, tried=tried, whole=whole)
-    return GatewayTotals(last={name: each.traffic for name, each in reports.items()}, sum=found)
+    last = {**totals.last, **{name: each.traffic for name, each in reports.items()}}
+    return GatewayTotals(last=last, sum=found)
 
 
 def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> ServiceTraffic:
@@ -57,7 +58,8 @@ def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> Se
     old = totals.last.get(server)
     if old is None:
         return nothing if totals.sum is None or report.fresh else new
-    started_again = new.at_s < old.at_s or new.arrivals < old.arrivals
+    other = bool(new.work and old.work) and new.work.keys().isdisjoint(old.work)  # another epoch
+    started_again = other or new.at_s < old.at_s or new.arrivals < old.arrivals
     return nothing if started_again else old
 
 
