@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cavvy.control.decide.budgets import ServiceStop
 from cavvy.control.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
@@ -71,12 +72,15 @@ class Rollout:
     def __init__(self, service: StoredService) -> None:
         self.service, self.new, self.now = service, RUNS, NOW
         self.traffic: RevisionTraffic | None = None
+        self.stop = ServiceStop()
+        self.ended: dict[str, ReplicaSeen] = {}
 
     def step(self, after_s: float = 1) -> ServiceStep:
         self.now += timedelta(seconds=after_s)
         tried = self.service.newest
         seen = {each.id: self.new if each.revision == tried else RUNS for each in self.service.open}
-        view = ServiceSnapshot(service=self.service, seen=seen, tried=self.traffic)
+        seen |= self.ended
+        view = ServiceSnapshot(service=self.service, seen=seen, tried=self.traffic, stop=self.stop)
         step = decide_update(view, self.now)
         service = step.service
         orders = [(service.revision, each) for each in step.orders]
@@ -177,6 +181,24 @@ def test_a_blue_green_revision_gets_all_requests_at_once() -> None:
         seen.append(tuple(rollout.serving()))
     assert set(seen) == {(1, 1, 1, 1), (2, 2, 2, 2)}
     assert rollout.service.revision == 2
+
+
+@pytest.mark.parametrize("strategy", [UpdateStrategy.CANARY, UpdateStrategy.BLUE_GREEN])
+def test_a_spent_budget_promotes_nothing(strategy: UpdateStrategy) -> None:
+    rollout = Rollout(begin(strategy, within=timedelta(minutes=10)))
+    rollout.run(2 if strategy is UpdateStrategy.CANARY else 1)  # it is ready, or starts
+    rollout.stop = ServiceStop(hard="team")
+    for _ in range(30):
+        rollout.step(60)
+    assert (rollout.serving(), rollout.service.outcome) == ([], None)
+    assert (rollout.service.revision, rollout.service.task) == (1, OLD)
+    for replica in rollout.service.open:
+        rollout.ended[replica.id] = ReplicaSeen(phase=JobPhase.STOPPED, reason="budget")
+    rollout.stop = ServiceStop()  # the next month
+    rollout.step()
+    assert rollout.service.outcome is None
+    rollout.run(3)
+    assert 1 in rollout.serving() or strategy is UpdateStrategy.BLUE_GREEN
 
 
 def test_the_old_file_withdraws_a_candidate_and_numbers_are_not_used_again() -> None:

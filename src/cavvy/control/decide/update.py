@@ -87,9 +87,12 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     service, tried = view.service, view.service.candidate
     if tried is None:
         return _follow_rolling(decide_service(view, now), now)
+    service = replace(service, stopped_by=view.stop.hard)
     wanted = count_wanted(service, view.backlog)
     old, new = _decide_both(view, tried, wanted, now)
     tried = _follow(tried, new.service, view.tried, now)
+    if view.stop.hard:  # what runs then is no trial; its time begins again with the next replica
+        tried = replace(tried, ready_at=None)
     replicas = _in_order(old.service.replicas, new.service.replicas)
     service = replace(old.service, replicas=replicas, candidate=tried)
     found = measure(tried)
@@ -238,6 +241,8 @@ def _find_end(
         return UpdateEnd.WITHDRAWN
     if tried.failures >= _MOST_FAILURES:
         return UpdateEnd.FAILED
+    if service.stopped_by:  # it has no replicas, which tells nothing of the candidate
+        return None
     if not is_canary(service):
         ready = [
             each
