@@ -5,7 +5,6 @@ this installation, so tokens need not be stored.
 import base64
 import hmac
 import os
-from functools import lru_cache
 from hashlib import sha256
 
 from starlette.requests import Request
@@ -14,7 +13,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.client.state import write_private
 
 _BYTES = 32
-_CACHED = 16_384  # tokens that are kept, each about 200 bytes
+_CACHED = 16_384  # checked tokens that are kept, each about 200 bytes
 
 
 class GangTokens:
@@ -23,14 +22,12 @@ class GangTokens:
     def __init__(self, key: bytes) -> None:
         self._key = key
         # OpenSSL's HMAC lets other threads run. Without the cache, each request of an agent makes
-        # the event loop wait until threads of the store hand the interpreter back.
-        self._cached = lru_cache(_CACHED)(self._make)
+        # the event loop wait until threads of the store hand the interpreter back. Only tokens that
+        # an agent has shown are in it, because anyone can send names of gangs, as long as a body.
+        self._checked: dict[str, str] = {}  # by gang
 
     def of(self, gang: str) -> str:
         """The token that the gang's agents send with each request."""
-        return self._cached(gang)
-
-    def _make(self, gang: str) -> str:
         digest = hmac.digest(self._key, b"gang\0" + gang.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
@@ -59,8 +56,14 @@ class GangTokens:
     def check(self, request: Request, gang: str) -> None:
         """Raise ApiProblem unless the request has this gang's token."""
         shown = request.scope.get("gang_token", "")
-        if not hmac.compare_digest(shown.encode("latin-1"), self.of(gang).encode()):
+        known = self._checked.get(gang)
+        token = known or self.of(gang)
+        if not hmac.compare_digest(shown.encode("latin-1"), token.encode()):
             raise ApiProblem("forbidden", "the token belongs to another gang")
+        if known is None:
+            if len(self._checked) >= _CACHED:
+                del self._checked[next(iter(self._checked))]
+            self._checked[gang] = token
 
 
 def load_tokens(path: str) -> GangTokens:

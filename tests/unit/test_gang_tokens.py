@@ -1,0 +1,35 @@
+"""The tokens of gangs, and those that are kept after they were checked."""
+
+import tracemalloc
+
+import pytest
+from starlette.requests import Request
+
+from cavvy.api.errors import ApiProblem
+from cavvy.api.tokens import GangTokens
+
+
+def show(token: str) -> Request:
+    return Request({"type": "http", "gang_token": token})
+
+
+def test_a_token_is_accepted_for_its_gang_only_also_when_it_was_checked_before() -> None:
+    tokens = GangTokens(b"k" * 32)
+    for _ in range(2):
+        tokens.check(show(tokens.of("a")), "a")
+        with pytest.raises(ApiProblem, match="another gang"):
+            tokens.check(show(tokens.of("a")), "b")
+        with pytest.raises(ApiProblem, match="another gang"):
+            tokens.check(show("wrong"), "a")
+
+
+def test_names_of_gangs_from_strangers_are_not_kept() -> None:
+    tokens = GangTokens(b"k" * 32)
+    tracemalloc.start()
+    try:
+        for number in range(32):
+            with pytest.raises(ApiProblem):
+                tokens.check(show("wrong"), f"{number}" * 300_000)
+        assert tracemalloc.get_traced_memory()[0] < 5_000_000
+    finally:
+        tracemalloc.stop()
