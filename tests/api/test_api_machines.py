@@ -64,6 +64,18 @@ async def test_a_machine_that_costs_money_is_started_with_consent_only(api: Api)
     assert refused.json()["code"] == "consent-needed"
 
 
+async def test_a_later_policy_holds_for_jobs_on_a_machine_that_runs(api: Api) -> None:
+    task = "{name: paid, run: 'true', machine: dev, resources: {cpu: 64}}"
+    await api.submit(task, consent=True)
+    await wait_for(api, "starting")
+    policy = {"max_rate_micros_per_hour": 1_000_000}
+    answer = await api.http.put("/v1/projects/default/policy", json=policy)
+    assert answer.status_code == 204, answer.text
+    refused = await api.post_job("{name: next, run: 'true', machine: dev}", consent=True)
+    assert refused.json()["code"] == "policy-refused"
+    assert "at most $1" in refused.json()["message"]
+
+
 async def test_a_task_that_does_not_fit_is_refused_with_what_the_machine_has(api: Api) -> None:
     await api.submit(TASK)
     await wait_for(api, "starting")

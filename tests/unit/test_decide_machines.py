@@ -24,6 +24,7 @@ from cavvy.control.decide.machines import (
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, Node, NodePhase, StopCause
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy, name_key
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     JobLimits,
@@ -56,6 +57,18 @@ def test_a_job_gets_a_free_machine_takes_an_idle_one_and_waits_for_a_busy_one() 
     late = NOW + timedelta(minutes=6)
     going = decide_turn_on_machine(JOB, MACHINE, HOLDER, KEPT, late)
     assert going == MachineIsBusy(reason="machine dev is being released")
+
+
+def test_a_machine_runs_no_image_that_a_later_policy_forbids() -> None:
+    key = "-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n"
+    policies = [BoundPolicy("p", ProjectPolicy(signed_by=(key,)))]
+    answer = decide_turn_on_machine(JOB, MACHINE, HOLDER, KEPT, NOW, policies)
+    assert isinstance(answer, MachineIsUnfit)
+    assert "signed with the key" in answer.reason
+    task = replace(REQUEST, image=f"cuda@sha256:{'0' * 64}", image_signers=(name_key(key),))
+    job, machine = replace(JOB, task=task), replace(MACHINE, task=task)
+    answer = decide_turn_on_machine(job, machine, HOLDER, KEPT, NOW, policies)
+    assert answer == MachineIsReady(gang=KEPT)
 
 
 def test_a_job_that_waits_behind_a_session_reads_what_to_do() -> None:

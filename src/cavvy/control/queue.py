@@ -207,7 +207,8 @@ class QueueReconciler:
     ) -> QueueWait | None:
         """Start the job on its machine. If the machine has no gang, buy one for the job. Return why
         the job waits, or None."""
-        match await self._machines.give_turn(job, now):
+        policies = snapshot.market.policies.find(job.project)
+        match await self._machines.give_turn(job, now, policies):
             case MachineIsBusy(reason=reason):
                 wait = JobWait(job=job, reason=reason, behind=())
                 return QueueWait(wait=wait, again_at=now + _MACHINE_POLL, busy=True)

@@ -36,7 +36,7 @@ from cavvy.planner.candidates import (
     rank_candidates,
 )
 from cavvy.planner.placements import PlanningContext
-from cavvy.planner.policies import explain_image
+from cavvy.planner.policies import explain_image, explain_policy
 from cavvy.spec.uses import explain_unused
 from cavvy.store.base import HashMismatch, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore, NotManifest, read_manifest
@@ -134,6 +134,8 @@ async def admit_task(
         raise ApiProblem("machine-unfit", str(error)) from error
     if found.gang is None:
         await check_offers(app_state, found.task, now, consented=consented)
+    elif refusal := explain_policy(policies, found.task, found.gang.offer):
+        raise ApiProblem("policy-refused", str(refusal))
     elif found.machine is not None and found.machine.user == user:
         consented |= found.machine.consented  # the user agreed to pay for the gang
     if found.gang is not None and found.gang.offer.rate.micros_per_hour and not consented:

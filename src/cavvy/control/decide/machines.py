@@ -11,9 +11,11 @@ from cavvy.control.decide.warm_pool import is_kept, paid_for
 from cavvy.domain.jobs import GOING, Attempt, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.machines import USUAL_KEEP, NamedMachine
 from cavvy.domain.offers import Offer
+from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.tasks import DEFAULT_CPUS, ResourceSpec, TaskSpec
 from cavvy.domain.units import Money, format_duration
 from cavvy.domain.values import Struct, replace
+from cavvy.planner.policies import explain_policy
 
 # the fields whose values come from the machine unless the job's task sets them
 _OF_IMAGE = ("image", "image_build", "image_login", "image_signers")
@@ -64,12 +66,15 @@ def decide_turn_on_machine(
     holder: JobRecord | None,
     gang: Attempt | None,
     now: datetime,
+    policies: Sequence[BoundPolicy] = (),
 ) -> MachineTurn:
     """Decide whether a waiting job gets its machine now. `holder` is the machine's newest job, and
-    `gang` its gang.
+    `gang` its gang. The policies may have changed since the machine started.
     """
     if machine is None or holder is None or gang is None:
         return MachineIsFree()
+    if refusal := explain_policy(policies, job.task, gang.offer):
+        return MachineIsUnfit(reason=str(refusal))
     if reason := object_to_task(job.task, machine, gang):
         return MachineIsUnfit(reason=reason)
     if is_kept(gang, now):

@@ -1,5 +1,6 @@
 """Gives named machines to waiting jobs. All state is in the store."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from cavvy.control.decide.machines import (
@@ -15,6 +16,7 @@ from cavvy.control.decide.machines import (
 from cavvy.control.warm.pool import WarmPool
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.machines import NamedMachine
+from cavvy.domain.policies import BoundPolicy
 from cavvy.store.base import RowNotFound, Store
 
 
@@ -49,7 +51,7 @@ class MachinePool:
         return holder is not None and is_leaving(await self._store.attempts(holder.id))
 
     async def give_turn(
-        self, job: JobRecord, now: datetime
+        self, job: JobRecord, now: datetime, policies: Sequence[BoundPolicy]
     ) -> MachineIsBusy | MachineIsUnfit | NamedMachine | None:
         """Start the job on its machine and return None. If the job must wait or fail, return why.
         If the machine has no gang, return the machine's row, which must be written when the job
@@ -58,7 +60,7 @@ class MachinePool:
         assert job.task.machine is not None
         machine = await self.read(job.project, job.task.machine)
         holder, gang = await self.gang_of(machine)
-        match decide_turn_on_machine(job, machine, holder, gang, now):
+        match decide_turn_on_machine(job, machine, holder, gang, now, policies):
             case MachineIsFree():
                 return record_holder(machine, job, bought_at=now)
             case MachineIsReady(gang=kept):
