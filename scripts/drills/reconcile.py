@@ -4,8 +4,10 @@
     python scripts/drills/reconcile.py --form cur2.parquet
 
 The report is written from what truly ran, in exact decimals, by code that shares nothing with the
-comparison, and holds lines of machines that are not Cavvy's. Each planted difference changes one
-resource on one day. The exit code is 1 if one is not found, with its cause, or another is reported.
+comparison, and holds lines of machines that are not Cavvy's. Each fourth gang makes a volume that
+outlives it and that another job has later; the report tags it with the first gang for its whole
+life. Each planted difference changes one resource on one day. The exit code is 1 if one is not
+found, with its cause, or another is reported.
 """
 
 import argparse
@@ -15,20 +17,21 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from cavvy.costs.reconcile import (
-    BillSummary,
     Difference,
     DifferenceCause,
+    add_up_bill,
     add_up_ledger,
     find_lacking,
     match_gangs,
     reconcile,
 )
+from cavvy.costs.shared_disks import group_disks
 from cavvy.domain.ledger import (
     EntryKind,
     EntrySource,
@@ -37,7 +40,9 @@ from cavvy.domain.ledger import (
     LedgerSubject,
     QuantityUnit,
 )
+from cavvy.domain.postings import share_of
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 from cavvy.importers.bills import find_format, read_bill
 
 BEGAN = datetime(2026, 10, 5, tzinfo=UTC)
@@ -85,8 +90,14 @@ class DrilledBill:
         self.extra: list[Row] = []  # rows that belong to no gang
         self.planted: list[Planted] = []
         self.taken = {""}  # gangs with a planted difference
+        self.taken_volumes: set[str] = set()
+        self.volumes: dict[str, str] = {}  # by the gang in the tag
+        self.sharers: dict[str, str] = {}  # the gang that had the volume of another gang
         for number in range(gangs):
-            self._run(number)
+            if number % 4:
+                self._run(number)
+            else:
+                self._keep_volume(number)
         for number in range(gangs):  # what other people run in the account
             at = BEGAN + timedelta(hours=number % 400)
             self._foreign(f"i-other{number}", at, at + 5 * _HOUR)
@@ -106,6 +117,29 @@ class DrilledBill:
                 self._enter(attempt, rank, "disk", since, until, disk)
                 self._bill(attempt, rank, "USE1-EBS:VolumeUsage.gp3", since, until, disk.usd)
 
+    def _keep_volume(self, number: int) -> None:
+        """Two jobs, one after the other, with a volume whose own entries fill the time between."""
+        dice, first, second = self.dice, f"j{number:04}-1", f"k{number:04}-1"
+        born = BEGAN + dice.random() * timedelta(days=DAYS - 12)
+        volume, gone = f"vol-kept{number}", born + timedelta(days=11, hours=dice.random())
+        own, root = (HourlyRate(dice.randrange(20_000, 900_000)) for _ in range(2))
+        both = HourlyRate(own.micros_per_hour + root.micros_per_hour)
+        at = born
+        for attempt in (first, second):
+            since = at + _HOUR * dice.uniform(0.01, 50)
+            until = since + _HOUR * dice.uniform(2, 60)
+            rate = HourlyRate(dice.randrange(500_000, 98_000_000))
+            self._enter(attempt, 0, "node", since, until, rate)
+            self._bill(attempt, 0, "USE1-BoxUsage:p5", since, until, rate.usd)
+            self._enter(attempt, 0, "disk", since, until, both)
+            self._bill(attempt, 0, "USE1-EBS:VolumeUsage.gp3", since, until, root.usd)
+            self._enter(f"volume:aws:{volume}", 0, "storage", at, since, own)
+            at = until
+        self._enter(f"volume:aws:{volume}", 0, "storage", at, gone, own)
+        self._bill(first, 0, "USE1-EBS:VolumeUsage.gp3", born, gone, own.usd, volume)
+        self.volumes[f"north-1-{first}"] = volume
+        self.sharers[f"north-1-{second}"] = f"north-1-{first}"
+
     def _enter(
         self, attempt: str, rank: int, line: str, since: datetime, until: datetime, rate: HourlyRate
     ) -> None:
@@ -113,7 +147,7 @@ class DrilledBill:
         at = since
         while at < until:
             end = min(until, at + timedelta(seconds=self.dice.randrange(1200, 20_000)))
-            kind = EntryKind.DISK if line == "disk" else EntryKind.NODE
+            kind = EntryKind(line)
             entry = LedgerEntry(
                 number=len(self.lines) + 1,
                 subject=attempt,
@@ -143,7 +177,14 @@ class DrilledBill:
             at = end
 
     def _bill(
-        self, attempt: str, rank: int, usage: str, since: datetime, until: datetime, rate: Decimal
+        self,
+        attempt: str,
+        rank: int,
+        usage: str,
+        since: datetime,
+        until: datetime,
+        rate: Decimal,
+        disk: str = "",
     ) -> None:
         """A row for each hour of the clock."""
         at = since
@@ -155,7 +196,7 @@ class DrilledBill:
                 self._row(
                     since=begin,
                     until=begin + _HOUR,
-                    resource=f"i-{attempt}{rank}" if "Box" in usage else f"vol-{attempt}{rank}",
+                    resource=disk or f"{'i' if 'Box' in usage else 'vol'}-{attempt}{rank}",
                     usage=usage,
                     quantity=hours,
                     cost=hours * rate,
@@ -189,6 +230,8 @@ class DrilledBill:
                 row for row in self.rows if row["gang"] == gang and ("EBS" in row["usage"]) == disk
             ]
             days = sorted({row["since"].date() for row in rows})
+            if disk and gang in self.sharers | self.volumes:
+                continue  # these disks are sums of several gangs
             if not days or (whole and len(days) < 2):
                 continue
             self.taken.add(gang)
@@ -197,9 +240,25 @@ class DrilledBill:
             day = self.dice.choice(days)
             return [row for row in rows if row["since"].date() == day], day
 
-    def plant(self, cause: DifferenceCause) -> None:
+    def pick_volume(self) -> tuple[list[Row], date]:
+        """The rows of a volume on a day on which no job had it, and on which nothing else of its
+        gangs' disks is billed.
+        """
+        while True:
+            gang = self.dice.choice(sorted(self.volumes.keys() - self.taken_volumes))
+            self.taken_volumes.add(gang)
+            group = {gang, *(each for each, first in self.sharers.items() if first == gang)}
+            disks = [row for row in self.rows if row["gang"] in group and "EBS" in row["usage"]]
+            own = {row["since"].date() for row in disks}
+            own -= {row["since"].date() for row in disks if row["resource"] != self.volumes[gang]}
+            if own:
+                day = self.dice.choice(sorted(own))
+                return [row for row in disks if row["since"].date() == day], day
+
+    def plant(self, cause: DifferenceCause, *, volume: bool = False) -> None:
         """Plant one difference."""
-        self.planted.append((cause, _PLANTERS[cause](self)))
+        planters = _OF_VOLUMES if volume else _PLANTERS
+        self.planted.append((cause, planters[cause](self)))
 
 
 def _change(
@@ -237,6 +296,47 @@ def _forget(bill: DrilledBill) -> date:
     bill.lines = kept
     for later in days[1:]:  # the attempt is wholly unknown, on each of its days
         bill.planted.append((DifferenceCause.NOT_IN_LEDGER, later))
+    return day
+
+
+def _change_volume(bill: DrilledBill) -> date:
+    rows, day = bill.pick_volume()
+    for row in rows:
+        row["cost"] = (row["cost"] * Decimal("1.3")).quantize(_EXACT)
+    return day
+
+
+def _remove_volume(bill: DrilledBill) -> date:
+    rows, day = bill.pick_volume()
+    gone = {row["id"] for row in rows}
+    bill.rows = [row for row in bill.rows if row["id"] not in gone]
+    return day
+
+
+def _forget_volume(bill: DrilledBill) -> date:
+    """The ledger loses a day of a volume between jobs: its entries are cut out of the day."""
+    rows, day = bill.pick_volume()
+    subject = f"volume:aws:{rows[0]['resource']}"
+    since = datetime.combine(day, time(), UTC)
+    until, kept = since + timedelta(days=1), []
+    for line in bill.lines:
+        entry = line.entry
+        if entry.subject != subject or entry.until <= since or entry.since >= until:
+            kept.append(line)
+            continue
+        for first, last in ((entry.since, since), (until, entry.until)):
+            if first < last:
+                share = share_of(entry.amount.micros, entry.since, entry.until, first, last)
+                part = replace(entry, since=first, until=last, amount=Money(share))
+                kept.append(replace(line, entry=part))
+    bill.lines = kept
+    return day
+
+
+def _untag_volume(bill: DrilledBill) -> date:
+    rows, day = bill.pick_volume()
+    for row in rows:
+        row["gang"] = ""
     return day
 
 
@@ -332,6 +432,14 @@ _PLANTERS: dict[DifferenceCause, Callable[[DrilledBill], date | None]] = {
 }
 
 
+_OF_VOLUMES: dict[DifferenceCause, Callable[[DrilledBill], date]] = {
+    DifferenceCause.NOT_IN_LEDGER: _forget_volume,
+    DifferenceCause.NOT_IN_BILL: _remove_volume,
+    DifferenceCause.AMOUNT: _change_volume,
+    DifferenceCause.UNTAGGED: _untag_volume,
+}
+
+
 def write_report(bill: DrilledBill, file: Path) -> None:
     """The report, in a random order: file names begin with cur1 or cur2."""
     names = CUR1 if file.name.startswith("cur1") else CUR2
@@ -371,12 +479,11 @@ def _write_parquet(rows: Sequence[Row], file: Path) -> None:
 def compare(bill: DrilledBill, file: Path) -> list[Difference]:
     """What the comparison finds in the report."""
     form, lines = read_bill(file, find_format(None, {}))
-    summary = BillSummary()
-    for line in lines:
-        summary.add(line)
+    summary = add_up_bill(lines)
     period = BEGAN, BEGAN + timedelta(days=DAYS + 1)
     ledger, discounts = add_up_ledger(bill.lines, "aws", *period)
     gangs = match_gangs(summary.resources, {key.resource for key in ledger})
+    summary.join_disks(group_disks(bill.lines, "aws", gangs, summary.disks))
     lacking = find_lacking(summary, ledger, gangs)
     for line in read_bill(file, form)[1]:
         summary.add_untagged(line, lacking)
@@ -389,7 +496,11 @@ def drill(planted: int, seed: int, form: str = "cur1.csv") -> tuple[Counter[Plan
     bill = DrilledBill(dice, planted + 20)
     causes = [each for each in _PLANTERS if not (form.endswith("parquet") and each is _GARBLED)]
     while len(bill.planted) < planted:
-        bill.plant(causes[len(bill.planted) % len(causes)])
+        at = len(bill.planted)
+        if at % 8:
+            bill.plant(causes[(at - at // 8 - 1) % len(causes)])
+        else:
+            bill.plant(tuple(_OF_VOLUMES)[at // 8 % len(_OF_VOLUMES)], volume=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, form)
         write_report(bill, file)

@@ -10,7 +10,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.costs.storage import begin_bill, bill_volume, observe_volume, post_storage
 from cavvy.domain.credentials import split_account
-from cavvy.domain.ledger import LedgerSubject
+from cavvy.domain.ledger import VOLUME_SUBJECT, LedgerSubject
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume, VolumeBill, VolumeOwner
 from cavvy.providers.base import ProviderError
@@ -40,7 +40,7 @@ class StorageMeter:
                 _log.info("volumes at %s are not known: %s", account, error)
                 continue
             for volume in volumes:
-                key = f"volume:{account}:{volume.id}"
+                key = f"{VOLUME_SUBJECT}{account}:{volume.id}"
                 bill = bills.get(key) or await self._begin(key, account, volume, since)
                 if bill is not None:
                     bills[key] = observe_volume(bill, volume, now)

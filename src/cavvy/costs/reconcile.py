@@ -7,7 +7,8 @@ days.
 
 A resource is a gang: the ledger identifies its machines by the attempt, and the bill by the tag
 that Cavvy sets on them. Lines without the tag do not belong to Cavvy, unless one of them costs as
-much on a day as a resource of the ledger that is missing from the bill.
+much on a day as a resource of the ledger that is missing from the bill. A volume is compared
+together with the disks of the gang in its tag and of the jobs that had it (`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +18,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from cavvy.costs.bills import USD, BadBillLine, BillCategory, BilledKind, BillLine
+from cavvy.costs.shared_disks import name_disk
 from cavvy.domain.events import ChargeKind
-from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
+from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerLine, QuantityUnit
 from cavvy.domain.postings import share_of
 from cavvy.domain.values import Struct
 
@@ -28,13 +30,14 @@ _MICRO = Decimal("0.000001")
 # The ledger rounds each entry, and each part of it on a day, to a micro-dollar.
 _OWN_ROUNDING = 2 * _MICRO
 _SHOWN = 5  # numbers of lines that a difference names
-_KINDS = {
+_KINDS: dict[str, BilledKind] = {
     ChargeKind.DISK: BilledKind.DISK,
     ChargeKind.ADDRESS: BilledKind.ADDRESS,
     ChargeKind.TRAFFIC: BilledKind.TRAFFIC,
+    STORAGE_LINE: BilledKind.DISK,
 }
 
-_LINES = frozenset(str(kind) for kind in ChargeKind)
+_LINES = frozenset({STORAGE_LINE, *map(str, ChargeKind)})
 
 
 class DifferenceCause(StrEnum):
@@ -153,6 +156,8 @@ class BillSummary:
 
     def __init__(self) -> None:
         self.tagged: dict[CellKey, BilledSum] = {}
+        self.disks: dict[str, str] = {}  # the gang in the tag of each disk
+        self._groups: Mapping[str, str] = {}
         self.untagged: dict[CellKey, BilledSum] = {}
         self.found: list[Difference] = []  # what the bill shows without the ledger
         self.reductions: list[Difference] = []  # credits and discounts
@@ -182,6 +187,8 @@ class BillSummary:
         self.first = line.since if self.first is None else min(self.first, line.since)
         self.last = line.until if self.last is None else max(self.last, line.until)
         if line.gang:
+            if line.kind is BilledKind.DISK and line.resource:
+                self.disks[name_disk(line.resource)] = line.gang
             for day, part in _split_line(line):
                 key = CellKey(line.gang, line.kind, day)
                 self.tagged.setdefault(key, BilledSum()).take(part)
@@ -198,10 +205,36 @@ class BillSummary:
                 key = CellKey(line.resource, line.kind, day)
                 self.untagged.setdefault(key, BilledSum()).take(part)
 
+    def join_disks(self, groups: Mapping[str, str]) -> None:
+        """Add up the disks of each group of gangs and volumes, which have no common sums in the
+        ledger. Call this when all lines have been added."""
+        self._groups = groups
+        self.tagged = self.name_gangs(self.tagged, {})
+
+    def name_gangs(
+        self, cells: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
+    ) -> dict[CellKey, BilledSum]:
+        """Return the sums, with the names of the gangs if known, and of the groups of disks."""
+        found: dict[CellKey, BilledSum] = {}
+        for key, each in cells.items():
+            name = gangs.get(key.resource, key.resource)
+            if key.kind is BilledKind.DISK:
+                name = self._groups.get(name, name)
+            found.setdefault(CellKey(name, key.kind, key.day), BilledSum()).take(each)
+        return found
+
     @property
     def resources(self) -> frozenset[str]:
         """The gangs that the bill names."""
         return frozenset(key.resource for key in self.tagged)
+
+
+def add_up_bill(lines: Iterable[BillLine | BadBillLine]) -> BillSummary:
+    """Return the sums of the lines."""
+    bill = BillSummary()
+    for line in lines:
+        bill.add(line)
+    return bill
 
 
 def _split_line(line: BillLine) -> Iterator[tuple[date, BilledSum]]:
@@ -256,8 +289,8 @@ def add_up_ledger(
         if first > last or first >= until or (first == last and entry.since < entry.until):
             continue
         if entry.line not in _LINES:
-            continue  # volumes between jobs, and replicas' bills that were divided
-        kind = _KINDS.get(ChargeKind(entry.line), BilledKind.MACHINE)
+            continue  # replicas' bills that were divided
+        kind = _KINDS.get(entry.line, BilledKind.MACHINE)
         for begin, end in _days(first, last):
             key = CellKey(subject.id, kind, begin.date())
             sums.setdefault(key, BilledSum()).take(_part(line, kind, begin, end))
@@ -302,19 +335,8 @@ def find_lacking(
     bill: BillSummary, ledger: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
 ) -> frozenset[KindOnDay]:
     """Return the kinds and days for which a resource of the ledger is missing from the bill."""
-    own = _name_gangs(ledger, gangs)
+    own = bill.name_gangs(ledger, gangs)
     return frozenset((key.kind, key.day) for key in own if key not in bill.tagged)
-
-
-def _name_gangs(
-    ledger: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
-) -> dict[CellKey, BilledSum]:
-    """Return the sums of the ledger, with the names of the gangs if known."""
-    own: dict[CellKey, BilledSum] = {}
-    for key, each in ledger.items():
-        known = CellKey(gangs.get(key.resource, key.resource), key.kind, key.day)
-        own.setdefault(known, BilledSum()).take(each)
-    return own
 
 
 def reconcile(
@@ -327,7 +349,7 @@ def reconcile(
     gang; an attempt without an entry is not in the bill. `discounts` are the discounts of the
     ledger, 0 or less.
     """
-    own = _name_gangs(ledger, gangs)
+    own = bill.name_gangs(ledger, gangs)
     found = [*bill.found, *_compare_reductions(bill.reductions, discounts)]
     groups: dict[tuple[str, BilledKind], list[CellKey]] = {}
     for key in sorted({*own, *bill.tagged}, key=lambda each: (each.day, each.resource, each.kind)):

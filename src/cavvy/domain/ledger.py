@@ -8,6 +8,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, field
 
 STORAGE_LINE = "storage"  # the `line` of entries for a volume
+VOLUME_SUBJECT = "volume:"  # the ids of volumes begin with this
 OF_SUBJECT = -1  # the `rank` of entries that belong to a whole subject and not to one node
 
 

@@ -35,12 +35,8 @@ def reconcile_file(
     by default, on the days of the bill. Raises BillFileError, ImportError or ApiError.
     """
     from cavvy.client.ledger_wire import list_entries, to_line
-    from cavvy.costs.reconcile import (
-        BillSummary,
-        add_up_ledger,
-        find_lacking,
-        reconcile,
-    )
+    from cavvy.costs.reconcile import add_up_bill, add_up_ledger, find_lacking, reconcile
+    from cavvy.costs.shared_disks import group_disks
     from cavvy.importers.bills import BillFileError, find_format, read_bill
 
     known, lines = read_bill(file, find_format(form, columns))
@@ -50,13 +46,12 @@ def reconcile_file(
             "the bill does not show the provider that it belongs to",
             "name the provider, for example --of aws",
         )
-    bill = BillSummary()
-    for line in lines:
-        bill.add(line)
+    bill = add_up_bill(lines)
     since, until = _period(bill, period)
-    entries = list_entries(client, since=since, until=until)
-    ledger, discounts = add_up_ledger(map(to_line, entries), provider, since, until)
+    entries = [to_line(each) for each in list_entries(client, since=since, until=until)]
+    ledger, discounts = add_up_ledger(entries, provider, since, until)
     gangs = find_gangs(client, ledger, bill.resources)
+    bill.join_disks(group_disks(entries, provider, gangs, bill.disks))
     if lacking := find_lacking(bill, ledger, gangs):
         for line in read_bill(file, known)[1]:
             bill.add_untagged(line, lacking)
@@ -90,13 +85,14 @@ def find_gangs(
     """
     from cavvy.client import ApiError
     from cavvy.costs.reconcile import match_gangs
+    from cavvy.domain.ledger import VOLUME_SUBJECT
 
     projects = {key.resource: each.project for key, each in ledger.items()}
     known = match_gangs(named, projects)
     found: dict[str, str] = {}
     jobs: dict[str, str] = {}
     for attempt, project in projects.items():
-        if attempt not in known:
+        if attempt not in known and not attempt.startswith(VOLUME_SUBJECT):
             jobs[attempt.rpartition("-")[0]] = project
     for job, project in jobs.items():
         try:

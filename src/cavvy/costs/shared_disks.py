@@ -1,0 +1,90 @@
+"""Finds the disks that a bill and the ledger assign to different gangs, to compare them together.
+
+A cloud bills a volume for its whole life, with the tag of the gang that it was made for. The ledger
+has the time in which a job had the volume as a part of the job's disks, and the rest as the
+volume's own entries. Therefore the disks of the volume, of the gang in its tag and of all jobs that
+had the volume are one sum. A job had the volume if its disks' charges begin or end at the same
+microsecond at which the volume's own charges end or begin, since these are what jobs did not pay.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+from cavvy.domain.events import ChargeKind
+from cavvy.domain.ledger import STORAGE_LINE, EntryKind, LedgerEntry, LedgerLine
+
+
+def group_disks(
+    lines: Iterable[LedgerLine],
+    provider: str,
+    gangs: Mapping[str, str],
+    tags: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the name of the group of each gang and volume whose disks must be added up. `gangs`
+    maps attempts to gangs, and `tags` the ids of disks in the bill to the gangs in their tags.
+    """
+    entries = _list_entries(lines, provider)
+    if not (volumes := entries[STORAGE_LINE]):
+        return {}
+    begins: dict[datetime, list[str]] = {}
+    ends: dict[datetime, list[str]] = {}
+    for attempt, own in entries[ChargeKind.DISK].items():
+        for since, until in _cover(own):
+            begins.setdefault(since, []).append(gangs.get(attempt, attempt))
+            ends.setdefault(until, []).append(gangs.get(attempt, attempt))
+    groups: dict[str, str] = {}
+    for volume, own in volumes.items():
+        tag = tags.get(name_disk(volume.rpartition(":")[2]), volume)
+        found = {volume, tag}
+        for since, until in _cover(own):
+            found.update(ends.get(since, ()), begins.get(until, ()))
+        _join(groups, found, tag)
+    return groups
+
+
+def _list_entries(
+    lines: Iterable[LedgerLine], provider: str
+) -> dict[str, dict[str, list[LedgerEntry]]]:
+    """Return the entries of volumes and of attempts' disks, by `line` and subject."""
+    found: dict[str, dict[str, list[LedgerEntry]]] = {STORAGE_LINE: {}, ChargeKind.DISK: {}}
+    for line in lines:
+        entry, subject = line.entry, line.subject
+        if subject.provider != provider or entry.kind is EntryKind.DISCOUNT:
+            continue
+        if entry.line in found:
+            found[entry.line].setdefault(subject.id, []).append(entry)
+    return found
+
+
+def name_disk(resource: str) -> str:
+    """Return the id of a disk, of which bills may give the whole path."""
+    return resource.rpartition("/")[2].lower()
+
+
+def _cover(entries: Iterable[LedgerEntry]) -> Iterator[tuple[datetime, datetime]]:
+    """The periods that the entries charge, with the corrections that take time away. Adjacent and
+    overlapping periods are one.
+    """
+    steps: dict[datetime, int] = {}
+    for entry in entries:
+        sign = 1 if entry.quantity > 0 else -1 if entry.quantity < 0 else 0
+        steps[entry.since] = steps.get(entry.since, 0) + sign
+        steps[entry.until] = steps.get(entry.until, 0) - sign
+    depth, since = 0, None
+    for at in sorted(steps):
+        depth += steps[at]
+        if depth > 0 and since is None:
+            since = at
+        elif depth <= 0 and since is not None:
+            yield since, at
+            since = None
+
+
+def _join(groups: dict[str, str], found: Iterable[str], name: str) -> None:
+    """Put these names into one group, with the groups that they are in already."""
+    before = {groups[each] for each in found if each in groups}
+    name = min(before, default=name)
+    for each, group in groups.items():
+        if group in before:
+            groups[each] = name
+    groups.update(dict.fromkeys(found, name))
