@@ -71,6 +71,13 @@ class ChunkedBody:
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
+        elif not (self._left or self._trailers):  # the usual event of a stream: one whole chunk
+            match = _SIZE.match(data)
+            if match is not None:
+                start = match.end()
+                end = len(data) - 2
+                if start < end == start + int(match[1], 16) and data.endswith(b"\r\n"):
+                    return data[start:end]
         pieces: list[bytes] = []
         at = 0
         while at < len(data) and not self.done:

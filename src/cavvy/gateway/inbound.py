@@ -296,9 +296,9 @@ class InboundConnection(asyncio.Protocol):
                 self.transport.write(payload)
             if done:
                 self._end_half()
-            return
-        data = self._frame(payload, done)
-        if data:
+        elif self._chunked and not done:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(payload), payload))
+        elif data := self._frame(payload, done):
             self.transport.write(data)
 
     def _frame(self, payload: bytes, done: bool) -> bytes:
