@@ -108,7 +108,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class GatewayLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits for each client connection and for all connections together."""
 
-    head_bytes: Count = 32_768
+    head_bytes: Count = 16_384  # HAProxy copies as much for each request that it may repeat
     headers: Count = 128
     head_s: Seconds = 10  # from the first byte of a head to its last
     body_idle_s: Seconds = 30  # between two pieces of a body
