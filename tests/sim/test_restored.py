@@ -159,3 +159,19 @@ def test_attempts_on_a_projects_account_are_compared_with_that_account() -> None
         assert [each.provider for each in found.lost] == ["fake@p", "fake@p"]
 
     in_harness(scenario)
+
+
+def test_bills_that_cannot_be_written_keep_no_unwanted_gang_alive() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        store = await make_history(harness)
+        plane = make_plane(store, harness.cloud, harness.clock)
+        found, _ = await compare_with_providers(store, plane.pool, NAME_GANG)
+        unknown = {each.gang for each in found.unknown}
+        assert unknown & running(harness.cloud)
+        store._session.run("DROP TABLE volume_bills")
+        await plane.start()
+        await harness.wait(3000)
+        assert not unknown & running(harness.cloud)
+        await plane.stop()
+
+    in_harness(scenario)

@@ -478,13 +478,15 @@ class ControlPlane:
             return await self._queue.reconcile(key)
         if key == SWEEP:
             self.hint(UPLOADS)
+            # first, because what follows writes to the store, which a full disk refuses
+            again = await self.garbage_collector.reconcile(key)
             await self.advisor.history.forget()
             await StorageMeter(self._store, self.pool, self._clock).run()
             await RequestBills(self._store).sweep()
             await post_discounts(self._store, self._outside.discounts, self._clock.now())
             if self._outside.tidy is not None:
                 await self._outside.tidy(self._clock.now())
-            return await self.garbage_collector.reconcile(key)
+            return again
         if key == BUDGETS:
             return await self.budgets.reconcile()
         if key == UPLOADS:
