@@ -8,7 +8,7 @@ from datetime import datetime
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.provider_pool import ProviderPool
-from cavvy.costs.storage import begin_bill, bill_volume, observe_volume, post_storage
+from cavvy.costs.storage import begin_bill, bill_volume, observe_volume, post_storage, settle_bill
 from cavvy.domain.credentials import split_account
 from cavvy.domain.ledger import VOLUME_SUBJECT, LedgerSubject
 from cavvy.domain.values import replace
@@ -68,6 +68,7 @@ class StorageMeter:
     async def _post(self, bill: VolumeBill, stored: VolumeBill | None) -> None:
         """Store the bill if anything but the time of the last look is new."""
         uses = await self._store.meters.uses(bill.gangs)
+        bill = settle_bill(bill, uses)
         lines = bill_volume(bill, [use for each in uses.values() for use in each])
         postings = post_storage(bill.lines, lines)
         bill = replace(bill, lines=lines)

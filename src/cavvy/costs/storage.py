@@ -5,8 +5,8 @@ from its creation until the provider listed it last, is its own bill. The whole 
 each time, so the store posts the difference, and a use that becomes known late is a correction.
 """
 
-from collections.abc import Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from cavvy.costs.extras import list_monthly_rates
 from cavvy.costs.metering import list_prices, list_stretches
@@ -16,6 +16,9 @@ from cavvy.domain.postings import post
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume, VolumeBill, VolumeTerms, VolumeUse
+
+SETTLED_AFTER = timedelta(days=62)  # the time in which a job's late times still correct a bill
+_STEP = timedelta(days=31)  # so that most looks change nothing
 
 
 def begin_bill(volume: KeptVolume, subject: LedgerSubject, metered_since: datetime) -> VolumeBill:
@@ -48,6 +51,30 @@ def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> Volum
         if replace(terms, since=last.since, source=last.source, as_of=last.as_of) == last:
             return bill
     return replace(bill, terms=(*bill.terms, terms))
+
+
+def settle_bill(bill: VolumeBill, uses: Mapping[str, Sequence[VolumeUse]]) -> VolumeBill:
+    """The bill without what is older than two months, so that it stays small: those entries stand.
+    A line that goes on is not cut. `uses` are those of the bill's gangs.
+    """
+    since = bill.seen_at - SETTLED_AFTER
+    since = next((each.since for each in bill.lines if each.since < since < each.until), since)
+    if since - bill.since < _STEP:
+        return bill
+    ends = [*(each.since for each in bill.terms[1:]), None]
+    return replace(
+        bill,
+        since=since,
+        gangs=tuple(
+            gang
+            for gang in bill.gangs
+            if any(use.until is None or use.until > since for use in uses.get(gang, ()))
+        ),
+        terms=tuple(
+            each for each, end in zip(bill.terms, ends, strict=False) if end is None or end > since
+        ),
+        lines=tuple(each for each in bill.lines if each.since >= since),
+    )
 
 
 def bill_volume(bill: VolumeBill, uses: Iterable[VolumeUse]) -> tuple[Charge, ...]:
