@@ -143,7 +143,7 @@ def test_validate_names_a_key_that_serve_would_refuse(tmp_path: Path) -> None:
     path.write_text(WHOLE)
     shown = CliRunner().invoke(cli, ["validate", str(path)])
     assert shown.exit_code == 2
-    assert "service.budget: it is not supported yet" in shown.stderr
+    assert "service.budget: Cavvy limits no price per hour" in shown.stderr
 
 
 def test_a_service_is_explained_and_served_but_not_run(tmp_path: Path) -> None:

@@ -89,7 +89,11 @@ def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
             "server's machine; with a Cavvy file, it can listen on $PORT",
         )
     if spec.budget:
-        return Objection("service.budget", "this key is not supported yet")
+        return Objection(
+            "service.budget",
+            "Cavvy limits no price per hour; `cavvy budget set NAME DOLLARS --service SERVICE "
+            "--hard 100%` limits what a service costs in a month",
+        )
     return _object_to_regions(task, spec)
 
 
