@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.contract.store_suite import (
 )
 from tests.waits import PATIENCE_S
 
+from cavvy.control.serving.request_bills import COUNTED_SINCE
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, NodePhase, UnsureBill
 from cavvy.domain.tasks import TaskSpec
@@ -39,6 +41,9 @@ from cavvy.store.sql import SqlStore
 
 pytestmark = pytest.mark.anyio
 OLD = "0001"
+
+
+DAY = timedelta(days=1)
 
 
 @pytest.fixture(params=["sqlite-wal", "sqlite-delete", "postgres"])
@@ -227,6 +232,8 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
 async def check_rest(store: SqlStore, first: Attempt) -> None:
     """The events are there, and the charges so far are the first entries of the ledger."""
     assert [event.text for event in await store.events("j1")] == ["hello"]
+    counted_since = datetime.fromisoformat(await store.fact(COUNTED_SINCE) or "")
+    assert abs(datetime.now(UTC) - counted_since.replace(tzinfo=counted_since.tzinfo or UTC)) < DAY
     opening = await store.ledger_lines(LedgerFilter())
     assert [(each.entry.id, each.entry.amount) for each in opening] == [
         ("j0-1/0/1", Money(8)),

@@ -10,7 +10,7 @@ from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.discounts import post_discounts
-from cavvy.control.serving.request_bills import RequestBills
+from cavvy.control.serving.request_bills import COUNTED_SINCE, RequestBills
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.request_bills import KeyWork
@@ -91,6 +91,28 @@ async def test_requests_cold_start_and_idle_add_up_to_the_bill(store: Store) -> 
     assert (total.amount.micros, total.jobs) == (1260, 1)
 
 
+async def test_bills_from_before_requests_were_counted_stay_as_they_were(store: Store) -> None:
+    """An update finds replicas that ended long ago, and one that runs."""
+    await store.put_fact(COUNTED_SINCE, str(after(100).replace(tzinfo=None)))
+    replica, attempt = await start(store, "r1")
+    _, old = await start(store, "old")
+    ended = replace(old, phase=AttemptPhase.ENDED, ended_at=after(50))
+    charges = [make_charge(attempt, 1000, until=100), make_charge(old, 500, until=50)]
+    await store.commit(AtomicWrite(charges=charges, attempts=[ended]))
+    bills, service = RequestBills(store), make_service(replica)
+    assert await store.meters.late_replicas() == ["old"]
+    await bills.sweep()
+    await bills.divide(service, traffic(r1={"k1": 3.0}), after(100))
+    assert await store.meters.late_replicas() == []
+    assert await sums(store, "kind") == {("node",): 1500}
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1200, until=200)]))
+    await bills.divide(service, traffic(r1={"k1": 28.0}), after(200))
+    assert await sums(store, "kind") == {("node",): 1500, ("request",): 50, ("idle",): 150}
+    await store.commit(AtomicWrite(charges=[make_charge(old, 400, until=40)]))
+    await bills.sweep()
+    assert (await sums(store))[()] == 1600
+
+
 class _LosingMeters:
     """Loses the reply of a write, or refuses it, as a server that is killed does."""
 
@@ -111,6 +133,7 @@ class _LosingMeters:
 class LosingStore:
     def __init__(self, store: Store, dice: random.Random) -> None:
         self.meters = _LosingMeters(store, dice)
+        self.fact = store.fact
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -35,6 +35,22 @@ class Division(Struct, frozen=True, kw_only=True):
     postings: Mapping[str, tuple[LedgerPosting, ...]]
 
 
+def keep_undivided(
+    bill: ReplicaBill, counts: RequestCounts | None, ready_at: datetime | None
+) -> Division:
+    """The begin of the divisions of a bill from a time in which no requests were counted. What it
+    is so far stays as it was charged; what it grows by is divided.
+    """
+    divided = DividedBill(
+        attempt_id=bill.attempt_id,
+        until=bill.until,
+        moved=dict(bill.amounts),
+        counted={epoch: dict(work) for epoch, work in (counts or {}).items()},
+        ready_at=ready_at,
+    )
+    return Division(divided=divided, postings={})
+
+
 def divide_bill(
     bill: ReplicaBill, counts: RequestCounts | None, ready_at: datetime | None
 ) -> Division | None:

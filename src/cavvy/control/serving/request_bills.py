@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 
 from cavvy.control.decide.bills import ACCRUE
 from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.costs.requests import divide_bill
+from cavvy.costs.requests import Division, divide_bill, keep_undivided
 from cavvy.domain.request_bills import ReplicaBill
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate
 from cavvy.store.base import StaleVersion, Store
 
+# the fact with the time of the migration since which requests are counted; new databases have none
+COUNTED_SINCE = "requests-counted-since"
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
 _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bills of others
 
 
@@ -26,6 +29,7 @@ class RequestBills:
         self.rates: dict[str, HourlyRate] = {}  # what replicas cost by their newest charges
         self._replicas: dict[str, dict[str, ServiceReplica]] = {}  # by the ID of the service
         self._left: set[str] = set()  # replicas whose service is gone
+        self._since: datetime | None = None  # when requests began to be counted
         self._done: dict[str, datetime] = {}  # when a service's bills were divided last, by its ID
 
     async def divide(
@@ -88,10 +92,21 @@ class RequestBills:
                 for epoch, work in traffic.work.items()
                 if bill.job_id in work
             }
-        division = divide_bill(bill, counts, None if replica is None else replica.ready_at)
+        ready_at = None if replica is None else replica.ready_at
+        if bill.divided is None and bill.since < await self._counted_since():
+            division: Division | None = keep_undivided(bill, counts, ready_at or bill.until)
+        else:
+            division = divide_bill(bill, counts, ready_at)
         if division is not None:
             keys: Sequence[tuple[str, str]] = (
                 () if service is None else [(each.id, each.label) for each in service.keys]
             )
             with suppress(StaleVersion):  # another server was first
                 await self._store.meters.divide(division.divided, division.postings, dict(keys))
+
+    async def _counted_since(self) -> datetime:
+        if self._since is None:
+            known = await self._store.fact(COUNTED_SINCE)
+            found = _ALWAYS if known is None else datetime.fromisoformat(known)
+            self._since = found if found.tzinfo else found.replace(tzinfo=UTC)  # SQLite's
+        return self._since

@@ -18,3 +18,6 @@ CREATE TABLE divided_bills (
     version BIGINT NOT NULL,
     PRIMARY KEY (attempt_id)
 );
+
+-- Replicas that were billed before this time had no counts, so those bills are not divided.
+INSERT INTO meta ("key", value) VALUES ('requests-counted-since', CAST(CURRENT_TIMESTAMP AS TEXT));
