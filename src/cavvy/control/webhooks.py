@@ -23,7 +23,7 @@ from cavvy.domain.tasks import Delivery, WebhookTarget
 from cavvy.providers.redirects import NoRedirects
 from cavvy.store.base import AtomicWrite, RowNotFound, Store
 from cavvy.store.objects.base import ObjectDenied
-from cavvy.store.objects.http import check_host
+from cavvy.store.objects.http import check_host, make_opener
 
 _PREFIX = "webhook:"
 _TRIES = 10
@@ -116,7 +116,7 @@ async def post_json(url: str, body: bytes) -> str:
     return await asyncio.to_thread(_post, url, body)
 
 
-_OPENER = urllib.request.build_opener(NoRedirects)
+_OPENER = make_opener(NoRedirects)
 
 
 def _post(url: str, body: bytes) -> str:

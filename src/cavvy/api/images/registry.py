@@ -19,7 +19,7 @@ from cavvy.client.addresses import is_loopback
 from cavvy.domain.values import Struct
 from cavvy.planner.policies import name_image
 from cavvy.store.objects.base import ObjectDenied
-from cavvy.store.objects.http import CheckedRedirects, WebAnswer, check_host
+from cavvy.store.objects.http import CheckedRedirects, WebAnswer, check_host, make_opener
 
 # what may be a manifest: of an image, or of an image for several platforms
 _INDEXES = (
@@ -227,7 +227,7 @@ class ImageRepository:
         return WebAnswer(status=reply.status, body=body)
 
 
-_OPENER = urllib.request.build_opener(CheckedRedirects)
+_OPENER = make_opener(CheckedRedirects)
 
 
 def _check(body: bytes, reference: str) -> bytes:

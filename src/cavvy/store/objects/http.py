@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from http.client import HTTPMessage
 from typing import IO, ClassVar
 from urllib.parse import urlsplit
+from urllib.request import OpenerDirector
 
 from cavvy.domain.values import Struct, field
 from cavvy.store.objects.base import (
@@ -72,13 +73,16 @@ def check_host(url: str) -> None:
     except (OSError, ValueError):
         return  # the request itself will report the error later
     for *_, address in found:
-        number = ipaddress.ip_address(str(address[0]).partition("%")[0])
-        number = getattr(number, "ipv4_mapped", None) or number
-        if number.is_link_local or str(number) in _METADATA:
-            raise ObjectDenied(
-                f"{parts.hostname} is a link-local or metadata address, which the server does not "
-                "call"
-            )
+        _check_address(parts.hostname or "", str(address[0]))
+
+
+def _check_address(host: str, address: str) -> None:
+    number = ipaddress.ip_address(address.partition("%")[0])
+    number = getattr(number, "ipv4_mapped", None) or number
+    if number.is_link_local or str(number) in _METADATA:
+        raise ObjectDenied(
+            f"{host} is a link-local or metadata address, which the server does not call"
+        )
 
 
 def check(answer: WebAnswer, what: str) -> WebAnswer:
@@ -240,4 +244,35 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-_OPENER = urllib.request.build_opener(CheckedRedirects)
+class _CheckedConnection(http.client.HTTPConnection):
+    """A connection whose address is checked again: a name may have another one since `check_host`
+    resolved it.
+    """
+
+    def connect(self) -> None:
+        super().connect()
+        _check_address(self.host, str(self.sock.getpeername()[0]))
+
+
+class _CheckedTlsConnection(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        _check_address(self.host, str(self.sock.getpeername()[0]))
+
+
+class _CheckedHttp(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_CheckedConnection, req)
+
+
+class _CheckedHttps(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_CheckedTlsConnection, req)
+
+
+def make_opener(redirects: type[urllib.request.HTTPRedirectHandler]) -> OpenerDirector:
+    """What opens URLs of users, at addresses that the server may call only."""
+    return urllib.request.build_opener(redirects, _CheckedHttp, _CheckedHttps)
+
+
+_OPENER = make_opener(CheckedRedirects)
