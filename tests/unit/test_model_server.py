@@ -1,6 +1,7 @@
 """Our server of ONNX models: requests of the Open Inference Protocol, metrics, and optimisation."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,28 @@ def test_a_wrong_request_is_told_what_is_wrong(url: str, body: Any, said: str) -
     status, answer = ask(f"{url}/v2/models/tiny/infer", body)
     assert (status, said in json.loads(answer)["error"]) == (400, True), answer
     assert ask(f"{url}/v2/models/other/infer", tensor())[0] == 404
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /v2 HTTP/1.1\r\nContent-Length: 25",
+        "GET /v2 HTTP/1.1\r\nTransfer-Encoding: chunked",
+        "POST /v2/models/tiny/infer HTTP/1.1\r\nTransfer-Encoding: chunked",
+    ],
+)
+def test_a_body_that_is_not_read_is_no_request(url: str, head: str) -> None:
+    """The gateway sends requests of several clients on one connection, so an answer too many would
+    go to the next of them.
+    """
+    inner = "GET /metrics HTTP/1.1\r\n\r\n"
+    body = f"{len(inner):x}\r\n{inner}\r\n0\r\n\r\n" if "chunked" in head else inner
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"{head}\r\nHost: x\r\n\r\n{body}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.count(b"HTTP/1.") == 1, answer
+    assert b"Connection: close\r\n" in answer, "so the gateway does not use it again"
 
 
 @pytest.mark.parametrize("kernel", [False, True])

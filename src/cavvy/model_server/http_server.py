@@ -37,6 +37,8 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         served, path = self.server.served, self.path.partition("?")[0]
+        if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
+            self.close_connection = True  # the body is not read, and must not be the next request
         if path in ("/v2/health/live", "/v2/health/ready", self._model("/ready")):
             self._answer(200, {})
         elif path == "/v2":
@@ -77,9 +79,12 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
     def _read_body(self) -> bytes | None:
         """The body; None if the client was refused."""
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > _MOST_BYTES:
+        chunked = "Transfer-Encoding" in self.headers
+        if chunked or not length.isdecimal() or int(length) > _MOST_BYTES:
             self.close_connection = True
-            self._refuse(411 if not length else 413, "a body with a Content-Length is needed")
+            self._refuse(
+                411 if chunked or not length else 413, "a body with a Content-Length is needed"
+            )
             return None
         return self.rfile.read(int(length))
 
@@ -93,6 +98,8 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         self.send_response(status, HTTPStatus(status).phrase)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
         self.wfile.flush()
