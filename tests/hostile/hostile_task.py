@@ -26,6 +26,17 @@ def read(*paths: str) -> bool:
     return any(os.path.getsize(path) or open(path, "rb").read(1) for path in paths)
 
 
+def find(pattern: str) -> list[str]:
+    """Files in Cavvy's folder on this machine; this job's own do not count."""
+    found = glob.glob(f"{HUNT['folder']}/{pattern}")
+    return [path for path in found if os.environ["CAVVY_GANG"] not in path] or ["nothing"]
+
+
+def can_change(path: str) -> bool:
+    with open(path, "ab"):
+        return True
+
+
 def shows(path: str) -> bool:
     """Whether the file has the planted secret."""
     return SECRET.encode() in open(path, "rb").read(1 << 20)
@@ -185,6 +196,10 @@ def list_attempts() -> Iterator[tuple[str, Callable[[], bool]]]:
     yield "victim's agent token", lambda: read(f"{gang}/0/config.json")
     yield "write into victim's folder", lambda: writes(f"{gang}/0/work/planted")
     yield "victim's notice socket", lambda: connect(f"{gang}/0/notice.sock")
+    for name in ("member-*.json", "*/*/supervisor.json", "*/*/gangs/*/*/config.json"):
+        yield f"host's {name}", lambda name=name: read(*find(name))
+    yield "write into host's folder", lambda: writes(f"{HUNT['folder']}/planted")
+    yield "host's program", lambda: any(map(can_change, find("*.pyz")))
     yield "rename victim's folder", lambda: os.rename(gang, f"{gang}x") is None
     yield "victim's log", lambda: bool(os.listdir(f"{SERVER}/logs"))
     yield "victim's checkpoints", lambda: bool(os.listdir(f"{SERVER}/storage/good"))

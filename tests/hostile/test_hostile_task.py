@@ -1,12 +1,13 @@
-"""Two projects on this machine: a hostile job of one tries to reach a job of the other, the server
-and the server's user. With `isolation = "namespaces"` nothing may succeed; without, much does, which
-shows that the attempts are real.
+"""Two projects on one machine, the server's or a joined one of another user: a hostile job of one
+tries to reach a job of the other, Cavvy there and its user. With `isolation = "namespaces"` nothing
+may succeed; without, much does, which shows that the attempts are real.
 """
 
 import ctypes
 import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 from tests.system.trust import User
-from tests.waits import wait_until
+from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.agent.work import separate
 
@@ -62,6 +63,13 @@ REAL = {
     "input of the user's home",
 }
 
+
+# the same of a joined machine, whose user is not the server's
+REAL_THERE = REAL - {"server's token", "server's cavvy.db"} | {
+    "host's member-*.json",
+    "host's */*/gangs/*/*/config.json",
+    "host's program",
+}
 
 AS_NOBODY: dict[str, Any] = (
     {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
@@ -125,20 +133,84 @@ class Nobody(User):
         return command
 
 
+class Hunted:
+    """The machine that runs the jobs: its user's home, Cavvy's folder, and the provider."""
+
+    def __init__(self, user: Nobody, provider: str = "local", home: Path | None = None) -> None:
+        self.user, self.provider = user, provider
+        self.home = home or Path(user.variables["HOME"])
+        self.folder = user.home / "providers/local" if home is None else home / ".cavvy-agent"
+
+    def gang(self) -> Path:
+        """The folder of the only gang."""
+        pattern = "gangs/*/0" if self.provider == "local" else "*/*/gangs/*/0"
+        (rank,) = self.folder.glob(pattern)
+        return rank.parent
+
+
+JOINED = """[providers.local]
+enabled = false
+[server]
+tls_listen = "127.0.0.1:7443"
+[providers.join]
+{settings}
+"""
+OTHER = NOBODY - 1
+OUR_USERS = os.readlink("/proc/self/ns/user")
+
+
+@contextmanager
+def joined(settings: str) -> Iterator[Hunted]:
+    """This machine, joined by a user other than the server's. It has its own user namespace, in
+    which the test can change the kernel's settings for it.
+    """
+    if os.getuid() != 0:
+        pytest.skip("only root can start the processes of two other users")
+    with nobody(JOINED.format(settings=settings)) as user:
+        home = user.root.parent / "there"
+        make_home(home)
+        for path in (home, *home.rglob("*")):
+            os.chown(path, OTHER, OTHER)
+        line = user.output("join", "--python", "--background")
+        server = find_process("cavvy.api", str(user.home))
+        enter = ["nsenter", "-t", str(server), "-n", "unshare", "--user", "sh", "-c"]
+        as_other = f"setpriv --reuid {OTHER} --regid {OTHER} --clear-groups"
+        start = subprocess.Popen(
+            [*enter, f"read mapped; exec {as_other} sh -c {shlex.quote(line)}"],
+            stdin=subprocess.PIPE,
+            cwd="/",
+            env={"HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin"},
+        )
+        wait_until(lambda: os.readlink(f"/proc/{start.pid}/ns/user") != OUR_USERS)
+        for ids in ("uid_map", "gid_map"):
+            Path(f"/proc/{start.pid}/{ids}").write_text("0 0 65536")
+        start.communicate(b"mapped\n", timeout=PATIENCE_S)
+        assert start.returncode == 0
+        wait_until(lambda: " up " in user.cli("joined"), lambda: user.cli("joined"))
+        yield Hunted(user, "join", home)
+
+
+def make_home(home: Path) -> None:
+    for folder in (home / ".aws", home / ".ssh"):
+        folder.mkdir(mode=0o700, parents=True)
+    (home / ".aws/credentials").write_text(SECRET)
+
+
 @contextmanager
 def nobody(settings: str) -> Iterator[Nobody]:
-    """Such a user, with a server that has these settings for the local provider."""
+    """Such a user, with a server that has these settings."""
     top = Path(mkdtemp(prefix="cavvy-hostile-"))
     user = Nobody(top / "user")
     home = user.root / "own"
-    for folder in (user.home, home / ".aws", home / ".ssh", user.root / "run"):
+    for folder in (user.home, user.root / "run"):
         folder.mkdir(mode=0o700, parents=True)
-    (home / ".aws/credentials").write_text(SECRET)
-    user.settings(f"[providers.local]\ncpus = 4\n{settings}\n")
+    make_home(home)
+    user.settings(settings)
     user.variables |= {"HOME": str(home), "PYTHONPATH": PATHS}
     if os.getuid() == 0:
         for path in (top, *top.rglob("*")):
             os.chown(path, NOBODY, NOBODY)
+        top.chmod(0o711)
     try:
         yield user
     finally:
@@ -186,11 +258,11 @@ def submit(
     user.cli("run", "-d", "-p", project, str(folder / "task.yaml"))
 
 
-def try_transfers(user: Nobody) -> dict[str, bool]:
+def try_transfers(there: Hunted) -> dict[str, bool]:
     """Tasks whose inputs and outputs name the user's files; the agent, which carries them out, is
     not in the namespaces of the work.
     """
-    home, done = Path(user.variables["HOME"]), {}
+    user, home, done = there.user, there.home, {}
     asked = {
         "input": {"inputs": [{"source": str(home / ".aws/credentials"), "target": "stolen"}]},
         "output": {"outputs": [{"source": "program.py", "target": str(home / "written")}]},
@@ -215,8 +287,9 @@ def find_process(text: str, mark: str = "") -> int:
     return 0
 
 
-def attack(user: Nobody) -> dict[str, bool]:
+def attack(there: Hunted) -> dict[str, bool]:
     """What the hostile job could do, by attempt."""
+    user = there.user
     submit(user, "good", "victim", VICTIM, VICTIM="1", NOTES=SECRET)
 
     def read_log(project: str, name: str) -> str:
@@ -224,7 +297,7 @@ def attack(user: Nobody) -> dict[str, bool]:
 
     wait_until(lambda: "ready" in read_log("good", "victim"))
     pid = find_process("program.py", "VICTIM=1")
-    (gang,) = (user.home / "providers/local/gangs").iterdir()
+    gang = there.gang()
     hunt = {
         "secret": SECRET,
         "mark": MARK,
@@ -239,7 +312,8 @@ def attack(user: Nobody) -> dict[str, bool]:
         "command": str(gang),
         "address": int(read_log("good", "victim").split("ready")[1].split()[0]),
         "program": os.path.dirname(separate.__file__),
-        "user_home": user.variables["HOME"],
+        "user_home": str(there.home),
+        "folder": str(there.folder),
     }
     submit(user, "evil", "attacker", ATTACKS.read_text(), HUNT=json.dumps(hunt))
     user.cli("wait", "-p", "evil", "attacker", code=None)
@@ -249,35 +323,71 @@ def attack(user: Nobody) -> dict[str, bool]:
     assert "zombies" in done, log
     done["victim was ended"] = find_process("program.py", "VICTIM=1") != pid
     done["processes are left"] = find_process(MARK, "evil") != 0
-    planted = [user.home / "planted", gang / "0/work/planted", Path("/etc/cron.d/planted")]
-    planted += [Path(hunt["user_home"], name) for name in (".bashrc", ".ssh/authorized_keys")]
-    planted.append(Path(hunt["user_home"], ".config/systemd/user/planted.service"))
+    planted = [user.home / "planted", there.folder / "planted", gang / "0/work/planted"]
+    planted += [there.home / name for name in (".bashrc", ".ssh/authorized_keys")]
+    planted.append(there.home / ".config/systemd/user/planted.service")
+    planted.append(Path("/etc/cron.d/planted"))
     done |= {f"left {path}": path.exists() and MARK in path.read_text() for path in planted}
     return done
 
 
-def test_nothing_that_a_hostile_job_tries_succeeds() -> None:
-    with nobody("isolation = 'namespaces'") as user:
-        check = user.cli("check", "local")
-        if "separated by namespaces" not in check:
-            pytest.skip(f"this system offers no namespaces: {check}")
-        done = attack(user)
-        beside = user.cli("exec", "-p", "good", "victim", "--", "sh", "-c", f"cat /tmp/{MARK}")
-        done |= try_transfers(user)
+def check_separation(there: Hunted) -> None:
+    """Nothing that the hostile job tries succeeds."""
+    done = attack(there)
+    user = there.user
+    beside = user.cli("exec", "-p", "good", "victim", "--", "sh", "-c", f"cat /tmp/{MARK}")
+    done |= try_transfers(there)
     assert len(done) >= 30
     assert SECRET in beside, "a command next to the work sees what the work sees"
     assert [name for name, succeeded in done.items() if succeeded] == []
 
 
+LOCAL = "[providers.local]\ncpus = 4\n"
+SEPARATED = "side by side, separated by namespaces"
+
+
+def test_nothing_that_a_hostile_job_tries_succeeds() -> None:
+    with nobody(LOCAL + "isolation = 'namespaces'") as user:
+        check = user.cli("check", "local")
+        if SEPARATED not in check:
+            pytest.skip(f"this system offers no namespaces: {check}")
+        check_separation(Hunted(user))
+
+
 def test_without_separation_the_same_attempts_succeed() -> None:
-    with nobody("isolation = 'none'\nhide_server = false") as user:
-        done = attack(user) | try_transfers(user)
+    with nobody(LOCAL + "isolation = 'none'\nhide_server = false") as user:
+        done = attack(Hunted(user)) | try_transfers(Hunted(user))
     succeeded = {name for name, each in done.items() if each}
     assert succeeded >= REAL, REAL - succeeded
 
 
+def test_nothing_succeeds_on_a_joined_machine_until_it_stops_separating() -> None:
+    with joined("isolation = 'namespaces'") as there:
+        user = there.user
+        wait_until(lambda: "projects" in user.cli("joined"), lambda: user.cli("joined"))
+        if SEPARATED not in user.cli("joined"):
+            pytest.skip(f"this system offers no namespaces: {user.cli('joined')}")
+        check_separation(there)
+        pid = find_process(".supervisor.pyz", str(there.home))
+        forbid = ["nsenter", "-t", str(pid), "-U", "sysctl", "-qw", "user.max_user_namespaces=0"]
+        subprocess.run(forbid, check=True, timeout=PATIENCE_S)
+        submit(user, "evil", "late", "print('here')")
+        wait_until(lambda: "one project at a time" in user.cli("status", "-p", "evil", "late"))
+        assert "namespaces need Linux" in user.cli("status", "-p", "evil", "late")
+        user.cli("stop", "-p", "good", "victim")
+        user.cli("wait", "-p", "evil", "late")
+        assert "here" in user.cli("logs", "-p", "evil", "late")
+
+
+def test_without_separation_the_same_attempts_succeed_on_a_joined_machine() -> None:
+    with joined("isolation = 'none'") as there:
+        done = attack(there) | try_transfers(there)
+    succeeded = {name for name, each in done.items() if each}
+    assert succeeded >= REAL_THERE, REAL_THERE - succeeded
+
+
 def test_by_default_the_job_of_another_project_waits_once_the_server_has_accounts() -> None:
-    with nobody("") as user:
+    with nobody(LOCAL) as user:
         assert "one project at a time" in user.cli("check", "local")
         user.cli("user", "add", "ada")
         submit(user, "good", "victim", VICTIM)

@@ -273,6 +273,20 @@ def test_names_that_are_no_names_are_refused(supervisor: Supervisor) -> None:
     assert supervisor.ask("remove", gang="../x", grace_s=1)["kind"] == "refused"
 
 
+def test_the_agent_tries_to_separate_work_and_a_failure_is_told(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text("import sys\nprint(sys.argv[1:])")
+    command = [sys.executable, str(agent)]
+    said = supervisor.ask("try_separation", command=command)["answer"]
+    folder, root = str(supervisor.root.parent.parent), str(supervisor.root)
+    assert said == {"obstacle": str(["--separates", folder, root])}
+    agent.write_text("1 / 0")
+    assert supervisor.ask("try_separation", command=command)["answer"] == {"obstacle": "?"}
+    assert supervisor.ask("try_separation", command=[])["answer"] == {"obstacle": "?"}
+
+
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.12", "3.13"])
 def test_it_runs_on_other_pythons(make: Make, file: Path, tmp_path: Path, version: str) -> None:
     folder = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"

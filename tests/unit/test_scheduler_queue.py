@@ -447,6 +447,14 @@ def test_a_host_that_does_not_separate_runs_one_project_at_a_time() -> None:
     assert isinstance(late, JobWait), "the other project would wait forever"
 
 
+def test_the_wait_says_why_a_host_does_not_separate() -> None:
+    host = replace(ONE_PROJECT, obstacle="namespaces are missing")
+    scheduler = JobScheduler(QueueCapacity(hosts=(host,), allocations=(A_ALLOCATION,)))
+    wait = scheduler.decide(of_project("other", "q"))
+    assert isinstance(wait, JobWait)
+    assert "does not separate the jobs of projects (namespaces are missing), so" in wait.reason
+
+
 def test_a_host_that_separates_runs_projects_side_by_side() -> None:
     scheduler = JobScheduler(QueueCapacity(hosts=(HOST,), allocations=(A_ALLOCATION,)))
     assert isinstance(scheduler.decide(of_project("other", "q")), JobPlacement)

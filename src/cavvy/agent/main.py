@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import sys
 import time
 
 from .config import AgentConfig, BadConfig, read_config
@@ -25,7 +26,7 @@ KEPT = (
     "token",
     "cache",
 )  # files of a node's home folder that are kept for its next work
-USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG"
+USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG, or --separates FOLDER SHOWN"
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +35,15 @@ def main(arguments: list[str]) -> int:
 
     With `--deliver`, the exit code is 1 if messages are left, or EX_TEMPFAIL if messages are left
     because the server did not answer.
+
+    With `--separates`, only try whether this machine can separate work, and print the obstacle.
     """
+    if arguments[:1] == ["--separates"] and len(arguments) == 3:
+        from .work.obstacle import find_obstacle
+
+        sys.stdout.write(find_obstacle(*arguments[1:]) + "\n")
+        sys.stdout.flush()
+        return 0
     deliver = "--deliver" in arguments
     paths = [argument for argument in arguments if argument != "--deliver"]
     if len(paths) != 1:

@@ -326,8 +326,9 @@ class QueueReconciler:
         hosts = snapshot.market.hosts
         allocations = await self._store.allocations() if hosts else ()
         if not all(host.separates for host in hosts) and not await self._store.accounts():
-            # without accounts, all projects belong to the one user of the server
-            hosts = [replace(host, separates=True) for host in hosts]
+            # Without accounts, all projects belong to the one user of the server. A setting that
+            # requires separation applies to them too.
+            hosts = [host if host.obstacle else replace(host, separates=True) for host in hosts]
         return QueueCapacity(hosts=hosts, allocations=allocations, used=snapshot.used)
 
 

@@ -29,6 +29,8 @@ class Host(Struct, frozen=True, kw_only=True):
     # False if jobs could read each other's files; the host then runs the jobs of only one project
     # at a time
     separates: bool = True
+    # why the host does not separate jobs although its settings require it
+    obstacle: str = ""
 
 
 class Allocation(Struct, frozen=True, kw_only=True):

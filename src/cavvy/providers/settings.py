@@ -92,19 +92,16 @@ def price_setting(more: str = "") -> ProviderSetting:
     return _price("price_usd_hr", f"{consequence}{more}{_CONSENT}")
 
 
-def isolation_setting(*, namespaces: bool) -> ProviderSetting:
+def isolation_setting() -> ProviderSetting:
     """Return how the jobs of different projects share a machine (read by `hosts.isolation`)."""
-    separated = (
-        "`namespaces`: jobs get their own processes, `/tmp`, `/dev/shm` and home folder, and run "
-        "beside those of other projects. This needs Linux, and a server that does not run as root. "
-        if namespaces
-        else ""
-    )
     return text(
         "isolation",
         "How jobs of different projects share a machine. By default, the jobs at one time are of "
-        f"one project. {separated}`none`: projects trust each other, and their jobs run side by "
-        "side as one user. A server without accounts has one user, so its projects always share.",
+        "one project. `namespaces`: jobs get their own processes, `/tmp`, `/dev/shm` and home "
+        "folder, and run beside those of other projects. This needs Linux, and a user other than "
+        "root there; elsewhere, the jobs at one time are of one project. `none`: projects trust "
+        "each other, and their jobs run side by side as one user. A server without accounts has "
+        "one user, so its projects share, unless `namespaces` is set.",
     )
 
 

@@ -96,7 +96,7 @@ class JobScheduler:
                 (each.job.task, offer) for each in choices for offer in each.offers if offer.shared
             )
             apart = self._list_apart(offers, waiting_job.job.project)
-            reason = _say_apart(apart) if apart else _reason(offers, behind, earlier)
+            reason = self._say_apart(apart) if apart else _reason(offers, behind, earlier)
             return JobWait(job=waiting_job.job, reason=reason, behind=behind)
         self._allocations += placed.allocations
         take(self._used, placed.offer, waiting_job.job.task.nodes)
@@ -164,6 +164,15 @@ class JobScheduler:
         checks.used = True
         return self._waits.may_delay(mine, self._allocations)
 
+    def _say_apart(self, names: Sequence[str]) -> str:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        why = next((host.obstacle for host in self._hosts if host.name == names[0]), "")
+        return (
+            f"waits for {names[0]}{more}, where jobs of another project run: it does not separate "
+            f"the jobs of projects{why and f' ({why})'}, so it runs those of one project at a time "
+            "(docs/guides/isolation.md)"
+        )
+
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
         """Return the names of the resources that a job waits for if it wants this offer: the offer
         or its shared host or, for a group of hosts, also each host that the job does not avoid.
@@ -176,14 +185,6 @@ def place_of(offer: Offer) -> str:
     """Return the name of the resource that jobs for this offer wait for: the shared host, or the
     offer itself if it uses no shared host."""
     return f"{offer.provider}/{offer.zone or offer.region}" if offer.shared else offer.key
-
-
-def _say_apart(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (
-        f"waits for {names[0]}{more}, where jobs of another project run: it does not separate the "
-        "jobs of projects, so it runs those of one project at a time (docs/guides/isolation.md)"
-    )
 
 
 def _reason(offers: Sequence[Offer], behind: Sequence[str], earlier: bool) -> str:

@@ -126,7 +126,7 @@ def check_seen(config: AgentConfig, path: str) -> None:
     """
     if config.hides and is_hidden(config.hides, config.shown, path):
         raise CannotBuild(
-            f"{os.path.realpath(path)} is in the folder of Cavvy's server or contains it; "
+            f"{os.path.realpath(path)} is in Cavvy's folder or contains it; "
             "that folder is hidden from jobs on this machine"
         )
     if config.separates:

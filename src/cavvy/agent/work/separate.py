@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 from glob import glob
 
@@ -108,12 +109,14 @@ def list_covers(folder: str, uid: int) -> list[str]:
 
 
 def list_programs() -> list[str]:
-    """Return the folders of this Python and of this program. These folders stay visible even if
-    they are below a covered folder, but the work cannot change the files that the server runs.
+    """Return the paths of this Python and of this program, which may be an archive. These paths
+    stay visible even if they are below a covered folder, but the work cannot change the files that
+    the server and the agents run.
     """
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    agent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = agent if os.path.isfile(agent) else os.path.dirname(agent)
     found = {os.path.realpath(each) for each in (sys.prefix, sys.base_prefix, package)}
-    return sorted(each for each in found - {"/usr"} if os.path.isdir(each))
+    return sorted(each for each in found - {"/usr"} if os.path.exists(each))
 
 
 def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> None:
@@ -122,14 +125,14 @@ def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> N
     below = [each for each in shown if any(_is_below(each, cover) for cover in covers)]
     kept = [*programs, *(each for each in below if os.path.isdir(each))]
     hide.mount("none", "/", None, hide.MS_REC | hide.MS_PRIVATE)
-    opened = [(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY)) for path in kept]
+    opened = [(path, os.open(path, os.O_RDONLY)) for path in kept]
     for cover in covers:
         os.makedirs(cover, exist_ok=True)
         hide.mount("tmpfs", cover, "tmpfs", MS_NOSUID | MS_NODEV)
         if cover in _MEETING_PLACES:
             os.chmod(cover, 0o1777)
     for path, fd in opened:
-        os.makedirs(path, exist_ok=True)
+        _make_place(path, fd)
         hide.mount(f"/proc/self/fd/{fd}", path, None, hide.MS_BIND | hide.MS_REC)
         os.close(fd)
     for path in programs:
@@ -139,6 +142,16 @@ def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> N
     for path in (*_SOCKETS, *devices):
         if os.path.exists(path):
             hide.mount("/dev/null", os.path.realpath(path), None, hide.MS_BIND)
+
+
+def _make_place(path: str, fd: int) -> None:
+    """Make the folder or empty file on which the open file is mounted, unless it exists."""
+    if os.path.exists(path):
+        return
+    is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+    os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
+    if not is_folder:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def list_other_gpus(own: list[str] | None) -> list[str]:

@@ -1,17 +1,14 @@
 """Defines how the jobs of different projects share a machine."""
 
-import socket
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from enum import StrEnum
 
+from cavvy.agent.work.obstacle import METADATA, METADATA_ADDRESSES, NAMESPACES, NONE, ROOT
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
 
-# Where machines of clouds find their own credentials: AWS, Google Cloud, Azure and others; tasks of
-# ECS; Alibaba Cloud; AWS over IPv6.
-METADATA_ADDRESSES = ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254")
-_CONNECT_S = 0.7  # such a service is on the machine or one hop away
+# an obstacle that the server itself finds
+MIXED = "a job that was started without separation still runs there"
 
 
 class HostIsolation(StrEnum):
@@ -22,32 +19,49 @@ class HostIsolation(StrEnum):
     NONE = "none"
 
 
-def read_isolation(
-    provider: str, settings: Mapping[str, Scalar], *, namespaces: bool = False
-) -> HostIsolation:
-    """Read the setting. Raises Refused if the value is unknown, or not possible with this
-    provider."""
+def read_isolation(provider: str, settings: Mapping[str, Scalar]) -> HostIsolation:
+    """Read the setting. Raises Refused if the value is unknown."""
     value = str(settings.get("isolation", ""))
-    known = [each for each in HostIsolation if namespaces or each is not HostIsolation.NAMESPACES]
-    if value not in known:
-        names = " or ".join(f"`{each}`" for each in known if each)
+    if value not in list(HostIsolation):
+        names = " or ".join(f"`{each}`" for each in HostIsolation if each)
         raise Refused(f"[providers.{provider}] isolation: expected {names}, not {value!r}")
     return HostIsolation(value)
 
 
-def find_metadata(addresses: Sequence[str] = METADATA_ADDRESSES, port: int = 80) -> str:
-    """Return the first address at which a metadata service accepts connections, or "" if there is
-    none. Jobs could request the credentials of the machine from this service. This function sends
-    no request. Blocks.
+def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
+    """Say how the jobs of different projects share a machine. `obstacle` is the reason why the
+    machine cannot separate jobs (`say_obstacle`), None if the machine was not asked yet.
     """
-    with ThreadPoolExecutor(len(addresses)) as threads:
-        answers = threads.map(lambda each: _accepts(each, port), addresses)
-        return next((each for each, found in zip(addresses, answers, strict=True) if found), "")
+    if mode is HostIsolation.NONE:
+        return "side by side, not separated"
+    if mode is HostIsolation.ONE_PROJECT:
+        return "one project at a time"
+    if obstacle is None:
+        return "one project at a time, until the machine has shown that it can separate jobs"
+    if obstacle:
+        return f"one project at a time: {obstacle}"
+    return "side by side, separated by namespaces"
 
 
-def _accepts(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=_CONNECT_S).close()
-    except OSError:
-        return False
-    return True
+def say_obstacle(code: str) -> str:
+    """Say why a machine cannot separate jobs. `code` is what the agent there has found
+    (`agent.work.obstacle`); an unknown code counts as an obstacle. The result is "" if nothing
+    prevents the separation.
+    """
+    if code == NONE:
+        return ""
+    kind, _, address = code.partition(" ")
+    if kind == METADATA and address in METADATA_ADDRESSES:
+        return (
+            f"a metadata service answers at {address}, and jobs could request this machine's "
+            "credentials from it; block it for the user who runs the jobs, as "
+            "docs/guides/isolation.md shows"
+        )
+    if code == ROOT:
+        return (
+            "namespaces need a user other than root, and jobs there would run as root; use another "
+            "user"
+        )
+    if code == NAMESPACES:
+        return "namespaces need Linux that permits them to users without privileges"
+    return "the machine did not tell whether it can separate jobs"

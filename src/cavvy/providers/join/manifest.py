@@ -45,7 +45,7 @@ MANIFEST = Manifest(
     visibility_delay=timedelta(0),
     settings=(
         price_setting(),
-        isolation_setting(namespaces=False),
+        isolation_setting(),
         lost_setting(
             "A machine that has not called the server for this long counts as dead: its jobs are "
             "retried elsewhere, and its remaining work is ended when it returns."

@@ -33,9 +33,8 @@ from cavvy.providers.hosts.bootstrap import make_preamble
 from cavvy.providers.hosts.bundles import pack_supervisor
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
-from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers, make_hosts
+from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers
 from cavvy.providers.hosts.fleet.placing import AgentRoute
-from cavvy.providers.hosts.isolation import HostIsolation, read_isolation
 from cavvy.providers.join import calls
 from cavvy.providers.join.host_link import JoinLink
 from cavvy.providers.join.invitation import make_invitation
@@ -79,8 +78,6 @@ class JoinProvider:
         self._settled = False
         self._noted: dict[str, datetime] = {}
         self._lines: dict[str, JoinLink] = {}
-        isolation = read_isolation(manifest.name, context.settings)
-        self._separates = isolation is HostIsolation.NONE  # all jobs may run side by side
         self._fleet = HostFleet(manifest.name, context, self._lines, self._way)
         self._known = self._fleet.known
         self._supervisor = cache(lambda: pack_supervisor().content)
@@ -90,7 +87,8 @@ class JoinProvider:
         return list_offers(await self._ready())
 
     async def hosts(self) -> Sequence[Host]:
-        return make_hosts(await self._ready(), separates=self._separates)
+        await self._ready()
+        return await self._fleet.list_hosts()
 
     async def launch(self, gang: GangSpec) -> None:
         await self._settle_in()
@@ -155,6 +153,7 @@ class JoinProvider:
 
     async def machines(self) -> Sequence[JoinedMachine]:
         await self._ready()
+        await self._fleet.isolation.refresh()
         return [
             JoinedMachine(
                 name=name,
@@ -343,7 +342,9 @@ class JoinProvider:
         known = self._known.get(name)
         if known is None:
             return "the machine has not reported its resources yet"
-        return known.describe()
+        isolation = self._fleet.isolation
+        shares = f", jobs of different projects: {isolation.say(name)}" if isolation.asks else ""
+        return f"{known.describe()}{shares}"
 
     # Changes
 

@@ -71,7 +71,7 @@ MANIFEST = Manifest(
             "refused.",
             default=True,
         ),
-        isolation_setting(namespaces=True),
+        isolation_setting(),
         flag(
             "hand_over_checkpoints",
             "If `true`, complete checkpoints are uploaded to the server, as on a remote "

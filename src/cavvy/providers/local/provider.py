@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from cavvy.agent.work import hide, separate
+from cavvy.agent.bundle import make_command
+from cavvy.agent.work import hide
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
@@ -23,7 +24,13 @@ from cavvy.providers.base import (
 )
 from cavvy.providers.hosts.devices import MachineSources
 from cavvy.providers.hosts.environ import clean_environ
-from cavvy.providers.hosts.isolation import HostIsolation, find_metadata, read_isolation
+from cavvy.providers.hosts.isolation import (
+    MIXED,
+    HostIsolation,
+    read_isolation,
+    say_isolation,
+    say_obstacle,
+)
 from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
 from cavvy.providers.hosts.supervisor.facts import find_user
@@ -38,11 +45,6 @@ from cavvy.providers.local.watch import ProcessWatch
 _LOOK_AGAIN = timedelta(seconds=60)
 _DRIVER_TIMEOUT_S = 30
 _HIDDEN = "hidden from jobs, containers, `cavvy exec` and `cavvy ssh`"
-_NO_NAMESPACES = "namespaces need Linux that permits them, and a server that does not run as root"
-_METADATA = (
-    "a metadata service answers at {}, and jobs could request this machine's credentials from "
-    "it; block it for the server's user, as docs/guides/isolation.md shows"
-)
 _READABLE = "readable by {}: run untrusted jobs elsewhere, or run the server as another user"
 
 
@@ -67,7 +69,7 @@ class LocalProvider:
         # the server's folder, if jobs must not be able to read it
         self._hides = context.server_folder if self._settings.get("hide_server", True) else None
         self._can_hide: bool | None = None  # None: not tried yet
-        self._isolation = read_isolation(manifest.name, context.settings, namespaces=True)
+        self._isolation = read_isolation(manifest.name, context.settings)
         self._unseparated: str | None = None  # why not; "" if nothing prevents it; None: not tried
         self._gang_store = LocalGangStore(
             home=self._home,
@@ -89,10 +91,12 @@ class LocalProvider:
 
     async def hosts(self) -> Sequence[Host]:
         host = make_host(await self._discovered())
-        together = self._isolation is HostIsolation.NONE
-        if not together and await self._separates():
-            together = await asyncio.to_thread(self._gang_store.is_separated)
-        return [replace(host, separates=together)]
+        if self._isolation is not HostIsolation.NAMESPACES:
+            return [replace(host, separates=self._isolation is HostIsolation.NONE)]
+        obstacle = await self._find_obstacle()
+        if not obstacle and not await asyncio.to_thread(self._gang_store.is_separated):
+            obstacle = MIXED
+        return [replace(host, separates=not obstacle, obstacle=obstacle)]
 
     async def launch(self, gang: GangSpec) -> None:
         if not self._gang_store.command:
@@ -164,27 +168,21 @@ class LocalProvider:
 
     async def _separates(self) -> bool:
         """Return whether the settings require separate jobs, and the system can separate them."""
-        if self._isolation is not HostIsolation.NAMESPACES or self._hides is None:
-            return False
-        if self._unseparated is None:
-            self._unseparated = await self._find_obstacle(self._hides)
-        return not self._unseparated
+        required = self._isolation is HostIsolation.NAMESPACES
+        return required and not await self._find_obstacle()
 
-    async def _find_obstacle(self, folder: Path) -> str:
+    async def _find_obstacle(self) -> str:
         """Return why this machine cannot separate jobs, or "" if it can."""
-        if not await _succeeds(separate.__file__, folder, self._home):
-            return _NO_NAMESPACES
-        address = await asyncio.to_thread(find_metadata)
-        return _METADATA.format(address) if address else ""
+        if self._hides is None:
+            return "`hide_server` is off"
+        if self._unseparated is None:
+            command = [*make_command(), "--separates", str(self._hides), str(self._home)]
+            self._unseparated = say_obstacle(await _ask(command))
+        return self._unseparated
 
     async def _say_isolation(self) -> str:
-        if self._isolation is HostIsolation.NONE:
-            return "side by side, not separated"
-        if await self._separates():
-            return "side by side, separated by namespaces"
-        if self._isolation is HostIsolation.NAMESPACES:
-            return f"one project at a time: {self._unseparated or '`hide_server` is off'}"
-        return "one project at a time"
+        required = self._isolation is HostIsolation.NAMESPACES
+        return say_isolation(self._isolation, await self._find_obstacle() if required else "")
 
     async def _say_hidden(self) -> str:
         if await self._has_namespaces():
@@ -247,6 +245,17 @@ async def _succeeds(program: str, folder: Path, home: Path) -> bool:
     except OSError:
         return False
     return await tried.wait() == 0
+
+
+async def _ask(command: Sequence[str]) -> str:
+    """Return the line that an agent's program prints, or "?" if it fails."""
+    null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    try:
+        asked = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe)
+    except OSError:
+        return "?"
+    said, _ = await asked.communicate()
+    return "?" if asked.returncode else said.decode().strip()
 
 
 def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | bool]) -> ThisMachine:

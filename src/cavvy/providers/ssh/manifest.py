@@ -48,7 +48,7 @@ MANIFEST = Manifest(
     ),
     visibility_delay=timedelta(0),
     settings=(
-        isolation_setting(namespaces=False),
+        isolation_setting(),
         text(
             "hosts",
             "Names or addresses of hosts, separated by commas or blanks; `gpu-*` means every "

@@ -28,13 +28,8 @@ from cavvy.providers.base import (
 from cavvy.providers.hosts.bundles import Bundle, make_bundle
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
-from cavvy.providers.hosts.fleet.machines import (
-    SupervisorFacts,
-    list_offers,
-    make_hosts,
-)
+from cavvy.providers.hosts.fleet.machines import SupervisorFacts, list_offers
 from cavvy.providers.hosts.fleet.placing import AgentRoute
-from cavvy.providers.hosts.isolation import HostIsolation, read_isolation
 from cavvy.providers.hosts.records import read, write
 from cavvy.providers.hosts.ssh_link import LinkDependencies, SshLink
 from cavvy.providers.ssh.dial import SshOptions, dial
@@ -69,8 +64,6 @@ class SshProvider:
         self._learning: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._agent = cache(self._pack_agent)
-        isolation = read_isolation(manifest.name, context.settings)
-        self._separates = isolation is HostIsolation.NONE  # all jobs may run side by side
         self._fleet = HostFleet(manifest.name, context, self._links, self._way)
         self._known = self._fleet.known
 
@@ -87,7 +80,7 @@ class SshProvider:
 
     async def hosts(self) -> Sequence[Host]:
         await self._learn(_HOSTS_WAIT_S)
-        return make_hosts(self._fleet.list_known(), separates=self._separates)
+        return await self._fleet.list_hosts()
 
     async def launch(self, gang: GangSpec) -> None:
         await self._learn(_FIRST_WAIT_S)
@@ -149,6 +142,7 @@ class SshProvider:
             ]
         if not any(link.up for link in self._links.values()):
             raise TryAgain("no host can be used: " + "; ".join(map(_silence, self._links.values())))
+        await self._fleet.isolation.refresh()
         relays = await asyncio.gather(*(link.can_relay() for link in self._links.values()))
         notes = {name: each for name, each in zip(self._links, relays, strict=True) if each}
         return [
@@ -165,7 +159,8 @@ class SshProvider:
         if known is None:
             return [(name, problem)]
         text = f"{known.facts.user}@{link.target[0]}: {known.describe()}"
-        notes = [*known.machine.notes, *([problem] if problem else [])]
+        shares = f"jobs of different projects: {self._fleet.isolation.say(name)}"
+        notes = [shares, *known.machine.notes, *([problem] if problem else [])]
         return [(name, text), *((name, note) for note in notes)]
 
     async def close(self) -> None:

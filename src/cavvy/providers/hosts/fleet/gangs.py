@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from weakref import WeakValueDictionary
 
+from cavvy.domain.allocations import Host
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import (
     GangSeen,
@@ -30,11 +31,13 @@ from cavvy.providers.base import (
 from cavvy.providers.hosts.changed_gangs import ChangedGangs
 from cavvy.providers.hosts.connection import CannotConnect, LoginRefused
 from cavvy.providers.hosts.fleet.host_link import HostLink, HostSetup
+from cavvy.providers.hosts.fleet.isolation import FleetIsolation
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger
 from cavvy.providers.hosts.fleet.machines import (
     HostEntry,
     KnownHost,
     SupervisorFacts,
+    make_hosts,
     make_machine,
 )
 from cavvy.providers.hosts.fleet.placing import (
@@ -52,6 +55,7 @@ from cavvy.providers.hosts.fleet.status import (
     see_living,
     view_ranks,
 )
+from cavvy.providers.hosts.isolation import read_isolation
 from cavvy.providers.hosts.remote_calls import EmptyAnswer, LinkLost
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
@@ -84,6 +88,8 @@ class HostFleet:
         self._provider, self._links, self._way = provider, links, way
         self._installation, self._now = context.installation, context.now
         self._ledger = FleetLedger(context.state, context.now)
+        self.isolation = FleetIsolation(read_isolation(provider, context.settings), links)
+        self._admitting = asyncio.Lock()
         self._lost_after_s = float(context.settings.get("lost_after_s", 600))
         self.known: dict[str, KnownHost] = {}  # the hosts whose facts are known
         self.changes = ChangedGangs()
@@ -109,6 +115,14 @@ class HostFleet:
         """Return the known hosts, each marked ready if it accepts work now."""
         pairs = ((known, self._links.get(name)) for name, known in sorted(self.known.items()))
         return [replace(known, ready=link.up and not link.leaving) for known, link in pairs if link]
+
+    async def list_hosts(self) -> Sequence[Host]:
+        """Return the shared hosts for the scheduler."""
+        await self.isolation.refresh()
+        intents = self._ledger.intents.values()
+        return make_hosts(
+            self.list_known(), lambda name: self.isolation.find_obstacle(name, intents)
+        )
 
     def announce(self, host: str) -> None:
         """Report a change of all gangs on this host."""
@@ -150,15 +164,22 @@ class HostFleet:
             await self._conclude(intent, problems)
 
     async def _intend(self, gang: GangSpec, placed: Sequence[PlacedRank]) -> FleetIntent:
-        intent = FleetIntent(
-            name=gang.name,
-            installation=gang.installation,
-            hosts=[each.host for each in placed],
-            addresses=[each.node_address for each in placed],
-            launched_at=self._now(),
-            grace_s=gang.grace.total_seconds(),
-        )
-        await self._ledger.put(intent)
+        hosts = {each.host for each in placed}
+        project = next((each.project for each in gang.allocations), "")
+        async with self._admitting:
+            intent = FleetIntent(
+                name=gang.name,
+                installation=gang.installation,
+                hosts=[each.host for each in placed],
+                addresses=[each.node_address for each in placed],
+                launched_at=self._now(),
+                grace_s=gang.grace.total_seconds(),
+                project=project,
+                separates=await self.isolation.admit(
+                    hosts, project, list(self._ledger.intents.values())
+                ),
+            )
+            await self._ledger.put(intent)
         return intent
 
     async def _launch_on(
@@ -170,16 +191,22 @@ class HostFleet:
         setup = await link.connect()
         if not setup.agent:
             raise Refused("no agent can be started on hosts: the server has no agent command")
+        hidden = setup.folder if intent.separates else ""
         asked = [
             {
                 "rank": each.rank,
                 "devices": [device.id for device in each.devices],
-                "config": make_config(
-                    gang,
-                    each,
-                    self._way(gang, setup, each.rank),
-                    f"{setup.root}/gangs/{gang.name}/{each.rank}",
-                    setup.cache,
+                "config": replace(
+                    make_config(
+                        gang,
+                        each,
+                        self._way(gang, setup, each.rank),
+                        f"{setup.root}/gangs/{gang.name}/{each.rank}",
+                        setup.cache,
+                    ),
+                    hides=hidden,
+                    covers=intent.separates,
+                    separates=intent.separates,
                 ),
             }
             for each in ranks

@@ -9,6 +9,7 @@ Errors, grouped by the caller's reaction:
 * TryAgain, NoCapacity, Refused: the supervisor's answer
 """
 
+from pathlib import PurePosixPath
 from typing import Protocol, TypeVar
 
 from cavvy.domain.values import Struct
@@ -25,6 +26,11 @@ class HostSetup(Struct, frozen=True, kw_only=True):
     cache: str
     agent: tuple[str, ...]  # the command that starts the agent; append the configuration's path
     supervisor: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """Cavvy's folder on the host, which all installations share."""
+        return str(PurePosixPath(self.root).parent.parent)
 
 
 class HostLink(Protocol):

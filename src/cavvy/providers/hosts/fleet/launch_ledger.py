@@ -26,6 +26,8 @@ class FleetIntent(Struct, frozen=True, kw_only=True):
     removing: bool = False
     # why the launch failed, after which the started agents are removed; "" if it did not fail
     given_up: str = ""
+    project: str = ""  # "" if it is unknown, as in records of earlier versions
+    separates: bool = False  # True: the work is separated from that of other projects
 
     @property
     def used(self) -> Sequence[str]:

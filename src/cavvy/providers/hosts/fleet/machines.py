@@ -2,7 +2,7 @@
 offers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -174,16 +174,21 @@ def _mirror(root: Path, facts: SupervisorFacts) -> None:
         path.write_text(text)
 
 
-def make_hosts(known: Sequence[KnownHost], *, separates: bool = False) -> Sequence[Host]:
+def make_hosts(
+    known: Sequence[KnownHost], obstacle: Callable[[str], str | None] = lambda name: None
+) -> Sequence[Host]:
     """Return the shared hosts. A host that is `in_group` can run a gang together with other hosts
-    of its group. Any other host runs gangs alone.
+    of its group. Any other host runs gangs alone. `obstacle` returns why a host does not separate
+    the jobs of projects, "" if it does, or None if it is not asked to.
     """
+    obstacles = {each.entry.name: obstacle(each.entry.name) for each in known}
     return [
         replace(
             make_host(f"{each.provider}/{each.entry.name}", each.machine),
             group=f"{each.provider}/{each.entry.group if each.entry.in_group else each.entry.name}",
             ready=each.ready,
-            separates=separates,
+            separates=obstacles[each.entry.name] == "",
+            obstacle=obstacles[each.entry.name] or "",
         )
         for each in known
     ]

@@ -24,6 +24,7 @@ SMI = [
 ]
 # nvidia-smi takes several seconds if the driver is not loaded
 SMI_TIMEOUT_S = 20.0
+TRY_TIMEOUT_S = 5.0  # for an agent that tries to separate work
 # The files that describe AMD's and Intel's GPUs, and this process's control groups.
 FACT_FILES = (
     "/sys/class/kfd/kfd/topology/nodes/*/properties",
@@ -66,6 +67,27 @@ def read_facts(root: str) -> Fields:
         "usable": [path for path in ("/dev/kfd",) if os.access(path, os.R_OK | os.W_OK)],
         "engine": next((name for name in ("podman", "docker") if shutil.which(name)), ""),
     }
+
+
+def try_separation(agent: list[str], root: str, environ: dict[str, str]) -> str:
+    """Return the obstacle that the agent finds if it hides Cavvy's folder on this host from work,
+    except the installation's folder `root`, or "?" if the agent fails.
+    """
+    command = [*agent, "--separates", os.path.dirname(os.path.dirname(root)), root]
+    null = subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            command,
+            stdin=null,
+            stdout=subprocess.PIPE,
+            stderr=null,
+            env=environ,
+            timeout=TRY_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "?"
+    return done.stdout.decode(errors="replace").strip()
 
 
 def find_address() -> str:

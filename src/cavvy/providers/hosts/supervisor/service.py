@@ -26,6 +26,7 @@ import signal
 import subprocess
 import time
 
+from .facts import try_separation
 from .files import (
     FileLock,
     open_own,
@@ -56,32 +57,12 @@ TOMBSTONE_S = 7 * 24 * 3600.0
 # group receives. The script first removes `.new`, because the work may have left a link there.
 WRAPPER = """trap : TERM INT HUP; "$@"; code=$?
 rm -rf "$0.new"; echo "$code" > "$0.new" && mv "$0.new" "$0\""""
-KEPT = frozenset(
-    [
-        *(
-            "PATH",
-            "HOME",
-            "USER",
-            "LOGNAME",
-            "SHELL",
-            "LANG",
-            "LANGUAGE",
-            "TZ",
-            "TMPDIR",
-            "LD_LIBRARY_PATH",
-        ),
-        *(
-            "CUDA_HOME",
-            "CUDA_PATH",
-            "ROCM_PATH",
-            "XDG_RUNTIME_DIR",
-            "DBUS_SESSION_BUS_ADDRESS",
-            "DOCKER_HOST",
-        ),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
-        *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    ]
-)
+KEPT = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR",
+    "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY",
+    "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+})  # fmt: skip
 
 
 class LockBusy(Exception):
@@ -259,6 +240,10 @@ class HostSupervisor:
                 remove_file(old)
         return {}
 
+    def do_try_separation(self, asked: Fields) -> Fields:
+        """Have the agent try whether this host can separate the jobs of projects."""
+        return {"obstacle": try_separation(asked["command"], self._root, make_environ())}
+
     # Launching
 
     def _prepare(self, folder: str, asked: Fields) -> None:
@@ -311,10 +296,7 @@ class HostSupervisor:
     def _spawn(self, name: str, rank: str, options: list[str], note: str) -> Fields:
         folder = f"{self._folder(name)}/{rank}"
         command = (read_json(self._folder(name) + "/gang.json") or {})["command"]
-        environ = {
-            key: value for key, value in os.environ.items() if key in KEPT or key.startswith("LC_")
-        }
-        environ.update({GANG_MARK: name, RANK_MARK: rank})
+        environ = dict(make_environ(), **{GANG_MARK: name, RANK_MARK: rank})
         with open(folder + "/agent.log", "ab", opener=open_own) as log:
             child = subprocess.Popen(
                 [
@@ -582,6 +564,12 @@ def check_name(name: str) -> str:
     if not name or len(name) > 63 or not all(letter.isalnum() or letter == "-" for letter in name):
         raise ValueError(f"{name!r} is not a valid gang name")
     return name
+
+
+def make_environ() -> dict[str, str]:
+    """Return the variables that agents inherit."""
+    kept = (name for name in os.environ if name in KEPT or name.startswith("LC_"))
+    return {name: os.environ[name] for name in kept}
 
 
 def check_free(shared: str, wanted: set[str]) -> None:

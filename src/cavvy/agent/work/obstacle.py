@@ -1,0 +1,52 @@
+"""Tries whether this machine can separate the work of different projects, and names the obstacle if
+it cannot. The server makes the sentence for users (`providers.hosts.isolation`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+from . import separate
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The obstacles. METADATA is followed by a blank and the address.
+NONE, ROOT, NAMESPACES, METADATA = "", "root", "namespaces", "metadata"
+# Where machines of clouds find their own credentials: AWS, Google Cloud, Azure and others; tasks of
+# ECS; Alibaba Cloud; AWS over IPv6.
+METADATA_ADDRESSES = ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254")
+_CONNECT_S = 0.7  # such a service is on the machine or one hop away
+
+
+def find_obstacle(folder: str, shown: str) -> str:
+    """Return what prevents the separation of work in which `folder` is hidden, except the folder
+    `shown`. Blocks.
+    """
+    if os.geteuid() == 0:
+        return ROOT
+    if separate.main(folder, shown):
+        return NAMESPACES
+    address = find_metadata()
+    return f"{METADATA} {address}" if address else NONE
+
+
+def find_metadata(addresses: Sequence[str] = METADATA_ADDRESSES, port: int = 80) -> str:
+    """Return the first address at which a metadata service accepts connections, or "" if there is
+    none. Jobs could request the credentials of the machine from this service. This function sends
+    no request. Blocks.
+    """
+    with ThreadPoolExecutor(len(addresses)) as threads:
+        answers = threads.map(lambda each: _accepts(each, port), addresses)
+        return next((each for each, found in zip(addresses, answers) if found), "")  # noqa: B905
+
+
+def _accepts(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=_CONNECT_S).close()
+    except OSError:
+        return False
+    return True

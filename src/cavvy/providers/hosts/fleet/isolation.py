@@ -1,0 +1,110 @@
+"""Which hosts of a fleet separate the jobs of projects: each host tries it and tells its obstacle.
+
+A host is asked when its answer is a minute old, and before every launch. A host that no longer
+separates jobs therefore gets no job of another project, even if the scheduler has planned one.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+
+from cavvy.domain.values import Struct
+from cavvy.providers.base import NoCapacity, ProviderError
+from cavvy.providers.hosts.fleet.host_link import HostLink
+from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent
+from cavvy.providers.hosts.isolation import (
+    MIXED,
+    HostIsolation,
+    say_isolation,
+    say_obstacle,
+)
+
+_ASK_AGAIN_S = 60.0
+_WAIT_S = 6.0  # how long `refresh` waits for slow hosts
+_NOT_ASKED = "it has not yet told whether it can separate jobs"
+
+
+class ObstacleAnswer(Struct, frozen=True, kw_only=True):
+    """A supervisor's answer. `obstacle` is a code of `agent.work.obstacle`."""
+
+    obstacle: str
+
+
+class FleetIsolation:
+    """How the hosts with these links share themselves among projects."""
+
+    def __init__(self, mode: HostIsolation, links: Mapping[str, HostLink]) -> None:
+        self._mode, self._links = mode, links
+        # host -> why it cannot separate jobs, "" if it can; and when it told so
+        self._obstacles: dict[str, str] = {}
+        self._asked_at: dict[str, float] = {}
+
+    @property
+    def asks(self) -> bool:
+        """Whether the setting requires hosts to separate jobs."""
+        return self._mode is HostIsolation.NAMESPACES
+
+    async def refresh(self) -> None:
+        """Ask the connected hosts whose answer is old."""
+        if not self.asks:
+            return
+        now = asyncio.get_running_loop().time()
+        for name in [name for name in self._obstacles if not self._is_up(name)]:
+            del self._obstacles[name], self._asked_at[name]  # its agents may have changed
+        old = [
+            name
+            for name in self._links
+            if self._is_up(name) and now - self._asked_at.get(name, -_ASK_AGAIN_S) >= _ASK_AGAIN_S
+        ]
+        await asyncio.gather(*(self._ask(name) for name in old))
+
+    async def admit(
+        self, hosts: Collection[str], project: str, intents: Iterable[FleetIntent]
+    ) -> bool:
+        """Ask the hosts of a new gang, and return whether its work is separated. `intents` are the
+        gangs that have not ended. Raises NoCapacity if work of another project could reach the
+        gang's.
+        """
+        if not self.asks:
+            return False
+        separates = not any(await asyncio.gather(*(self._ask(name) for name in hosts)))
+        for intent in intents:
+            shared = sorted({*hosts} & {*intent.hosts})
+            foreign = project and intent.project and intent.project != project
+            if shared and foreign and not (separates and intent.separates):
+                obstacle = next(filter(None, map(self._obstacles.get, sorted(hosts))), MIXED)
+                raise NoCapacity(
+                    f"{shared[0]} runs a job of another project and does not separate jobs: "
+                    f"{obstacle}"
+                )
+        return separates
+
+    def find_obstacle(self, host: str, intents: Iterable[FleetIntent]) -> str | None:
+        """Return why the host does not separate jobs, "" if it does, or None if the setting does
+        not ask for it. `intents` are the gangs that have not ended.
+        """
+        if not self.asks:
+            return "" if self._mode is HostIsolation.NONE else None
+        obstacle = self._obstacles.get(host, _NOT_ASKED)
+        mixed = any(host in intent.hosts and not intent.separates for intent in intents)
+        return obstacle or (MIXED if mixed else "")
+
+    def say(self, host: str) -> str:
+        """Say how the jobs of different projects share the host, for users."""
+        return say_isolation(self._mode, self._obstacles.get(host))
+
+    def _is_up(self, name: str) -> bool:
+        return name in self._links and self._links[name].up
+
+    async def _ask(self, name: str) -> str:
+        """Ask one host, and return its obstacle. Silence is an obstacle."""
+        try:
+            link = self._links[name]
+            async with asyncio.timeout(_WAIT_S):
+                setup = await link.connect()
+                answer = await link.ask("try_separation", ObstacleAnswer, command=setup.agent)
+            obstacle = say_obstacle(answer.obstacle)
+        except (KeyError, TimeoutError, ProviderError):
+            obstacle = _NOT_ASKED
+        self._obstacles[name] = obstacle
+        self._asked_at[name] = asyncio.get_running_loop().time()
+        return obstacle
