@@ -33,7 +33,7 @@ def find(pattern: str) -> list[str]:
 
 
 def can_change(path: str) -> bool:
-    with open(path, "ab"):
+    with open(path, "r+b"):
         return True
 
 
