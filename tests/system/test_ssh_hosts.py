@@ -15,6 +15,7 @@ from tests.contract.stand_in import pack_stand_in
 from tests.system.hosts import Lab, LabHost, lab_at
 from tests.waits import patience
 
+from cavvy.agent.bundle import make_archive
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
@@ -159,6 +160,20 @@ def test_check_says_who_and_what(around: Around) -> None:
             assert told["none-*"] == "the pattern matches no Host of the SSH configuration"
             assert {offer.zone for offer in await provider.offers()} == {"h1", "h2", None}
 
+    play(scenario())
+
+
+def test_a_host_of_root_is_asked_and_runs_one_project_at_a_time(
+    around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with around.provider(hosts="h1", isolation="namespaces") as provider:
+            told = await facts(provider)
+            assert "one project at a time: namespaces need a user other than root" in told["h1"]
+            (host,) = await provider.hosts()
+            assert (host.separates, "other than root" in host.obstacle) == (False, True)
+
+    monkeypatch.setattr(f"{__name__}.pack_stand_in", make_archive)  # the agent itself
     play(scenario())
 
 
