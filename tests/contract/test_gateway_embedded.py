@@ -38,6 +38,10 @@ BY_PREFIX = {
 }
 BELOW = {"name": "below", "prefix": "/models/below"}
 QUIET = {"name": "quiet", "hosts": ["quiet.example"], "silence_s": 0.5}
+TIMED = {
+    **{"name": "timed", "hosts": ["timed.example"], "slow_s": 0.3},
+    **{"concurrency": 1, "queue_max": 1, "wait_s": 0.4},
+}
 ESTIMATED = {"name": "estimated", "hosts": ["estimated.example"], "cold_start_s": 40}
 PRICED = {**KEYED, "name": "priced", "hosts": ["priced.example"], "price_header": True}
 NEW_KEYS = {"name": "new-keys", "hosts": ["new-keys.example"], "keyed": True}
@@ -54,6 +58,7 @@ SERVICES = (
     BELOW,
     ESTIMATED,
     QUIET,
+    TIMED,
     CANARY,
     PRICED,
 )
@@ -266,6 +271,24 @@ def test_statistics_add_up(plane: Embedded, replicas: list[ReplicaStandIn]) -> N
     assert busy == pytest.approx(served, rel=0.05, abs=0.02)
     assert sum(after["latency_us"].values()) == after["answered"]
     assert after["p50_s"] <= after["p99_s"]
+
+
+def test_slow_and_unserved_requests_are_counted(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    replicas[0].reset()
+    plane.set_replicas("timed", replicas[:1])
+    served = Background(ask, plane.port, "GET", "/hold", host="timed.example")
+    wait_for(lambda: replicas[0].in_flight)
+    waits = Background(ask, plane.port, "GET", "/echo", host="timed.example")
+    wait_for(lambda: plane.count_waiting("timed") == 1)
+    assert ask(plane.port, "GET", "/echo", host="timed.example").status == 429
+    assert waits.result().status == 504
+    replicas[0].release.set()  # later than `slow_s`, because the other one has waited for longer
+    assert served.result().status == 200
+    facts = wait_for(lambda: (f := plane.facts("timed"))["in_flight"] == 0 and f)
+    assert (facts["answered"], facts["slow"], facts["unserved"], facts["refused"]) == (1, 1, 2, 2)
+    assert plane.facts("svc")["slow"] == 0, "it has no limit"
 
 
 def test_results_survive_a_restart(replicas: list[ReplicaStandIn]) -> None:

@@ -9,7 +9,13 @@ from cavvy.cli.reach.session import any_project_option, project_option, session
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.client.service_wire import ReplicaView, ServedView, TrialView
+    from cavvy.client.service_wire import (
+        LevelShares,
+        LevelView,
+        ReplicaView,
+        ServedView,
+        TrialView,
+    )
 
 
 @click.group("services", invoke_without_command=True)
@@ -102,6 +108,9 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         )
         shown = [_show_s(each) for each in (traffic.p50_s, traffic.p95_s, traffic.p99_s)]
         pairs.append(("answered within", f"p50 {shown[0]}, p95 {shown[1]}, p99 {shown[2]}"))
+    if found.slo is not None:
+        pairs.append(("slo, last hour", _show_level(found.slo, found.slo.hour)))
+        pairs.append(("slo, last day", _show_level(found.slo, found.slo.day)))
     if found.trial is not None:
         pairs.append(("update", _show_trial(found.trial)))
     pairs.append(("cost", format_usd(Money(found.spent_micros))))
@@ -136,6 +145,17 @@ def _show_trial(trial: "TrialView") -> str:
     if trial.problem:
         parts.append(trial.problem)
     return "; ".join(parts)
+
+
+def _show_level(asked: "LevelView", reached: "LevelShares") -> str:
+    parts = []
+    if asked.availability is not None and reached.availability is not None:
+        parts.append(
+            f"{100 * reached.availability:.6g}% answered (wanted: {100 * asked.availability:g}%)"
+        )
+    if asked.p95_s is not None and reached.in_time is not None:
+        parts.append(f"{100 * reached.in_time:.4g}% within {asked.p95_s:g} s (wanted: 95%)")
+    return f"{', '.join(parts)}; {reached.requests} requests" if parts else "not measured yet"
 
 
 def _show_replica(replica: "ReplicaView") -> str:

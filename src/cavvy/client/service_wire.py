@@ -51,6 +51,25 @@ class ServiceTrafficView(Answer, frozen=True, kw_only=True):
     p99_s: float | None
 
 
+class LevelShares(Answer, frozen=True, kw_only=True):
+    """What a service has reached in some time: the share of requests that were answered, and the
+    share of answers that came within `p95`. They are null until they are measured.
+    """
+
+    requests: int
+    availability: float | None
+    in_time: float | None
+
+
+class LevelView(Answer, frozen=True, kw_only=True):
+    """The service level that `slo` asks for, and what was reached in the last hour and day."""
+
+    availability: float | None
+    p95_s: float | None
+    hour: LevelShares
+    day: LevelShares
+
+
 class TrialView(Answer, frozen=True, kw_only=True):
     """The trial of a revision next to the serving one, or the last trial that ended. `end` is ""
     during the trial. Afterwards it is the reason why the revision took over (enough, time, ready)
@@ -96,6 +115,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     replicas: list[ReplicaView]
     traffic: ServiceTrafficView | None
     trial: TrialView | None = None
+    slo: LevelView | None = None
     spent_micros: int
 
 

@@ -35,12 +35,13 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     `wanted` is false once the user has ended the service; the row goes with its last replica.
     `target` is the number of replicas that the autoscaler last asked for, `why` its reason, and
-    `scaling` its state, as JSON. With spot, `markets` are those that it chooses from, and
-    `placement` is how many replicas there should be in each. `failures` counts the replicas that
-    ended in a row before or soon after they were ready; the last of them ended at `failed_at` for
-    the reason `problem`. While a revision is tried out, it is the `candidate`, and `task` and
-    `revision` are those that serve; `outcome` is how the last trial ended. `former` is the revision
-    that a rolling update goes back to while no replica of the new one has been ready.
+    `scaling` its state, as JSON. `level` has the counts for the service level, as JSON. With spot,
+    `markets` are those that it chooses from, and `placement` is how many replicas there should be
+    in each. `failures` counts the replicas that ended in a row before or soon after they were
+    ready; the last of them ended at `failed_at` for the reason `problem`. While a revision is tried
+    out, it is the `candidate`, and `task` and `revision` are those that serve; `outcome` is how the
+    last trial ended. `former` is the revision that a rolling update goes back to while no replica
+    of the new one has been ready.
     """
 
     project: str
@@ -59,6 +60,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     target: int = 0
     why: str = ""
     scaling: str = ""
+    level: str = ""
     markets: tuple[ServingMarket, ...] = ()
     placement: dict[str, int] = field(default_factory=dict)
     failures: int = 0

@@ -88,6 +88,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     queue_max: Count = 10_000  # requests that wait
     wait_s: Seconds = 600  # a request waits so long for a replica
     late_s: Seconds | None = None  # a request that waited longer counts as late; None: none does
+    slow_s: Seconds | None = None  # an answer that took longer counts as slow; None: none does
     closed: str = ""  # why the service takes no requests; "" if it does
     price_header: bool = False  # responses say what their request has cost
     response_s: Seconds = 600  # a replica may take so long until its response begins

@@ -41,6 +41,7 @@ class ServiceQueue:
         self.route = route
         self._wake = wake
         self._late_s = inf if route.late_s is None else route.late_s
+        self.slow_s = inf if route.slow_s is None else route.slow_s
         self.memo = memo
         self.keys = ServiceKeys(route.keys, route.keyed, now)
         self.rates = ServiceRates(route.rates)
@@ -275,6 +276,8 @@ class ServiceQueue:
             replicas=tuple(pool.describe() for pool in (*self._replicas, *self._draining)),
             work={name: dict(each.describe(now)) for name, each in self._work.items() if each},
             canary=None if self.canary is None else self.canary.describe(),
+            slow=counters.slow,
+            unserved=counters.unserved,
         )
 
     # inside
@@ -316,7 +319,7 @@ class ServiceQueue:
     def _wait(self, exchange: Exchange, now: float, first: bool = False) -> None:
         left_s = exchange.arrived_at + exchange.wait_s - now
         if len(self._waiting) >= self.route.queue_max and not first:
-            self.counters.refused += 1
+            self._count_unserved()
             exchange.sink.answer(
                 429,
                 AnswerCode.QUEUE_FULL,
@@ -337,13 +340,17 @@ class ServiceQueue:
     def _end_wait(self, exchange: Exchange) -> None:
         if exchange in self._waiting:
             del self._waiting[exchange]
-            self.counters.refused += 1
+            self._count_unserved()
             exchange.sink.answer(
                 504,
                 AnswerCode.TOO_LATE,
                 f"no replica was free within {exchange.wait_s:g} s",
                 self.retry_s(),
             )
+
+    def _count_unserved(self) -> None:
+        self.counters.refused += 1
+        self.counters.unserved += 1
 
     def _find_waiting(self, pool: ReplicaPool) -> Exchange | None:
         """The first request that may go to this replica: not one that it has failed, if there are

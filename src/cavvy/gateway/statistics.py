@@ -83,6 +83,8 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     # by replica, also of gone ones, and by client's key
     work: dict[str, dict[str, KeyWork]] = field(default_factory=dict)
     epoch: str = EPOCH
+    slow: int = 0  # of those answered, after more than `slow_s` since they arrived
+    unserved: int = 0  # of those refused, by a full queue or because no replica took them in time
 
 
 class ServiceCounters:
@@ -103,15 +105,17 @@ class ServiceCounters:
         "refused",
         "retried",
         "service_s",
+        "slow",
         "started",
         "starts_s",
+        "unserved",
         "waited_s",
     )
 
     def __init__(self, now: float) -> None:
         self.arrivals = self.answered = self.refused = self.lost = 0
         self.retried = self.aborted = self.in_flight = 0
-        self.started = self.late = 0
+        self.started = self.late = self.slow = self.unserved = 0
         self.concurrency_s = self.waited_s = self.service_s = 0.0
         self.starts_s = 0.0  # the sum of the times at which the requests in flight started
         self.latency: dict[int, int] = {}

@@ -256,6 +256,8 @@ class ReplicaPool:
         now = monotonic()
         counters = self.service.counters
         counters.record_answer(exchange.arrived_at, exchange.started_at, now)
+        if now - exchange.arrived_at > self.service.slow_s:
+            counters.slow += 1
         canary = self.service.canary
         if canary is not None:
             canary.record(self.address.canary, exchange.failed, now - exchange.started_at)

@@ -1,5 +1,6 @@
 """Routes for services: start, list, show and end them."""
 
+from datetime import datetime
 from hashlib import sha256
 from typing import Annotated
 
@@ -17,9 +18,17 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user
 from cavvy.api.wire import MIB, read, reply, view
 from cavvy.client import wire
-from cavvy.client.service_wire import ReplicaView, ServedView, ServiceTrafficView, TrialView
+from cavvy.client.service_wire import (
+    LevelShares,
+    LevelView,
+    ReplicaView,
+    ServedView,
+    ServiceTrafficView,
+    TrialView,
+)
 from cavvy.control.decide.canary import CanaryTerms
 from cavvy.control.decide.service import is_canary, state_of
+from cavvy.control.decide.service_level import LevelCounts, measure_level
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import as_revision, measure
 from cavvy.control.serving.requests import (
@@ -30,7 +39,7 @@ from cavvy.control.serving.requests import (
 )
 from cavvy.domain.accounts import Permission
 from cavvy.domain.service_updates import PROMOTED
-from cavvy.domain.services import SERVING, ServiceReplica
+from cavvy.domain.services import SERVING, ServiceLevel, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, RowNotFound
@@ -169,8 +178,27 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         replicas=[_view_replica(each, traffic) for each in service.replicas],
         traffic=None if traffic is None else _view_traffic(traffic),
         trial=_view_trial(service),
+        slo=_view_level(service, app_state.now()),
         spent_micros=sums[0].amount.micros if sums else 0,
     )
+
+
+def _view_level(service: StoredService, now: datetime) -> LevelView | None:
+    """Return the service level that was reached, or None if the service asks for none."""
+    asked = service.spec.slo
+    if asked == ServiceLevel():
+        return None
+    hour, day = measure_level(service, now)
+    return LevelView(
+        availability=asked.availability,
+        p95_s=None if asked.p95 is None else asked.p95.total_seconds(),
+        hour=_view_shares(hour),
+        day=_view_shares(day),
+    )
+
+
+def _view_shares(counts: LevelCounts) -> LevelShares:
+    return view(LevelShares, counts, requests=counts.answered + counts.failed)
 
 
 def _view_trial(service: StoredService) -> TrialView | None:

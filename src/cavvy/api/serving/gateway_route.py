@@ -60,6 +60,7 @@ def make_route(service: StoredService) -> ServiceRoute:
         response_s=spec.timeouts.response.total_seconds(),
         silence_s=spec.timeouts.silence.total_seconds(),
         late_s=make_terms(spec).wait_s,
+        slow_s=None if spec.slo.p95 is None else spec.slo.p95.total_seconds(),
         models=spec.models,
         keyed=spec.keys,
         keys=tuple(_make_key(each) for each in service.keys) if spec.keys else (),

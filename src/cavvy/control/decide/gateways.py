@@ -84,7 +84,10 @@ def _find_largest(values: Iterable[float | None]) -> float | None:
     return max((each for each in values if each is not None), default=None)
 
 
-_COUNTERS = ("arrivals", "answered", "started", "late", "lost", "service_s")
+_COUNTERS = (
+    *("arrivals", "answered", "started", "late", "lost", "unserved", "timed", "slow"),
+    "service_s",
+)
 
 
 def _add_tried(

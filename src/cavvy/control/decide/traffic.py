@@ -45,6 +45,9 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     started: int = 0
     late: int = 0
     lost: int = 0
+    unserved: int = 0  # refused by a full queue, or because no replica was free in time
+    timed: int = 0  # answers whose latency the gateway has measured
+    slow: int = 0  # of these, those that took longer than the service level permits
     service_s: float = 0.0
 
     in_flight: int = 0
@@ -110,9 +113,8 @@ def scale(
 def observe(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> ServiceObservation:
-    """Return what happened since `before`. The counts of a restarted gateway begin at 0."""
-    if before is None or before.at_s > traffic.at_s or before.arrivals > traffic.arrivals:
-        before = ServiceTraffic(at_s=traffic.at_s)
+    """Return what happened since `before`."""
+    before = find_former(before, traffic)
     arrived = traffic.arrivals - before.arrivals
     seconds = round(traffic.at_s - before.at_s)
     seconds = max(seconds, 1) if arrived else seconds
@@ -128,6 +130,15 @@ def observe(
         backlog=traffic.backlog,
         markets=_observe_markets(service, now),
     )
+
+
+def find_former(before: ServiceTraffic | None, traffic: ServiceTraffic) -> ServiceTraffic:
+    """Return what the counts of `traffic` are compared with: those of a restarted gateway begin at
+    0.
+    """
+    if before is None or before.at_s > traffic.at_s or before.arrivals > traffic.arrivals:
+        return ServiceTraffic(at_s=traffic.at_s)
+    return before
 
 
 def _spread(count: int, seconds: int) -> tuple[int, ...]:

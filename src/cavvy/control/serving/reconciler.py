@@ -22,6 +22,7 @@ from cavvy.control.decide.service import (
     order_replica,
 )
 from cavvy.control.decide.service_keys import note_uses
+from cavvy.control.decide.service_level import record_level
 from cavvy.control.decide.traffic import ServiceTraffic, scale
 from cavvy.control.decide.update import as_revision, decide_update
 from cavvy.control.serving.front import ServiceFront, ServingParts
@@ -62,6 +63,7 @@ class _Scaled(Struct, frozen=True, kw_only=True):
     target: int
     why: str
     scaling: str
+    level: str
     placement: dict[str, int]
 
 
@@ -229,6 +231,8 @@ class ServiceReconciler:
         known = self._scaled.get(key)
         if known is not None and known.id != service.id:
             known = None
+        if known is not None:
+            service = replace(service, level=known.level)
         if known is not None and known.revision == service.revision:
             service = replace(
                 service,
@@ -240,7 +244,9 @@ class ServiceReconciler:
             waits = traffic.backlog and not service.target
             if now - known.at < _SCALED_EVERY and not waits:
                 return service
-        service = scale(service, None if known is None else known.traffic, traffic, now, reading)
+        before = None if known is None else known.traffic
+        service = scale(service, before, traffic, now, reading)
+        service = record_level(service, before, traffic, now)
         self._scaled[key] = _Scaled(
             id=service.id,
             revision=service.revision,
@@ -250,6 +256,7 @@ class ServiceReconciler:
             target=service.target,
             why=service.why,
             scaling=service.scaling,
+            level=service.level,
             placement=service.placement,
         )
         return service
@@ -280,7 +287,13 @@ class ServiceReconciler:
         old = scaled is not None and now - scaled.stored_at >= _STORED_EVERY
         compared = service
         if not old:
-            compared = replace(service, scaling=stored.scaling, why=stored.why, keys=stored.keys)
+            compared = replace(
+                service,
+                scaling=stored.scaling,
+                level=stored.level,
+                why=stored.why,
+                keys=stored.keys,
+            )
         if compared == stored:
             return step, stored
         if scaled is not None:
