@@ -15,7 +15,7 @@ import pytest
 from tests.system.trust import User, check_clean, environment, user_at
 from tests.waits import START_S, wait_until
 
-from cavvy.client.service_wire import ServedView, find_service
+from cavvy.client.service_wire import LevelShares, ServedView, find_service
 
 pytestmark = pytest.mark.system
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-hello"
@@ -64,6 +64,14 @@ def read_service(user: User) -> ServedView:
         return find_service(user.api, "default", "hello")
 
 
+def read_level(user: User) -> LevelShares:
+    """What the service has reached in the last hour, which is its first."""
+    slo = read_service(user).slo
+    assert slo is not None
+    assert slo.hour == slo.day
+    return slo.hour
+
+
 def find_gateway(user: User) -> int:
     """The gateway's process ID."""
     config = f"{user.home}/gateway/gateway.json".encode()
@@ -76,10 +84,12 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     shutil.copytree(EXAMPLE, user.work, dirs_exist_ok=True)
     user.settings("[providers.local]\nprice_usd_hr = 3.6\n")
     file = user.work / "service.yaml"
-    file.write_text(file.read_text().replace("port: 8000", "port: 8000\n  price_header: true"))
+    more = "port: 8000\n  price_header: true\n  slo: {p95: 1m, availability: 90%}"
+    file.write_text(file.read_text().replace("port: 8000", more))
     assert "--yes" in user.cli("serve", "service.yaml", code=2), "replicas cost money"
     url = user.json("serve", "--yes", "service.yaml")["url"]
     assert read_service(user).state == "idle"
+    assert read_level(user) == LevelShares(requests=0, availability=None, in_time=None)
     with ThreadPoolExecutor(50) as pool:
         assert list(pool.map(call, [f"{url}/{number}" for number in range(50)])) == [200] * 50
     wait_until(lambda: read_service(user).ready > 1)
@@ -100,6 +110,7 @@ def test_a_cold_service_answers_grows_recovers_and_ends(user: User) -> None:
     file.write_text(file.read_text().replace("idle: 5m", "idle: 10s"))
     assert user.json("serve", "--yes", "service.yaml")["revision"] == 2
     wait_until(lambda: read_service(user).state == "idle")
+    assert read_level(user).in_time == 1
     assert call(url) == 200, "from zero again"
     user.cli("budget", "set", "small", "0.0001", "--service", "hello", "--hard", "100%")
     wait_until(lambda: refusal(url) == (402, "budget-spent"))
