@@ -39,6 +39,7 @@ from cavvy.client import (
     credential_wire,
     key_wire,
     policy_wire,
+    queue_wire,
     service_key_wire,
     service_wire,
     sign_in_wire,
@@ -254,6 +255,8 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(usage, "list_offers_of", lambda *_: [COMMITTED])
     monkeypatch.setattr(service_wire, "list_services", lambda *_: [make_service()])
     monkeypatch.setattr(service_key_wire, "list_service_keys", lambda *_: [SERVICE_KEY])
+    queue = queue_wire.CallQueueView(calls=[QUEUED], counts={"waiting": 1})
+    monkeypatch.setattr(queue_wire, "list_calls", lambda *_, **asked: queue)
     monkeypatch.setattr(audit_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
 
@@ -267,6 +270,25 @@ SERVICE_KEY = service_key_wire.ServiceKeyView(
     created_at=at(0),
     expires_at=at(9),
     used_at=at(5),
+)
+
+
+QUEUED = queue_wire.QueuedCallView(
+    id="01jdqk3w5t9xz7e2aaaaaaaaaa",
+    state="waiting",
+    method="POST",
+    path="/",
+    source="bucket",
+    object=f"s3://{NAME}/{NAME}",
+    user=USER,
+    submitted_at=at(0),
+    due_at=at(9),
+    tries=3,
+    problem=REASON,
+    status=504,
+    answer_headers={},
+    ended_at=None,
+    expires_at=None,
 )
 
 
@@ -342,6 +364,7 @@ TABLES = {  # command -> the names that its table must contain
     "machines": [MACHINE],
     "services": [NAME],
     f"key list {NAME}": ["0123456789abcdef"],
+    f"queue list {NAME}": [QUEUED.id],
     "quota": ["Standard NDSH100v5 Family vCPUs"],
     "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
     "schedules": [NIGHTLY],

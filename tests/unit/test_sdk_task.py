@@ -54,6 +54,8 @@ TABLES: dict[str, Any] = {
     "service.limits": keys.ServiceLimits,
     "service.slo": keys.ServiceSlo,
     "service.update": keys.ServiceUpdateKeys,
+    "service.queue": keys.ServiceQueueKeys,
+    "service.events": keys.ServiceEvent,
 }
 
 

@@ -11,6 +11,8 @@ from cavvy.domain.services import (
     COMING_REPLICAS,
     REPLICA_MOVES,
     SERVING,
+    EventTrigger,
+    QueueTerms,
     RateScope,
     ReplicaState,
     ReplicaTarget,
@@ -46,6 +48,8 @@ service:
   residency: eu
   budget: $40/h
   update: {strategy: canary, weight: 0.2, requests: 500, within: 10m}
+  queue: {attempts: 3, backoff: 1m, keep: 1d, at_once: 8}
+  events: {bucket: "s3://photos/in/", path: /files, every: 5s}
 """
 
 
@@ -84,6 +88,12 @@ def test_a_service_is_read_with_all_keys() -> None:
     assert (service.regions, service.residency) == (("eu",), "eu")
     assert service.update == ServiceUpdate(
         strategy=UpdateStrategy.CANARY, weight=20, requests=500, within=timedelta(minutes=10)
+    )
+    assert service.queue == QueueTerms(
+        attempts=3, backoff=timedelta(minutes=1), keep=timedelta(days=1), at_once=8
+    )
+    assert service.events == (
+        EventTrigger(bucket="s3://photos/in/", path="/files", every=timedelta(seconds=5)),
     )
 
 

@@ -457,6 +457,9 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         if path == "service.rate":
             rate = {"each": "header"} if name == "header" else {}
             document["service"]["rate"] = {"requests": 5, **rate, **document["service"]["rate"]}
+        if path == "service.events":
+            event = {"bucket": "s3://photos/in/", **document["service"]["events"]}
+            document["service"]["events"] = event
         if path == "service.update":
             document["service"]["update"].setdefault("strategy", "canary")
         if path == "service" and name in ("engine", "model", "options"):

@@ -8,7 +8,7 @@ import click
 
 from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
 from cavvy.cli.reach.service_call import answer_timeout_option, ask_service, find_serving
-from cavvy.cli.reach.session import project_option
+from cavvy.cli.reach.session import project_option, session
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -58,6 +58,18 @@ def _read_headers(
     callback=_read_headers,
     help="A header.",
 )
+@click.option(
+    "--queue",
+    is_flag=True,
+    help="Add the request to the service's queue and print its ID; see `cavvy queue`.",
+)
+@click.option(
+    "--id",
+    "call_id",
+    default="",
+    metavar="ID",
+    help="With --queue: an ID of your own. Calls with the same ID are one call.",
+)
 @service_key_option
 @answer_timeout_option
 def command(
@@ -67,18 +79,26 @@ def command(
     data: str | None,
     method: str | None,
     headers: dict[str, str],
+    queue: bool,
+    call_id: str,
     key: str | None,
     timeout: float,
 ) -> None:
     """Send a request to a service and print the answer's body. The exit code is 1 if the status is
     400 or higher.
 
-    The request waits while the service has no replica.
+    The request waits while the service has no replica. With --queue, the server sends the request,
+    repeats it if it fails, and stores the result.
     """
     from urllib.parse import quote
 
-    found = find_serving(project, name)
     body = sys.stdin.buffer.read() if data == "-" else None if data is None else data.encode()
+    if queue:
+        _add(project, name, path, method or "POST", headers, body or b"", call_id)
+        return
+    if call_id:
+        raise click.UsageError("--id needs --queue")
+    found = find_serving(project, name)
     with ask_service(
         found.url,
         quote(path if path.startswith("/") else f"/{path}", safe=_PATH_MARKS),
@@ -92,6 +112,24 @@ def command(
     if status >= 400:
         click.echo(f"cavvy: the answer has the status {status}", err=True)
         sys.exit(1)
+
+
+def _add(
+    project: str,
+    name: str,
+    path: str,
+    method: str,
+    headers: dict[str, str],
+    body: bytes,
+    call_id: str,
+) -> None:
+    from cavvy.client.queue_wire import QueuedCallAsk, submit_call
+
+    path = path if path.startswith("/") else f"/{path}"
+    ask = QueuedCallAsk(id=call_id, method=method, path=path, headers=headers, body=body)
+    with session() as client:
+        call = submit_call(client, project, name, ask)
+    click.echo(call.id)
 
 
 def _print(answer: "HTTPResponse") -> None:

@@ -56,6 +56,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "call": "Send a request to a service.",
         "chat": "Talk to the language model of a service.",
         "key": "Make, list and revoke keys for calls to a service.",
+        "queue": "List, show, retry and delete queued calls to a service.",
         "unserve": "End a service when its requests are answered.",
     },
     "Work on nodes": {

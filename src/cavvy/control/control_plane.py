@@ -38,6 +38,8 @@ from cavvy.control.reconcile import (
     JobReconcilerDependencies,
 )
 from cavvy.control.schedules import ScheduleReconciler
+from cavvy.control.serving.call_keys import is_calls_key
+from cavvy.control.serving.call_queue import CallQueue
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
 from cavvy.control.serving.request_bills import RequestBills
@@ -190,6 +192,7 @@ class ControlPlane:
             hint=self.hint,
             announce=self._announce,
         )
+        self._calls = CallQueue(parts, self.data)
         return ServiceRequests(parts), ServiceReconciler(parts)
 
     def _make_checkpoints(self) -> Checkpoints:
@@ -483,6 +486,7 @@ class ControlPlane:
             await self.advisor.history.forget()
             await StorageMeter(self._store, self.pool, self._clock).run()
             await RequestBills(self._store).sweep()
+            await self._store.queued_calls.expire(self._clock.now())
             await post_discounts(self._store, self._outside.discounts, self._clock.now())
             if self._outside.tidy is not None:
                 await self._outside.tidy(self._clock.now())
@@ -500,6 +504,8 @@ class ControlPlane:
             return await self._webhooks.reconcile(key)
         if is_service_key(key):
             return await self._serving.reconcile(key)
+        if is_calls_key(key):
+            return await self._calls.reconcile(key)
         again = await self._jobs.reconcile(key)
         await self._serving.note_job(key)
         return again
@@ -509,6 +515,7 @@ class ControlPlane:
             group.create_task(self._driver.run())
             group.create_task(self._settle())
             group.create_task(self._serving.run())
+            group.create_task(self._calls.run())
             if self._share is not None:
                 group.create_task(self._share.keep(self._take_up))
                 group.create_task(self._share.exchange(self.agents.memory, self._clock))

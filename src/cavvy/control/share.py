@@ -15,6 +15,7 @@ from cavvy.control.budgets import BUDGETS
 from cavvy.control.clock import ControlClock
 from cavvy.control.garbage_collector import SWEEP
 from cavvy.control.reconcile import HOSTS, QUEUE, UPLOADS
+from cavvy.control.serving.call_keys import is_calls_key, service_of_calls
 from cavvy.control.webhooks import is_webhook_key, job_of_webhook
 from cavvy.store.base import StoreError
 from cavvy.store.channel import ReplicaChannel, ServerSignal, SignalKind
@@ -44,6 +45,8 @@ def lease_of(key: str) -> str:
         return QUEUE_LEASE
     if key in (SWEEP, UPLOADS, HOSTS, BUDGETS):
         return SWEEP_LEASE
+    if is_calls_key(key):
+        return shard_of(service_of_calls(key))
     return shard_of(job_of_webhook(key) if is_webhook_key(key) else key)
 
 

@@ -136,6 +136,29 @@ class ServiceUpdate(Struct, frozen=True, kw_only=True):
     within: timedelta = timedelta(hours=1)
 
 
+class QueueTerms(Struct, frozen=True, kw_only=True):
+    """How queued calls are sent. A call is sent `attempts` times at most. The pause after the first
+    failure is `backoff`; it doubles with each failure. Results are stored for the time `keep`.
+    `at_once` limits the calls that are sent at the same time; 0 means twice as many as all replicas
+    can work on.
+    """
+
+    attempts: int = 5
+    backoff: timedelta = timedelta(seconds=10)
+    keep: timedelta = timedelta(days=7)
+    at_once: int = 0
+
+
+class EventTrigger(Struct, frozen=True, kw_only=True):
+    """A source of calls. Each object below the URL `bucket` causes one call of `path`; the objects
+    are listed at the interval `every`.
+    """
+
+    bucket: str
+    path: str = "/"
+    every: timedelta = timedelta(seconds=30)
+
+
 class ServiceSpec(Struct, frozen=True, kw_only=True):
     """How a task serves requests. With `fixed_port`, the task's program listens on `port`;
     otherwise on the port in the variable PORT. Clients of OpenAI's API select the service by one of
@@ -168,6 +191,8 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     budget: HourlyRate | None = None
     price_header: bool = False
     update: ServiceUpdate = ServiceUpdate()
+    queue: QueueTerms = QueueTerms()
+    events: tuple[EventTrigger, ...] = ()
 
 
 class ReplicaState(StrEnum):

@@ -302,6 +302,23 @@ class ServiceUpdateKeys(TypedDict, total=False):
     within: Length
 
 
+class ServiceQueueKeys(TypedDict, total=False):
+    """How queued calls to a service are sent."""
+
+    attempts: Whole
+    backoff: Length
+    keep: Length
+    at_once: Whole
+
+
+class ServiceEvent(TypedDict):
+    """A source of calls to a service."""
+
+    bucket: str
+    path: NotRequired[str]
+    every: NotRequired[Length]
+
+
 class Service(TypedDict):
     """How a task answers requests, and on how many replicas."""
 
@@ -325,6 +342,8 @@ class Service(TypedDict):
     budget: NotRequired[Dollars]
     price_header: NotRequired[Switch]
     update: NotRequired[str | ServiceUpdateKeys]
+    queue: NotRequired[ServiceQueueKeys]
+    events: NotRequired[ServiceEvent | Sequence[ServiceEvent]]
 
 
 class TaskKeys(TypedDict, total=False):

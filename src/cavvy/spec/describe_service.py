@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from cavvy.domain.services import (
+    EventTrigger,
+    QueueTerms,
     RateScope,
     ReplicaCount,
     RequestLimits,
@@ -44,9 +46,25 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "promises", listed(promises, "and") if promises else ""
     yield "responses", "say what their requests have cost" if service.price_header else ""
     yield "updates", _update(service.update)
+    yield "queued calls", _queue(service.queue)
+    yield "events", "; ".join(_event(each) for each in service.events)
     yield "in regions", ", ".join(service.regions)
     yield "stays in", service.residency or ""
     yield "costs at most", format_rate(service.budget) if service.budget is not None else ""
+
+
+def _queue(queue: QueueTerms) -> str:
+    if queue == QueueTerms():
+        return ""
+    sent = f"{queue.at_once} at once, " if queue.at_once else ""
+    return (
+        f"are sent {sent}{queue.attempts} times at most, {format_duration(queue.backoff)} after "
+        f"the first failure; results are kept {format_duration(queue.keep)}"
+    )
+
+
+def _event(event: EventTrigger) -> str:
+    return f"each object below {event.bucket}, listed every {format_duration(event.every)}"
 
 
 def _update(update: ServiceUpdate) -> str:

@@ -37,6 +37,7 @@ from cavvy.store.parts import (
     BudgetStore,
     CredentialStore,
     MeterStore,
+    QueuedCallStore,
     ServiceStore,
     SignInStore,
 )
@@ -491,6 +492,10 @@ class Store(Protocol):
     @property
     def services(self) -> ServiceStore:
         """Services, each with its replicas."""
+
+    @property
+    def queued_calls(self) -> QueuedCallStore:
+        """Calls in the queues of services."""
 
     async def grant_role(self, binding: RoleBinding) -> None:
         """Store a role; an existing role is not changed. Add a token. Raises RowNotFound if the

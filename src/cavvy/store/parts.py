@@ -10,6 +10,7 @@ from cavvy.domain.accounts import AccountToken
 from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.credentials import CredentialBook, SealedCredential
 from cavvy.domain.ledger import LedgerPosting
+from cavvy.domain.queued_calls import CallState, QueuedCall
 from cavvy.domain.request_bills import DividedBill, ReplicaBill
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.trusts import IssuerTrust, SignIn
@@ -140,3 +141,31 @@ class MeterStore(Protocol):
         labels: Mapping[str, str],
     ) -> None:
         """Raises StaleVersion."""
+
+
+class QueuedCallStore(Protocol):
+    """Calls in the queues of services; `store/queued_calls.py` says more."""
+
+    async def add(self, calls: Sequence[tuple[QueuedCall, bytes]]) -> Sequence[str]: ...
+    async def get(self, project: str, service: str, call_id: str) -> QueuedCall:
+        """Raises RowNotFound."""
+
+    async def bodies(self, call: QueuedCall) -> tuple[bytes, bytes]: ...
+    async def due(
+        self, project: str, service: str, limit: int, skip: Collection[str] = ()
+    ) -> Sequence[QueuedCall]: ...
+    async def put(self, call: QueuedCall, answer: bytes = b"") -> QueuedCall:
+        """Raises StaleVersion."""
+
+    async def list(
+        self,
+        project: str,
+        service: str,
+        state: CallState | None = None,
+        *,
+        after: str = "",
+        limit: int = 100,
+    ) -> Sequence[QueuedCall]: ...
+    async def count(self, project: str, service: str) -> Mapping[CallState, int]: ...
+    async def purge(self, project: str, service: str, state: CallState) -> int: ...
+    async def expire(self, now: datetime) -> None: ...

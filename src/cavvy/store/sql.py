@@ -45,6 +45,7 @@ from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession, Row, make_driver, translate
 from cavvy.store.fence import FENCE, fenced
 from cavvy.store.meters import SqlMeters
+from cavvy.store.queued_calls import SqlQueuedCalls
 from cavvy.store.rows import (
     ALLOCATIONS,
     ATTEMPTS,
@@ -119,7 +120,7 @@ class SqlStore:
         self.sign_ins, self.budgets = SqlSignIns(*database), SqlBudgets(*database)
         self.services, self.meters = SqlServices(*database), SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
-        self.archive = SqlArchive(self._write)
+        self.archive, self.queued_calls = SqlArchive(self._write), SqlQueuedCalls(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:

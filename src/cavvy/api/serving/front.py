@@ -6,9 +6,11 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+from cavvy.api.serving.gateway_caller import GatewayCaller
 from cavvy.api.serving.gateway_child import GatewayChild
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
 from cavvy.api.serving.gateway_route import list_routes, make_route
@@ -22,6 +24,7 @@ from cavvy.control.decide.service import list_serving
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import as_revision
 from cavvy.control.serving.front import ProbeRecord
+from cavvy.domain.queued_calls import CallAnswer, QueuedCall
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
@@ -73,6 +76,7 @@ class GatewayFront:
         self._listener = listener
         self._plane = plane
         self._child = GatewayChild(folder, control, listener.of_gateway)
+        self._caller = GatewayCaller(listener.of_gateway)
         self._relays = relays
         self._probes = ReplicaProbes()
         self._shared = shared
@@ -100,8 +104,7 @@ class GatewayFront:
         """Whether a replica has the port, perhaps one that another server has started and whose
         program does not listen yet.
         """
-        services = [each.service for each in self._published.values()]
-        return any(port == each.port for service in services for each in service.open)
+        return any(port == each.port for service in self._stored() for each in service.open)
 
     def locate(self, service: StoredService) -> str:
         port = self._child.port if self._plane is None else self._plane.port
@@ -172,6 +175,11 @@ class GatewayFront:
         counted = None if found is None else await self._count(done, found)
         return await self._shared.read(service, counted)
 
+    async def call(
+        self, service: StoredService, call: QueuedCall, body: bytes, timeout: timedelta
+    ) -> CallAnswer:
+        return await self._caller.call(self._child.port, service, call, body, timeout)
+
     # the gateway's life
 
     async def run(
@@ -208,7 +216,7 @@ class GatewayFront:
     async def _open(self) -> GatewayLink:
         """Return a gateway that has received all services."""
         async with self._ending:
-            known = list_routes(each.service for each in self._published.values())
+            known = list_routes(self._stored(), self._caller.hash_key)
             link = await self._child.reach(known)
             sent: dict[str, PublishedService] = {}
             while sent != self._published:  # more changes may arrive meanwhile
@@ -286,7 +294,7 @@ class GatewayFront:
         """
         if self._plane is None or not self._child.port:
             return self._plane is None
-        routes = list_routes(each.service for each in self._published.values())
+        routes = list_routes(self._stored(), self._caller.hash_key)
         replicas = {name: each.replicas for name, each in self._published.items()}
         try:
             await self._plane.keep(routes, replicas, self._child.port)
@@ -314,15 +322,20 @@ class GatewayFront:
                     )
                 )
         return PublishedService(
-            service=service, route=make_route(service), replicas=tuple(addresses)
+            service=service,
+            route=make_route(service, self._caller.hash_key(service.id)),
+            replicas=tuple(addresses),
         )
+
+    def _stored(self) -> list[StoredService]:
+        return [each.service for each in self._published.values()]
 
     def _wake_all(self) -> None:
         for each in self._published.values():
             self._wake(each.service)
 
     async def _set_services(self, link: GatewayLink) -> None:
-        routes = list_routes(each.service for each in self._published.values())
+        routes = list_routes(self._stored(), self._caller.hash_key)
         await link.ask(SetServices(services=routes))
 
     async def _read(self) -> dict[str, ServiceFacts]:

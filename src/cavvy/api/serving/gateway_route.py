@@ -1,7 +1,7 @@
 """A service as the gateway sees it: its path, its clients and its limits."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -15,18 +15,22 @@ from cavvy.gateway.config import CanaryShare, ClientKey, RateLimit, ServiceRoute
 
 _MIB = 1 << 20
 _CLOSED = "the budget of this service is spent for this month"
+QUEUE_KEY = "queue"  # the ID of the key of queued calls
 _log = logging.getLogger(__name__)
 
 
-def list_routes(services: Iterable[StoredService]) -> tuple[ServiceRoute, ...]:
+def list_routes(
+    services: Iterable[StoredService], hash_key: Callable[[str], str] = lambda service_id: ""
+) -> tuple[ServiceRoute, ...]:
     """Return the routes of all services. The gateway would refuse all routes if one of them could
     not be used, so a service with such a route is closed. If two services have the same host name,
-    which two simultaneous requests can cause, the older service keeps it.
+    which two simultaneous requests can cause, the older service keeps it. `hash_key` returns the
+    SHA-256 of the key of queued calls to a service; "" if there is none.
     """
     found: list[ServiceRoute] = []
     taken: set[str] = set()
     for service in sorted(services, key=lambda each: (each.created_at, each.id)):
-        route = make_route(service)
+        route = make_route(service, hash_key(service.id))
         own = tuple(each for each in route.hosts if each.lower() not in taken)
         taken.update(each.lower() for each in own)
         if own != route.hosts:
@@ -44,12 +48,15 @@ def _check(service: StoredService, route: ServiceRoute) -> ServiceRoute:
         return ServiceRoute(name=service.id, prefix=service.path, keyed=True)
 
 
-def make_route(service: StoredService) -> ServiceRoute:
+def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
     spec = service.spec
     canary = None
     if is_canary(service):
         tried = as_revision(service, service.tried)
         canary = CanaryShare(revision=service.tried, percent=tried.spec.update.weight)
+    keys = [_make_key(each) for each in service.keys]
+    if queue_key:
+        keys.append(ClientKey(id=QUEUE_KEY, sha256=queue_key))
     return ServiceRoute(
         name=service.id,
         hosts=spec.hosts,
@@ -63,7 +70,7 @@ def make_route(service: StoredService) -> ServiceRoute:
         slow_s=None if spec.slo.p95 is None else spec.slo.p95.total_seconds(),
         models=spec.models,
         keyed=spec.keys,
-        keys=tuple(_make_key(each) for each in service.keys) if spec.keys else (),
+        keys=tuple(keys) if spec.keys else (),
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
         canary=canary,

@@ -27,7 +27,7 @@ from cavvy.store.objects.base import (
 )
 from cavvy.store.objects.base import ObjectInfo as Object
 from cavvy.store.objects.http import ask, check
-from cavvy.store.objects.locations import KEYS, merge_keys, open_place
+from cavvy.store.objects.locations import KEYS, ObjectLocation, merge_keys, open_place
 from cavvy.store.objects.regions import FoundRegions, find_regions
 from cavvy.store.objects.sizes import find_sizes
 from cavvy.store.objects.threads import in_thread
@@ -226,6 +226,11 @@ class Transfers:
     async def output(self, gang: str, index: int) -> SignedObjects:
         """Return the objects of an output. Raises RowNotFound, ObjectError."""
         return await self._open(gang, index, lambda task: [each.target for each in task.outputs])
+
+    async def open_url(self, project: str, url: str) -> ObjectLocation:
+        """Open the store of a URL with the project's keys. Raises ObjectDenied."""
+        keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
+        return open_place(url, keys, self._clock.now)
 
     async def find_regions(self, project: str, urls: Sequence[str]) -> FoundRegions:
         """Find the regions of buckets with the project's keys, within REGIONS_S seconds."""

@@ -1,6 +1,7 @@
 """The interface between services and the server around the control plane."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 from cavvy.control.budgets import BudgetKeeper
@@ -8,6 +9,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.queued_calls import CallAnswer, QueuedCall
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct
@@ -54,6 +56,13 @@ class ServiceFront(Protocol):
     async def read_traffic(self, service: StoredService) -> ServiceTraffic | None:
         """Return the traffic since the last `publish`, or None if the gateway has not received it
         yet."""
+
+    async def call(
+        self, service: StoredService, call: QueuedCall, body: bytes, timeout: timedelta
+    ) -> CallAnswer:
+        """Send a call to the service through this server's gateway, which counts it like all other
+        requests. Keys of the service are not needed.
+        """
 
     async def run(
         self, published: Sequence[StoredService], wake: Callable[[StoredService], None]

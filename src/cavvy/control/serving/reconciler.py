@@ -25,6 +25,7 @@ from cavvy.control.decide.service_keys import note_uses
 from cavvy.control.decide.service_level import record_level
 from cavvy.control.decide.traffic import ServiceTraffic, scale
 from cavvy.control.decide.update import as_revision, decide_update
+from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.front import ServiceFront, ServingParts
 from cavvy.control.serving.markets import ServiceMarkets
 from cavvy.control.serving.request_bills import RequestBills
@@ -80,10 +81,12 @@ class ServiceReconciler:
         self._shown: dict[str, StoredService] = {}  # that the gateway serves, by key
 
     async def unfinished(self) -> list[str]:
-        """Return the keys of all services."""
+        """Return the keys of all services and of their queues."""
         if self._front is None:
             return []
-        return [service_key(each.project, each.name) for each in await self._store.services.list()]
+        found = await self._store.services.list()
+        keys = [service_key(each.project, each.name) for each in found]
+        return [*keys, *(calls_key(each) for each in keys)]
 
     async def note_job(self, job_id: str) -> None:
         """A job was reconciled: if it is a replica, look at its service, or divide its bill if the

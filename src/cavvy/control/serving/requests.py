@@ -7,6 +7,8 @@ from cavvy.control.decide.service import list_serving, make_replica_task
 from cavvy.control.decide.service_keys import with_key, without_key
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import begin_update, remember_former
+from cavvy.control.serving.call_keys import calls_key
+from cavvy.control.serving.call_requests import QueuedCallRequests
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.domain.jobs import RunOrigin
@@ -38,6 +40,7 @@ class ServiceRequests:
     def __init__(self, parts: ServingParts) -> None:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
         self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
+        self.calls = QueuedCallRequests(parts)
 
     async def any(self) -> bool:
         """Return whether any service exists."""
@@ -160,6 +163,7 @@ class ServiceRequests:
         key = service_key(service.project, service.name)
         self._announce(key)
         self._hint(key)
+        self._hint(calls_key(key))
         return await self._describe(service)
 
     async def _describe(self, service: StoredService) -> ServiceStatus:

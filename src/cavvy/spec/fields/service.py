@@ -6,7 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 from cavvy.catalog.regions import AREAS
+from cavvy.domain.queued_calls import names_parent
 from cavvy.domain.services import (
+    EventTrigger,
+    QueueTerms,
     RateScope,
     ReadinessProbe,
     ReplicaCount,
@@ -42,6 +45,7 @@ from cavvy.spec.fields.kinds import (
     whole,
 )
 from cavvy.spec.fields.times import length_kind
+from cavvy.spec.fields.urls import read_source
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
 
@@ -60,6 +64,12 @@ def _read_path(text: str) -> str:
     if not text.startswith("/") or any(char.isspace() for char in text):
         raise WrongValue(f"{shown(text)} is not a path", suggestion="write a path such as /health")
     return text
+
+
+def _read_called_path(text: str) -> str:
+    if names_parent(text):
+        raise WrongValue(f"{shown(text)} contains ..", suggestion="write the path without ..")
+    return _read_path(text)
 
 
 def _read_share(node: ScalarNode) -> float:
@@ -165,6 +175,7 @@ _PROBE = either(
         failures=whole(1, 100),
     ),
 )
+_CALLED_PATH = text_kind("a path such as /v1/files", _read_called_path)
 _TIMEOUTS = section(
     "service.timeouts",
     lambda table: table.make(ServiceTimeouts),
@@ -267,6 +278,37 @@ _LIMITS = section(
 )
 
 
+_QUEUE = section(
+    "service.queue",
+    lambda table: table.make(QueueTerms),
+    attempts=whole(1, 100),
+    backoff=length_kind(timedelta(seconds=1), timedelta(hours=1)),
+    keep=length_kind(timedelta(minutes=1), timedelta(days=30)),
+    at_once=whole(1, 256),
+)
+
+
+def _read_bucket(text: str) -> str:
+    url = read_source(text)
+    if not url.startswith(("s3://", "gs://", "az://")):
+        raise WrongValue(
+            f"{shown(text)} is not the URL of a bucket", suggestion="write s3://bucket/folder/"
+        )
+    return url
+
+
+_EVENT = section(
+    "service.events",
+    lambda table: table.make(EventTrigger),
+    bucket=FieldSpec(
+        text_kind("the URL of a bucket's folder such as s3://bucket/in/", _read_bucket),
+        required=True,
+    ),
+    path=_CALLED_PATH,
+    every=length_kind(timedelta(seconds=1), timedelta(hours=24)),
+)
+
+
 def _read_model(text: str) -> str:
     if not re.fullmatch(r"[!-~]{1,200}", text):
         raise WrongValue(f"{shown(text)} cannot be the name of a model")
@@ -349,4 +391,6 @@ SERVICE = section(
     ),
     price_header=FLAG,
     update=_UPDATE,
+    queue=_QUEUE,
+    events=ListKind(_EVENT, single=True),
 )

@@ -1,0 +1,127 @@
+"""`cavvy queue`: shows, retries and deletes the queued calls of a service."""
+
+import sys
+
+import click
+
+from cavvy.cli.reach.arguments import service_argument
+from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import WholeRange
+from cavvy.cli.view.output import TableColumn, output_option, pairs_out, rows_out
+
+_STATES = ("waiting", "done", "dead")
+
+
+@click.group("queue")
+def command() -> None:
+    """Show, retry and delete the queued calls of a service.
+
+    `cavvy call NAME --queue` adds a call to the queue of a service, and `events` in the section
+    `service` of its file adds calls by itself. The server sends the calls and stores the results.
+    """
+
+
+@command.command("list")
+@service_argument
+@project_option
+@click.option("--state", type=click.Choice(_STATES), help="Only the calls in this state.")
+@click.option("--limit", type=WholeRange(1, 1000), default=100, help="The maximum number of calls.")
+@output_option
+def list_calls(name: str, project: str, state: str | None, limit: int, output: str) -> None:
+    """List the calls of a service by ID, with the number of calls in each state."""
+    from cavvy.cli.view import formatting
+    from cavvy.client import queue_wire
+
+    columns = [
+        TableColumn("id"),
+        TableColumn("state"),
+        TableColumn("tries"),
+        TableColumn("status", drop=2),
+        TableColumn("submitted_at", "SUBMITTED", formatting.show_ago, drop=3),
+        TableColumn("object", wrap=True, drop=4),
+        TableColumn("problem", wrap=True, drop=1),
+        TableColumn("path", hidden=True),
+        TableColumn("due_at", "DUE", formatting.show_time, hidden=True),
+        TableColumn("ended_at", "ENDED", formatting.show_time, hidden=True),
+    ]
+    with session() as client:
+        found = queue_wire.list_calls(client, project, name, state=state or "", limit=limit)
+    counts = ", ".join(f"{number} {each}" for each, number in sorted(found.counts.items()))
+    empty = f"no calls; `cavvy call {name} --queue` adds a call"
+    rows_out(columns, found.calls, output, title=counts or None, empty=empty)
+
+
+@command.command("show")
+@service_argument
+@click.argument("call_id", metavar="ID")
+@project_option
+def show(name: str, call_id: str, project: str) -> None:
+    """Show one call: its state, its tries and the reason for the last failure."""
+    from cavvy.cli.view import formatting
+    from cavvy.client import queue_wire
+
+    with session() as client:
+        call = queue_wire.find_call(client, project, name, call_id).call
+    next_try = formatting.show_time(call.due_at) if call.state == "waiting" else ""
+    pairs_out(
+        [
+            ("call", f"{call.id} of {name}: {call.method} {call.path}"),
+            ("state", call.state),
+            ("object", call.object),
+            ("submitted", formatting.show_time(call.submitted_at)),
+            ("failed tries", str(call.tries)),
+            ("last failure", call.problem),
+            ("next try", next_try),
+            ("status", "" if call.status is None else str(call.status)),
+            ("ended", formatting.show_time(call.ended_at) if call.ended_at else ""),
+        ]
+    )
+
+
+@command.command("result")
+@service_argument
+@click.argument("call_id", metavar="ID")
+@project_option
+def result(name: str, call_id: str, project: str) -> None:
+    """Print the body of the result of a call. The exit code is 1 if the call has no result yet or
+    has failed.
+    """
+    from cavvy.client import queue_wire
+
+    with session() as client:
+        found = queue_wire.find_call(client, project, name, call_id)
+    sys.stdout.buffer.write(found.body)
+    sys.stdout.buffer.flush()
+    if found.call.state != "done":
+        text = f"call {call_id} is {found.call.state}"
+        text += f": {found.call.problem}" if found.call.problem else ""
+        raise CommandFailure(text, f"`cavvy queue show {name} {call_id}` shows the call")
+
+
+@command.command("retry")
+@service_argument
+@click.argument("call_id", metavar="[ID]", required=False)
+@project_option
+def retry(name: str, call_id: str | None, project: str) -> None:
+    """Send a dead call again, or all dead calls of a service."""
+    from cavvy.client import queue_wire
+
+    with session() as client:
+        count = queue_wire.retry_calls(client, project, name, call_id)
+    click.echo(f"{count} {'call' if count == 1 else 'calls'} of {name} will be sent again")
+
+
+@command.command("purge")
+@service_argument
+@project_option
+@click.option(
+    "--state", type=click.Choice(_STATES), required=True, help="Delete the calls in this state."
+)
+def purge(name: str, project: str, state: str) -> None:
+    """Delete the calls in one state, with their results. Events are not called again."""
+    from cavvy.client import queue_wire
+
+    with session() as client:
+        count = queue_wire.purge_calls(client, project, name, state)
+    click.echo(f"{count} {state} {'call' if count == 1 else 'calls'} of {name} deleted")

@@ -1,0 +1,107 @@
+"""The requests and answers of the routes for queued calls, and the client's functions."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec import field
+from msgspec.json import decode, encode
+
+from cavvy.client.client import ApiClient
+from cavvy.client.paths import project_path, segment
+from cavvy.client.wire import Answer, Ask
+
+
+class QueuedCallAsk(Ask, frozen=True, kw_only=True):
+    """A call to add to the queue of a service. Calls with the same ID are one call. `body` is in
+    base64.
+    """
+
+    id: str = ""
+    method: str = "POST"
+    path: str = "/"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class QueuedCallView(Answer, frozen=True, kw_only=True):
+    """A queued call. `status` and `answer_headers` are those of its result."""
+
+    id: str
+    state: str
+    method: str
+    path: str
+    source: str
+    object: str = ""
+    user: str
+    submitted_at: datetime
+    due_at: datetime
+    tries: int
+    problem: str
+    status: int | None
+    answer_headers: Mapping[str, str]
+    ended_at: datetime | None
+    expires_at: datetime | None
+
+
+class QueuedResultView(Answer, frozen=True, kw_only=True):
+    """A queued call with the body of its result, in base64."""
+
+    call: QueuedCallView
+    body: bytes
+
+
+class CallQueueView(Answer, frozen=True, kw_only=True):
+    """Calls of a queue by ID, and the number of calls in each state."""
+
+    calls: list[QueuedCallView]
+    counts: Mapping[str, int]
+
+
+class CallCount(Answer, frozen=True, kw_only=True):
+    calls: int
+
+
+def submit_call(
+    client: ApiClient, project: str, service: str, ask: QueuedCallAsk
+) -> QueuedCallView:
+    """Add a call to the queue of a service. Raises ApiError `service-not-found`, `key-reused`."""
+    path, body = _path(project, service), encode(ask)
+    if not ask.id:
+        return decode(client.send("POST", path, body).body, type=QueuedCallView)
+    answer = client.repeat(lambda: client.send("POST", path, body))
+    return decode(answer.body, type=QueuedCallView)
+
+
+def list_calls(
+    client: ApiClient, project: str, service: str, *, state: str = "", after: str = "", limit: int
+) -> CallQueueView:
+    """Return calls of a service by ID."""
+    query = f"limit={limit}"
+    query += f"&state={state}" if state else ""
+    query += f"&after={after}" if after else ""
+    path = f"{_path(project, service)}?{query}"
+    return decode(client.repeat(lambda: client.send("GET", path)).body, type=CallQueueView)
+
+
+def find_call(client: ApiClient, project: str, service: str, call_id: str) -> QueuedResultView:
+    """Return a call with its result. Raises ApiError `call-not-found`."""
+    path = f"{_path(project, service)}/{segment('call', call_id)}"
+    return decode(client.repeat(lambda: client.send("GET", path)).body, type=QueuedResultView)
+
+
+def retry_calls(client: ApiClient, project: str, service: str, call_id: str | None) -> int:
+    """Send a dead call again, or all dead calls. Raises ApiError `call-not-found`."""
+    path = f"{_path(project, service)}/retry"
+    if call_id is not None:
+        path = f"{_path(project, service)}/{segment('call', call_id)}/retry"
+    return decode(client.send("POST", path).body, type=CallCount).calls
+
+
+def purge_calls(client: ApiClient, project: str, service: str, state: str) -> int:
+    """Delete the calls in one state."""
+    path = f"{_path(project, service)}?state={state}"
+    return decode(client.send("DELETE", path).body, type=CallCount).calls
+
+
+def _path(project: str, service: str) -> str:
+    return f"{project_path(project)}/services/{segment('service', service)}/calls"

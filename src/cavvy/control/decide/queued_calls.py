@@ -1,0 +1,127 @@
+"""Decides what happens to queued calls: how many are sent at once, whether and when a failed call
+is repeated, and which calls the objects of a bucket cause.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from cavvy.domain.queued_calls import (
+    MOST_BYTES,
+    CallAnswer,
+    CallState,
+    QueuedCall,
+    StoredObject,
+)
+from cavvy.domain.services import EventTrigger, QueueTerms, ServiceSpec
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import replace
+
+MOST_AT_ONCE = 256  # calls of one service
+BUCKET = "bucket"  # the source of calls that objects of buckets cause
+_PER_REPLICA = 2  # how many times the calls that a replica can work on are sent at once
+_LONGEST_PAUSE = timedelta(hours=1)
+# statuses after which a call is repeated, besides those from 500 on
+_PASSING = frozenset({408, 409, 425, 429})
+# statuses that say nothing about the call: a budget is spent, or a rate limit was reached
+_UNCOUNTED = frozenset({402, 429})
+_EVENT_TYPE = "dev.cavvy.bucket.object.stored"
+
+
+def count_at_once(spec: ServiceSpec) -> int:
+    """Return how many calls are sent at once. By default it is more than all replicas can work on,
+    so that the autoscaler sees calls that wait.
+    """
+    wanted = spec.queue.at_once or _PER_REPLICA * spec.replicas.most * spec.concurrency
+    return max(1, min(wanted, MOST_AT_ONCE))
+
+
+def find_timeout(spec: ServiceSpec) -> timedelta:
+    """Return the time after which a call without an answer has failed."""
+    timeouts = spec.timeouts
+    return timeouts.queue + timeouts.response + timeouts.silence
+
+
+def settle(call: QueuedCall, answer: CallAnswer, terms: QueueTerms, now: datetime) -> QueuedCall:
+    """Return the call after it was answered or has failed: it is done, dead, or waits for its next
+    try.
+    """
+    if len(answer.body) > MOST_BYTES:
+        problem = f"the answer has {len(answer.body):,} bytes; at most {MOST_BYTES:,} are stored"
+        return _end(
+            replace(call, problem=problem, tries=call.tries + 1), CallState.DEAD, now, terms
+        )
+    status = answer.status
+    told = replace(call, status=status, answer_headers=answer.headers)
+    if status is not None and status < 400:
+        return _end(replace(told, problem=""), CallState.DONE, now, terms)
+    counted = status not in _UNCOUNTED
+    problem = answer.problem or f"the service answered with the status {status}"
+    told = replace(told, problem=problem, tries=call.tries + counted)
+    repeats = not counted or status is None or status >= 500 or status in _PASSING
+    if not repeats or (counted and told.tries >= terms.attempts):
+        return _end(told, CallState.DEAD, now, terms)
+    pause = min(terms.backoff * (1 << min(call.tries, 20)), _LONGEST_PAUSE)
+    asked = answer.headers.get("retry-after", "")
+    if asked.isdecimal() and len(asked) < 6:
+        pause = max(pause, min(timedelta(seconds=int(asked)), _LONGEST_PAUSE))
+    return replace(told, due_at=now + pause)
+
+
+def _end(call: QueuedCall, state: CallState, now: datetime, terms: QueueTerms) -> QueuedCall:
+    return replace(call, state=state, ended_at=now, expires_at=now + terms.keep)
+
+
+def revive(call: QueuedCall, now: datetime) -> QueuedCall:
+    """Return a dead call that is tried again, as often as a new one."""
+    return replace(
+        call, state=CallState.WAITING, due_at=now, tries=0, ended_at=None, expires_at=None
+    )
+
+
+def call_for_objects(
+    service: StoredService, trigger: EventTrigger, objects: Sequence[StoredObject], now: datetime
+) -> Sequence[QueuedCall]:
+    """Return the calls that the objects of a bucket cause. The ID of a call follows from the
+    bucket, the object's key and its version, so each version of an object is called once. Folders
+    cause no calls.
+    """
+    calls = []
+    for each in objects:
+        if each.key.endswith("/"):
+            continue
+        name = json.dumps([each.url, each.key, each.tag, trigger.path]).encode()
+        calls.append(
+            QueuedCall(
+                project=service.project,
+                service=service.name,
+                id=hashlib.sha256(name).hexdigest()[:32],
+                path=trigger.path,
+                headers={"content-type": "application/cloudevents+json"},
+                source=BUCKET,
+                object=each,
+                submitted_at=now,
+                due_at=now,
+            )
+        )
+    return calls
+
+
+def make_object_event(call: QueuedCall, signed_url: str) -> bytes:
+    """Return the body of a call that an object has caused: a CloudEvent 1.0 in structured mode. The
+    object can be read at `signed_url` for a time; "" if its store signs no URLs.
+    """
+    found = call.object
+    assert found is not None
+    event = {
+        "specversion": "1.0",
+        "id": call.id,
+        "source": found.url,
+        "type": _EVENT_TYPE,
+        "subject": found.key,
+        "time": (found.changed_at or call.submitted_at).isoformat(),
+        "datacontenttype": "application/json",
+        "data": {"key": found.key, "size": found.size, "tag": found.tag, "url": signed_url},
+    }
+    return json.dumps(event).encode()

@@ -1,0 +1,17 @@
+"""The worklist's keys of the queues of services."""
+
+_PREFIX = "calls:"
+
+
+def calls_key(service_key: str) -> str:
+    """Return the key of the queue of a service."""
+    return f"{_PREFIX}{service_key}"
+
+
+def is_calls_key(key: str) -> bool:
+    return key.startswith(_PREFIX)
+
+
+def service_of_calls(key: str) -> str:
+    """Return the key of the service to which the key of a queue belongs."""
+    return key.removeprefix(_PREFIX)

@@ -1,0 +1,186 @@
+"""Passes the calls in the queue of a service to the gateway, and stores their results.
+
+The server that has the lease of the service sends its calls. A call is sent again if the server
+ends before it has stored the result, so a replica may get a call more than once. The result is
+stored once: the write names the version of the call that it has read.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from cavvy.control.agents.transfers import Transfers
+from cavvy.control.decide.queued_calls import (
+    call_for_objects,
+    count_at_once,
+    find_timeout,
+    make_object_event,
+    settle,
+)
+from cavvy.control.serving.front import ServiceFront, ServingParts
+from cavvy.domain.queued_calls import (
+    MOST_BYTES,
+    CallAnswer,
+    CallState,
+    QueuedCall,
+    StoredObject,
+)
+from cavvy.domain.services import EventTrigger
+from cavvy.domain.stored_services import StoredService
+from cavvy.store.base import RowNotFound, StaleVersion, StoreError
+from cavvy.store.fence import FENCE
+from cavvy.store.objects.base import ObjectError, ObjectSigner
+from cavvy.store.objects.threads import in_thread
+
+_MOST_PAGES = 100  # pages of one listing, of 1,000 objects each
+_ADDED_AT_ONCE = 500  # calls in one transaction
+_SIGNED_S = 3600  # how long the URL of an object in an event is valid
+_STOPPED = timedelta(minutes=1)  # how often a service is looked at that a budget has stopped
+_FIRST = timedelta(seconds=2)  # pause while the gateway starts
+_log = logging.getLogger(__name__)
+
+
+class CallQueue:
+    """Reconciles the queues of services. Without a front, nothing is sent."""
+
+    def __init__(self, parts: ServingParts, data: Transfers) -> None:
+        self._store, self._clock, self._front = parts.store, parts.clock, parts.front
+        self._hint, self._data = parts.hint, data
+        self._sent: dict[str, set[str]] = {}  # IDs of the calls at the gateway, by key
+        self._listed: dict[tuple[str, EventTrigger], datetime] = {}  # when each was last listed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Wait until cancelled; then cancel the calls at the gateway."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        project, _, name = key.rpartition(":")[2].partition("/")
+        try:
+            service = await self._store.services.get(project, name)
+        except RowNotFound:
+            return None  # the calls wait for a service with this name
+        if self._front is None or not service.wanted:
+            return None
+        after = [await self._list(key, service, each) for each in service.spec.events]
+        if service.stopped_by:
+            return min([*after, _STOPPED])
+        if not self._front.locate(service):
+            return min([*after, _FIRST])
+        again = await self._send(key, service, self._front)
+        return min([*after, again]) if again is not None else min(after, default=None)
+
+    async def _send(
+        self, key: str, service: StoredService, front: ServiceFront
+    ) -> timedelta | None:
+        """Send the calls that are due. Return the time until the next one is due; None if the end
+        of a call or a submission will be told.
+        """
+        sent = self._sent.setdefault(key, set())
+        free = count_at_once(service.spec) - len(sent)
+        if free <= 0:
+            return None
+        now = self._clock.now()
+        for call in await self._store.queued_calls.due(
+            service.project, service.name, free, frozenset(sent)
+        ):
+            if call.due_at > now:
+                return call.due_at - now
+            sent.add(call.id)
+            task = asyncio.create_task(self._call(key, service, call, front))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return None
+
+    async def _call(
+        self, key: str, service: StoredService, call: QueuedCall, front: ServiceFront
+    ) -> None:
+        """Send a call and store its result."""
+        FENCE.set(None)  # the result counts, even if another server has the lease by then
+        try:
+            answer = await self._ask(service, call, front)
+            ended = settle(call, answer, service.spec.queue, self._clock.now())
+            kept = answer.body if ended.state is not CallState.WAITING else b""
+            with suppress(StaleVersion):  # another server has stored a result
+                await self._store.queued_calls.put(ended, kept if len(kept) <= MOST_BYTES else b"")
+        except StoreError as error:  # the call is sent again
+            extra = {"service": service.name, "call": call.id}
+            _log.warning("the result of a call was not stored: %s", error, extra=extra)
+            await self._clock.sleep_until(self._clock.now() + _FIRST)
+        finally:
+            self._sent[key].discard(call.id)
+            self._hint(key)
+
+    async def _ask(
+        self, service: StoredService, call: QueuedCall, front: ServiceFront
+    ) -> CallAnswer:
+        try:
+            if call.object is None:
+                body = (await self._store.queued_calls.bodies(call))[0]
+            else:
+                body = make_object_event(call, await self._sign(call))
+        except ObjectError as error:
+            return CallAnswer(problem=str(error))
+        return await front.call(service, call, body, find_timeout(service.spec))
+
+    async def _sign(self, call: QueuedCall) -> str:
+        """Return a URL at which the object of a call can be read. Raises ObjectError."""
+        assert call.object is not None
+        place = (await self._data.open_url(call.project, call.object.url)).place
+        if not isinstance(place, ObjectSigner):
+            return ""
+        return (await in_thread(place.sign_get, call.object.key, _SIGNED_S)).url
+
+    async def _list(self, key: str, service: StoredService, trigger: EventTrigger) -> timedelta:
+        """Add the calls for new objects, if it is time to list them. Return the time until the next
+        listing.
+        """
+        now = self._clock.now()
+        listed = self._listed.get((key, trigger))
+        if listed is not None and now - listed < trigger.every:
+            return trigger.every - (now - listed)
+        self._listed[key, trigger] = now
+        try:
+            calls = await self._find_calls(service, trigger, now)
+        except ObjectError as error:
+            extra = {"service": service.name, "bucket": trigger.bucket}
+            _log.warning("the objects of a bucket were not listed: %s", error, extra=extra)
+            return trigger.every
+        for start in range(0, len(calls), _ADDED_AT_ONCE):
+            part = calls[start : start + _ADDED_AT_ONCE]
+            await self._store.queued_calls.add([(each, b"") for each in part])
+        return trigger.every
+
+    async def _find_calls(
+        self, service: StoredService, trigger: EventTrigger, now: datetime
+    ) -> Sequence[QueuedCall]:
+        """Return the calls for all objects of a bucket. Raises ObjectError."""
+        opened = await self._data.open_url(service.project, trigger.bucket)
+        bucket = "/".join(trigger.bucket.split("/", 3)[:3])
+        calls: list[QueuedCall] = []
+        after = ""
+        for _ in range(_MOST_PAGES):
+            objects, after = await in_thread(opened.place.list, opened.key, after)
+            found = [
+                StoredObject(
+                    url=bucket,
+                    key=each.key,
+                    size=each.size,
+                    tag=each.tag,
+                    changed_at=each.changed_at,
+                )
+                for each in objects
+            ]
+            calls += call_for_objects(service, trigger, found, now)
+            if not after:
+                return calls
+        extra = {"service": service.name, "bucket": trigger.bucket}
+        _log.warning("only the first %s objects cause calls", len(calls), extra=extra)
+        return calls

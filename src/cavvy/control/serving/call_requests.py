@@ -1,0 +1,87 @@
+"""Handles users' requests about the queues of services: submit, read, retry and purge calls."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from cavvy.control.decide.queued_calls import revive
+from cavvy.control.serving.call_keys import calls_key
+from cavvy.control.serving.front import ServingParts
+from cavvy.control.serving.reconciler import service_key
+from cavvy.domain.queued_calls import CallState, QueuedCall
+from cavvy.domain.values import replace
+from cavvy.store.base import RowNotFound, StaleVersion
+
+_PAGE = 500
+
+
+class CallReused(Exception):
+    """Raised if the ID of a call is that of another call."""
+
+
+class QueuedCallRequests:
+    """Handles users' requests about queued calls."""
+
+    def __init__(self, parts: ServingParts) -> None:
+        self._store, self._calls = parts.store, parts.store.queued_calls
+        self._clock, self._jobs, self._hint = parts.clock, parts.jobs, parts.hint
+
+    async def submit(self, asked: QueuedCall, body: bytes) -> tuple[QueuedCall, bool]:
+        """Add a call to the queue of its service. Return the call, and whether it is new. A call
+        without an ID gets one. Raises RowNotFound, CallReused.
+        """
+        await self._store.services.get(asked.project, asked.service)
+        call = replace(asked, id=asked.id or self._jobs.make_id())
+        if await self._calls.add([(call, body)]):
+            self._wake(call.project, call.service)
+            return replace(call, version=1), True
+        known = await self._calls.get(call.project, call.service, call.id)
+        same = (known.method, known.path, known.headers) == (call.method, call.path, call.headers)
+        if not same or (await self._calls.bodies(known))[0] != body:
+            raise CallReused(f"the queue of {call.service} has another call with the ID {call.id}")
+        return known, False
+
+    async def get(self, project: str, service: str, call_id: str) -> tuple[QueuedCall, bytes]:
+        """Return a call and the body of its result. Raises RowNotFound."""
+        call = await self._calls.get(project, service, call_id)
+        if call.state is CallState.FORGOTTEN:
+            raise RowNotFound(f"the result of call {call_id} is no longer stored")
+        return call, (await self._calls.bodies(call))[1]
+
+    async def list(
+        self, project: str, service: str, state: CallState | None, after: str, limit: int
+    ) -> tuple[Sequence[QueuedCall], Mapping[CallState, int]]:
+        """Return calls by ID, and the number of calls in each state."""
+        found = await self._calls.list(project, service, state, after=after, limit=limit)
+        return found, await self._calls.count(project, service)
+
+    async def retry(self, project: str, service: str, call_id: str | None) -> int:
+        """Send a dead call again, or all dead calls of a service. Return their number. Raises
+        RowNotFound.
+        """
+        if call_id is not None:
+            found: Sequence[QueuedCall] = [await self._calls.get(project, service, call_id)]
+            return await self._revive(found)
+        count, after = 0, ""
+        while found := await self._calls.list(
+            project, service, CallState.DEAD, after=after, limit=_PAGE
+        ):
+            count, after = count + await self._revive(found), found[-1].id
+        return count
+
+    async def _revive(self, calls: Sequence[QueuedCall]) -> int:
+        count = 0
+        for call in calls:
+            if call.state is CallState.DEAD:
+                with suppress(StaleVersion):  # another request has revived it
+                    await self._calls.put(revive(call, self._clock.now()))
+                    count += 1
+        for call in calls[:1]:
+            self._wake(call.project, call.service)
+        return count
+
+    async def purge(self, project: str, service: str, state: CallState) -> int:
+        """Delete the calls in one state, and return their number."""
+        return await self._calls.purge(project, service, state)
+
+    def _wake(self, project: str, service: str) -> None:
+        self._hint(calls_key(service_key(project, service)))

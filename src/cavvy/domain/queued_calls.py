@@ -1,0 +1,78 @@
+"""Calls that wait in the queue of a service until the server passes them to the gateway."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from urllib.parse import unquote
+
+from cavvy.domain.values import Struct, field
+
+MOST_BYTES = 1 << 20  # of a call's body, and of its result
+ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
+
+
+def names_parent(path: str) -> bool:
+    """Return whether a path contains the segment `..`, which could lead to another service."""
+    return ".." in unquote(path).replace("\\", "/").partition("?")[0].split("/")
+
+
+class CallState(StrEnum):
+    """The state of a queued call."""
+
+    WAITING = "waiting"  # it has no result yet; it may be at the gateway now
+    DONE = "done"  # its result is stored
+    DEAD = "dead"  # it failed too often, or must not be repeated
+    FORGOTTEN = "forgotten"  # only its ID is stored, so that its event is not called again
+
+
+class StoredObject(Struct, frozen=True, kw_only=True):
+    """An object of a bucket that caused a call. `url` names the bucket, and `tag` the version of
+    the object.
+    """
+
+    url: str
+    key: str
+    size: int | None = None
+    tag: str = ""
+    changed_at: datetime | None = None
+
+
+class QueuedCall(Struct, frozen=True, kw_only=True):
+    """A call in the queue of a service, without the bodies of the request and of the result. In a
+    service, there is at most one call with an ID.
+
+    The call is sent at `due_at` or later. `tries` counts the times that it was sent and failed;
+    `problem` is the reason for the last failure. `status` and `answer_headers` are those of the
+    result. `source` names the trigger that caused the call; "" means a user.
+    """
+
+    project: str
+    service: str
+    id: str
+    state: CallState = CallState.WAITING
+    method: str = "POST"
+    path: str = "/"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    object: StoredObject | None = None
+    user: str = ""
+    submitted_at: datetime
+    due_at: datetime
+    tries: int = 0
+    problem: str = ""
+    status: int | None = None
+    answer_headers: Mapping[str, str] = field(default_factory=dict)
+    ended_at: datetime | None = None
+    expires_at: datetime | None = None
+    version: int = 0
+
+
+class CallAnswer(Struct, frozen=True, kw_only=True):
+    """The answer of a service to a call. `status` is None if there is none; then `problem` is the
+    reason.
+    """
+
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
+    body: bytes = b""
+    problem: str = ""
