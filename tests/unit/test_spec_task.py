@@ -400,6 +400,7 @@ BESIDE: dict[str, dict[str, object]] = {
     "workdir": {"git": "https://example.org/a", "commit": "abcdef1"},
     "retry": {"exit": 1},
     "setup": {"run": "make"},
+    "service.events": {"bucket": "s3://photos/in/"},
 }
 EXAMPLES = [
     (section.path, field.name, field.example)
@@ -457,9 +458,6 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         if path == "service.rate":
             rate = {"each": "header"} if name == "header" else {}
             document["service"]["rate"] = {"requests": 5, **rate, **document["service"]["rate"]}
-        if path == "service.events":
-            event = {"bucket": "s3://photos/in/", **document["service"]["events"]}
-            document["service"]["events"] = event
         if path == "service.update":
             document["service"]["update"].setdefault("strategy", "canary")
         if path == "service" and name in ("engine", "model", "options"):
