@@ -348,8 +348,7 @@ class ControlPlane:
         await _close(former)
 
     async def drop_account(self, account: str) -> None:
-        """Stop using the provider with this name, if one exists. The provider's gangs are not
-        removed."""
+        """Stop using the provider with this name, if one exists. Its gangs are not removed."""
         former = self._providers.pop(account, None)
         self._tasks.drop(account)
         self.pool.expire()
@@ -395,8 +394,7 @@ class ControlPlane:
                 self._worklist.hint(key, after.get(key, _NOW))
 
     async def stop(self) -> None:
-        """Stop the reconcilers; the next start resumes everything from the
-        store."""
+        """Stop the reconcilers. The next start resumes everything from the store."""
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(None)
