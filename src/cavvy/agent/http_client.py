@@ -2,7 +2,7 @@
 signed requests to storages. The agent's own process must never block, so it uses `wire` instead.
 
 * TransferFailed     the request was refused, or failed too often; do not retry
-  + StorageTimeout   a storage gave no good answer; retry later
+  + StorageTimeout a storage service gave no usable answer; retry later
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def now_text() -> str:
 
 def time_text(seconds: float) -> str:
     """Format seconds since the epoch as RFC 3339 with milliseconds, in UTC. A time that cannot be
-    formatted, such as a wrong file time, is replaced by the nearest one that can.
+    formatted, such as a wrong file time, is replaced by the nearest time that can be formatted.
     """
     seconds = max(0.0, min(seconds, LAST_SECOND))
     return (

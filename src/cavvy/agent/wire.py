@@ -307,8 +307,8 @@ class LoopConnection(RequestConnection):
         self._parse(False)
 
     def _ended(self) -> None:
-        """Handle the closing of the connection by the server. The closing is no error between two
-        requests, or at the end of a body that has no length.
+        """Handle the closing of the connection by the server. A closed connection is not an error
+        between two requests, or at the end of a body without a length.
         """
         if self.busy and self._in and self._parse(True):
             return

@@ -42,7 +42,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class SetupFailed(Exception):
-    """The setup script ended with a non-zero exit code."""
+    """Raised if the setup script ended with a non-zero exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the setup ended with exit code {code}")

@@ -130,9 +130,7 @@ def _clean_up(command: ChildCommand, control: int) -> None:
 
 
 class Reaper:
-    """Waits for the end of child processes and for the agent's requests, until no process is
-    left.
-    """
+    """Waits until all child processes have ended, and handles the agent's requests meanwhile."""
 
     def __init__(self, work: int, control: int, wake: int, command: ChildCommand) -> None:
         self._work = work

@@ -156,7 +156,7 @@ def replace_in(folder: str, path: str, old: bytes, new: bytes) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder or file; a missing one is no error."""
+    """Remove a folder or file, if it exists."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
@@ -164,8 +164,7 @@ def remove_tree(path: str) -> None:
 
 
 def remove_below(folder: int, name: str) -> None:
-    """Remove a file, link or folder in an open folder; a missing one is no error. Raises
-    OSError."""
+    """Remove a file, link or folder in an open folder, if it exists. Raises OSError."""
     try:
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             os.unlink(name, dir_fd=folder)

@@ -62,8 +62,8 @@ class UsageMeter:
 
 
 def list_below(*roots: int) -> list[int]:
-    """Like `descendants`, but without a look at all processes of the node, of which there are many
-    if it runs many jobs. A process that starts at this moment may be missing.
+    """Like `descendants`, but does not read all processes of the node, because a node with many
+    jobs has many processes. A process that starts at this moment may be missing.
     """
     found, todo, threads = list[int](), [*roots], 0
     while todo:
