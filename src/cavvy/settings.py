@@ -17,8 +17,8 @@ Scalar = str | int | float | bool
 
 
 class SettingsError(Exception):
-    """A file or variable with settings is invalid. The message names the location, and `hint` says
-    what to do.
+    """Raised if a file or variable with settings is invalid. The message names the location, and
+    `hint` says what to do.
     """
 
     code = "settings-invalid"

@@ -72,7 +72,8 @@ def _list_outside(
 
 
 def list_unplaced(task: TaskSpec) -> Sequence[str]:
-    """The buckets whose region is unknown. The result is empty if the task allows all regions."""
+    """Return the buckets whose region is unknown. The result is empty if the task allows all
+    regions."""
     if not any(need.regions for need in task.resources.choices):
         return ()
     named = [(each.source, each.region) for each in task.inputs]
@@ -117,8 +118,8 @@ def list_found_outside(task: TaskSpec, found: Mapping[str, str]) -> Iterator[Out
 
 
 def list_unknown(task: TaskSpec) -> Sequence[str]:
-    """Return the buckets whose region is not stated but matters: for `resources.regions`, or for
-    the price of copies of known size.
+    """Return the buckets whose region is missing but necessary: for `resources.regions`, or for the
+    price of copies whose size is known.
     """
     ends = [(each, each.source) for each in task.inputs]
     ends += [(each, each.target) for each in task.outputs]

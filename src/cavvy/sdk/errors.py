@@ -37,42 +37,42 @@ class CavvyError(Exception):
 
 
 class InvalidTask(CavvyError, ValueError):
-    """The task, or a file that it names, must be changed. `problems` has one item for each mistake
-    in the task's text.
+    """Raised if the task, or a file that it names, must be changed. `problems` has one item for
+    each mistake in the task's text.
     """
 
     problems: "tuple[SpecProblem, ...]" = ()
 
 
 class NoOffer(CavvyError):
-    """No offer of the configured providers meets the task's requirements."""
+    """Raised if no offer of the configured providers meets the task's requirements."""
 
 
 class ConsentNeeded(CavvyError):
-    """The offers cost money, and the caller has not agreed to pay. The message shows the price. To
-    agree, pass `consent` or `max_cost`."""
+    """Raised if the offers cost money, and the caller has not agreed to pay. The message shows the
+    price. To agree, pass `consent` or `max_cost`."""
 
 
 class JobNotFound(CavvyError, LookupError):
-    """The project has no job with this name or ID."""
+    """Raised if the project has no job with this name or ID."""
 
 
 class JobFailed(CavvyError):
-    """The job failed or was stopped. The message ends with the last lines of its log."""
+    """Raised if the job failed or was stopped. The message ends with the last lines of its log."""
 
     status: "JobStatus"
 
 
 class WaitTimeout(CavvyError, TimeoutError):
-    """The job did not reach the wanted state within the time limit. The job continues to run.
-    `status` is its last state.
+    """Raised if the job did not reach the wanted state within the time limit. The job continues to
+    run. `status` is its last state.
     """
 
     status: "JobStatus"
 
 
 class ServerUnavailable(CavvyError, ConnectionError):
-    """No server answers, or the embedded server cannot be started."""
+    """Raised if no server answers, or the embedded server cannot be started."""
 
 
 _CONSENT_HINT = (

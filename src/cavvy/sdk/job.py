@@ -224,7 +224,7 @@ def _make_failure(job: Job, status: JobStatus) -> JobFailed:
 
 
 def _read_tail(job: Job, status: JobStatus) -> list[str]:
-    """Return the last lines of the log of the node that failed first; [] if there is no log."""
+    """Return the last lines of the log of the node that failed first, or [] if there is no log."""
     try:
         with job._connections.use() as connection:
             chunks = connection.log_chunks(

@@ -96,7 +96,7 @@ class Diagnoser:
 
     def _grown(self) -> list[str]:
         """Return the mode that measures the gain of a larger batch or micro-batch. Returns [] if a
-        larger one would not fit into memory.
+        larger batch would not fit into memory.
         """
         # whether the micro-batch is the largest that fits into memory
         found = self._facts["plan"]["micro_batch"] == 0
@@ -263,7 +263,7 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """Return a change of the plan that adds readers; {} if the plan already has many."""
+        """Return a change of the plan that adds readers, or {} if the plan already has many."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}

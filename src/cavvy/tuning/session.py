@@ -24,15 +24,15 @@ WINDOW_S = 600.0
 
 
 class ScriptError(Exception):
-    """The script failed or cannot be measured."""
+    """Raised if the script failed or cannot be measured."""
 
 
 class TimeLimitReached(ScriptError):
-    """The time limit has passed. The measurements made before remain valid."""
+    """Raised when the time limit has passed. The measurements made before remain valid."""
 
 
 class ScriptEnded(ScriptError):
-    """The script's plain loop ended during a window."""
+    """Raised if the script's plain loop ended during a window."""
 
 
 class TuningSession:
