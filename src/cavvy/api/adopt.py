@@ -1,6 +1,6 @@
 """Moves the jobs of an embedded server from SQLite to PostgreSQL: `cavvy server adopt`.
 
-All rows arrive in one transaction, which compares them with the source before it ends. An
+All rows are written in one transaction, which compares them with the source before it commits. An
 interrupted move therefore leaves an empty database behind, and can be repeated. The file `cavvy.db`
 is only read, and renamed at the end.
 

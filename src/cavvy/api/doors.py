@@ -4,9 +4,9 @@ handshake, the number of connections without a request, and the share of the eve
 
 The limits are needed because uvicorn limits neither the size of a header nor the time until it is
 complete. Whenever data arrives, httptools copies all earlier parts of an unfinished header again.
-So a header of 64 MiB could block the only thread that handles requests for 30 s. Data of 256 KiB
-can hold 10,000 requests or 40,000 chunks of a body, and a TLS connection that the server closes is
-still read and decrypted until its peer closes it as well.
+So a header of 64 MiB could block the only thread that handles requests for 30 s. 256 KiB of data
+can contain 10,000 requests or 40,000 chunks of a body, and a TLS connection that the server closes
+is still read and decrypted until its peer closes it as well.
 """
 
 import asyncio
@@ -167,7 +167,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait(timed=not self._whole)
 
     def _has_place(self) -> bool:
-        """Whether the connection may wait for another request. If too many wait, it is closed."""
+        """Return whether the connection may wait for another request. If too many connections wait,
+        this one is closed."""
         tls = self.place is not self
         if self._proven or self.waiting.make_room(self._address, patient=tls):
             return True
@@ -216,8 +217,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._abort_later()
 
     def _limit_reading(self) -> None:
-        """Let the kernel refuse what a connection without a token still sends: a TLS connection
-        that is closing is read and decrypted until its peer closes it.
+        """Let the kernel discard the data that a connection without a token still sends, because a
+        closing TLS connection is otherwise read and decrypted until its peer closes it.
         """
         if isinstance(self.place, socket.socket) and not self._proven:
             with contextlib.suppress(OSError):  # it is closed already
@@ -299,8 +300,8 @@ class BoundedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Like uvicorn's `startup`, but TLS handshakes are done by this module, so that it can
-        count them and limit their time.
+        """Like uvicorn's `startup`, but this module performs the TLS handshakes, so that it can
+        count them and limit their duration.
         """
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()

@@ -32,7 +32,7 @@ CODES: Mapping[str, ErrorCode] = {
 
 
 class ApiProblem(Exception):
-    """A request failed. `code` is a key of CODES, and `message` gives the reason."""
+    """Raised if a request failed. `code` is a key of CODES, and `message` gives the reason."""
 
     def __init__(
         self, code: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None
@@ -46,7 +46,7 @@ class ApiProblem(Exception):
 
 
 class RetryLater(ApiProblem):
-    """The same request may succeed later."""
+    """Raised if a request failed, but may succeed later."""
 
     def __init__(self, code: str, message: str, *, after_s: int = 1) -> None:
         super().__init__(code, message, headers={"Retry-After": str(after_s)})

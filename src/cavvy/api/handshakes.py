@@ -1,5 +1,6 @@
 """Accepts the connections of a TLS listener. uvloop's own listener reports a connection only after
-its handshake, but here connections must be counted before it, and handshakes must take turns.
+its handshake, but connections must be counted before their handshakes, and handshakes must take
+turns.
 """
 
 import asyncio
@@ -27,7 +28,8 @@ _log = logging.getLogger(__name__)
 
 class HandshakeQueue:
     """Accepted connections that wait for their handshake, by address. All addresses have the same
-    share: if there are too many, the newest connection of the address with the most is closed.
+    share: if too many connections wait, the newest connection of the address with the most
+    connections is closed.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,7 +48,7 @@ class HandshakeQueue:
             self._pop(longest, newest=True).close()
 
     def take(self, address: str) -> socket.socket:
-        """The oldest connection of this address."""
+        """Return the oldest connection of this address."""
         return self._pop(address)
 
     def close(self) -> None:

@@ -44,13 +44,13 @@ JsonWebKey = Mapping[str, Any]  # RFC 7517
 
 
 class IdTokenRefused(Exception):
-    """The ID token is not valid. The message gives the reason, and contains no part of the
-    token.
+    """Raised if the ID token is not valid. The message gives the reason, and contains no part of
+    the token.
     """
 
 
 class IssuerSilent(Exception):
-    """The issuer's keys cannot be read now."""
+    """Raised if the issuer's keys cannot be read now."""
 
 
 class VerifiedToken(Struct, frozen=True, kw_only=True):
@@ -231,7 +231,7 @@ def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
 
 
 def check_issuer(url: str) -> str:
-    """Return why the URL cannot be an issuer's URL; "" if it can. Issuers on this machine, for
+    """Return why the URL cannot be an issuer's URL, or "" if it can. Issuers on this machine, for
     tests, need no TLS.
     """
     try:

@@ -191,7 +191,8 @@ class _ServerParts(Struct, frozen=True):
         return peers
 
     def make_front(self, relays: ReplicaRelays) -> GatewayFront:
-        """The gateway. Each of several servers has its own."""
+        """Return this server's gateway. If several servers work together, each has its own
+        gateway."""
         listener = read_listener(self.settings, shared=self.shares)
         folder, path = Path(self.home.path) / "gateway", self.home.gateway_path()
         shared = None if self.share is None else _make_shared(self.share)
@@ -266,7 +267,7 @@ def _serve_nodes(
     listener: NodeListener | None, tokens: GangTokens, root: Path
 ) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
     """Return the downloads for nodes outside this machine and the address at which they reach the
-    server; None if they cannot reach it.
+    server, or None if they cannot reach it.
     """
     if listener is None:
         return None, None
@@ -275,8 +276,8 @@ def _serve_nodes(
 
 
 def make_notes(home: StateDir) -> StopNotes | None:
-    """Return the record of stops that is used while the disk is full; None if the database is not
-    in the state folder.
+    """Return the record of stops that is used while the disk is full, or None if the database is
+    not in the state folder.
     """
     return None if home.shared else StopNotes(Path(home.path) / "stops")
 

@@ -25,7 +25,7 @@ _BEATEN_S = 120.0
 
 
 class StateDirError(Exception):
-    """The state folder cannot be used until a person acts."""
+    """Raised if the state folder cannot be used until a person acts."""
 
     def __init__(self, code: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class StateDirError(Exception):
 
 
 class StateDirBusy(Exception):
-    """Another server uses this state folder."""
+    """Raised if another server uses this state folder."""
 
 
 class StateDir:
@@ -152,7 +152,8 @@ class StateDir:
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.gateway.sock"
 
     def haproxy_path(self) -> str:
-        """The path of the socket of HAProxy's runtime API, which needs room for a longer name."""
+        """Return the path of the socket of HAProxy's runtime API, which needs room for a longer
+        name."""
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.haproxy.sock"
 
     def socket_path(self) -> str:
@@ -182,8 +183,8 @@ class StateDir:
 
     def forget(self, *, served: bool = True) -> None:
         """Remove the files that exist only while a server runs. The lock is released when the
-        process ends. Only the socket is removed if this process did not serve, or if a server on
-        another host has taken over, because the other files belong to that server then."""
+        process ends. If this process was not the server, or if a server on another host has taken
+        over, only the socket is removed, because the other files belong to that server."""
         server = read_server(self.path)
         mine = served and (server is None or server.host == host_name())
         files = [self.file("server.json"), self.file("server.beat")] if mine else []

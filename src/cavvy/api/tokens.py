@@ -39,7 +39,7 @@ class GangTokens:
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()
 
     def of_peer(self, text: str) -> str:
-        """Return this server's signature of this text, which the other servers check."""
+        """Return this server's signature of the text, which the other servers verify."""
         digest = hmac.digest(self._key, b"peer\0" + text.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 

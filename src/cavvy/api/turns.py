@@ -1,6 +1,6 @@
-"""Lets connections that have shown no token use the event loop in turn: one step of each address
-after the other, with a rest after each batch. So neither many connections nor much data of one
-address keep the server from others, and a crowd from many addresses is still served quickly.
+"""Lets connections that have shown no token use the event loop in turn: one step for each address,
+with a pause after each batch. So many connections or much data from one address do not block the
+clients at other addresses, and many clients at different addresses are still served quickly.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Counts the connections that have shown no token and wait: for their handshake, their first
-request or their next one. Their number is limited, in all and for each address.
+"""Counts the connections that have shown no token and wait for their handshake, their first request
+or their next request. Their number is limited, in all and for each address.
 """
 
 import ipaddress
@@ -23,7 +23,8 @@ class Waiting:
         self._each: dict[str, dict[object, None]] = {}
 
     def add(self, connection: object, address: str, cut: Callable[[], None]) -> None:
-        """Count a connection. One that is counted already starts anew, with another `cut`."""
+        """Count a connection. A connection that is already counted starts again, with the new
+        `cut`."""
         self.remove(connection)
         self._all[connection] = (address, cut, time.monotonic())
         self._each.setdefault(address, {})[connection] = None
@@ -37,9 +38,9 @@ class Waiting:
                 del self._each[found[0]]
 
     def make_room(self, address: str, *, patient: bool = True) -> bool:
-        """Whether one more connection of this address may wait. If there are too many, the oldest
-        one is cut, because a client normally sends its request at once; if this is `patient`, only
-        one that has had its time.
+        """Return whether one more connection of this address may wait. If too many connections
+        wait, the oldest one is cut, because a client normally sends its request at once. If the new
+        connection is `patient`, only a connection whose time has passed is cut.
         """
         own = self._each.get(address, {})
         if address and len(own) >= WAITING_EACH:
@@ -58,8 +59,9 @@ class Waiting:
 
 
 def find_origin(peer: object) -> str:
-    """The address that a connection is counted for: that of its peer or, for IPv6, the network of
-    64 bits, because one machine has all addresses of such a network; "" for a Unix socket.
+    """Return the address for which a connection is counted: the peer's address or, for IPv6, the
+    peer's /64 network, because one machine may have all addresses of a /64 network. Returns "" for
+    a Unix socket.
     """
     if not isinstance(peer, tuple) or not peer:
         return ""

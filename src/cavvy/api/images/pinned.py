@@ -1,4 +1,4 @@
-"""Pins the image of a task to the digest that was verified, where a policy asks for signatures."""
+"""Pins the image of a task to the verified digest, if a policy requires signatures."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _HINT = (
 
 
 class ImageVerifier:
-    """Verifies images. Its threads are its own, so that slow registries delay nothing else."""
+    """Verifies images. It has its own threads, so that slow registries delay nothing else."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_TOGETHER, thread_name_prefix="images")
@@ -27,9 +27,9 @@ class ImageVerifier:
     async def pin(
         self, task: TaskSpec, policies: Sequence[BoundPolicy], login: str | None
     ) -> TaskSpec:
-        """The task with its image's digest and the keys that signed it. Tasks stay as they are
-        where no policy asks for signatures, or if they have no image. `login` is that of the
-        image's registry, of the form USER:PASSWORD. Raises ApiProblem.
+        """Return the task with its image's digest and the keys that signed it. A task is not
+        changed if no policy requires signatures, or if it has no image. `login` is the login at the
+        image's registry, in the form USER:PASSWORD. Raises ApiProblem.
         """
         keys = sorted({key for each in policies for key in each.policy.signed_by})
         if not keys or task.image is None:
@@ -53,8 +53,8 @@ class ImageVerifier:
 
 
 def _verify(image: str, login: str | None, keys: Sequence[str]) -> tuple[str, list[str], bool]:
-    """The image's name with its digest, the fingerprints of the keys that signed it, and whether it
-    has a signature without a key. Raises RegistrySilent.
+    """Return the image's name with its digest, the fingerprints of the keys that signed it, and
+    whether it has a signature without a key. Raises RegistrySilent.
     """
     from cavvy.api.images.signatures import find_signatures, list_signers
 

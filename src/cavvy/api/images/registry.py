@@ -41,11 +41,11 @@ _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 class RegistrySilent(Exception):
-    """The registry gives no usable answer. The message says what is wrong."""
+    """Raised if the registry gives no usable answer. The message says what is wrong."""
 
 
 class ImageName(Struct, frozen=True, kw_only=True):
-    """An image's name in its parts. `plain` is the name as given, without tag and digest;
+    """The parts of an image's name. `plain` is the name as given, without tag and digest;
     `reference` is a digest or a tag.
     """
 
@@ -59,12 +59,12 @@ class ImageName(Struct, frozen=True, kw_only=True):
         return self.reference if _DIGEST.fullmatch(self.reference) else None
 
     def at(self, digest: str) -> str:
-        """The name of the image with this digest."""
+        """Return the name of the image with this digest."""
         return f"{self.plain}@{digest}"
 
 
 class OciDescriptor(Struct, frozen=True, kw_only=True):
-    """What a manifest says of one of its blobs, or a list of one of its manifests."""
+    """An entry that describes one blob of a manifest, or one manifest of a list."""
 
     media_type: str = msgspec.field(name="mediaType", default="")
     digest: str = ""
@@ -79,8 +79,8 @@ class OciManifest(Struct, frozen=True, kw_only=True):
 
 
 def parse_image(image: str) -> ImageName:
-    """The parts of an image's name, as container engines read it. The tag is `latest` if the name
-    has none, and is ignored if it has a digest.
+    """Return the parts of an image's name, as container engines read it. The tag is `latest` if the
+    name has none, and is ignored if it has a digest.
     """
     registry, _, repository = name_image(image).partition("/")
     before, at, digest = image.partition("@")
@@ -96,7 +96,7 @@ def parse_image(image: str) -> ImageName:
 
 
 class ImageRepository:
-    """One repository of a registry. `login` has the form USER:PASSWORD; None for no login."""
+    """One repository of a registry. `login` has the form USER:PASSWORD, or is None."""
 
     def __init__(self, name: ImageName, login: str | None = None) -> None:
         host = _HUB_HOST if name.registry == _HUB else name.registry
@@ -111,7 +111,7 @@ class ImageRepository:
         self._until = monotonic() + _MOST_S
 
     def find_digest(self) -> str | None:
-        """The digest of the named image; None if the registry does not have it. Raises
+        """Return the digest of the named image, or None if the registry does not have it. Raises
         RegistrySilent.
         """
         if self._name.digest is not None:
@@ -120,13 +120,14 @@ class ImageRepository:
         return None if body is None else f"sha256:{sha256(body).hexdigest()}"
 
     def read_manifest(self, reference: str) -> OciManifest | None:
-        """The manifest with this tag or digest; None if there is none. Raises RegistrySilent."""
+        """Return the manifest with this tag or digest, or None if it does not exist. Raises
+        RegistrySilent."""
         body = self._read(f"manifests/{quote(reference)}", _MANIFESTS)
         return None if body is None else self._decode(_check(body, reference))
 
     def list_referrers(self, digest: str) -> tuple[OciDescriptor, ...]:
-        """The manifests that refer to an image. Registries without this API keep such a list under
-        a tag. Raises RegistrySilent.
+        """Return the manifests that refer to an image. Registries without the API for referrers
+        store this list under a tag. Raises RegistrySilent.
         """
         body = self._read(f"referrers/{digest}", _INDEXES)
         if body is not None:
@@ -145,10 +146,10 @@ class ImageRepository:
         try:
             return msgspec.json.decode(body, type=OciManifest)
         except msgspec.MsgspecError as error:
-            raise RegistrySilent(f"{self._host} sent a manifest in another form") from error
+            raise RegistrySilent(f"{self._host} sent a manifest of an unknown form") from error
 
     def _read(self, path: str, accept: tuple[str, ...]) -> bytes | None:
-        """The content; None if there is none."""
+        """Return the content, or None if it does not exist."""
         answer = self._send(f"{self._root}/{path}", accept, self._authorization)
         if answer.status == 401 and not self._authorization:
             self._authorization = self._log_in(answer.headers.get("www-authenticate", ""))
@@ -165,7 +166,7 @@ class ImageRepository:
         return answer.body
 
     def _log_in(self, challenge: str) -> str:
-        """The value of `Authorization` that the registry asks for."""
+        """Return the value of `Authorization` that the registry requires."""
         scheme, _, rest = challenge.partition(" ")
         basic = "Basic " + base64.b64encode((self._login or "").encode()).decode()
         if scheme.lower() == "basic":
@@ -173,7 +174,7 @@ class ImageRepository:
         told = dict(_PARAMETER.findall(rest))
         realm = told.pop("realm", "")
         if scheme.lower() != "bearer" or not self._may_send_to(realm):
-            raise RegistrySilent(f"{self._host} asks for a login of an unknown kind")
+            raise RegistrySilent(f"{self._host} requires a login of an unknown kind")
         asked = {name: told[name] for name in ("service",) if name in told}
         scope = {"scope": f"repository:{self._name.repository}:pull"}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(asked | scope)}"
@@ -191,7 +192,8 @@ class ImageRepository:
         return f"Bearer {token}"
 
     def _may_send_to(self, realm: str) -> bool:
-        """Whether a login can be sent there: only a registry of this machine may use http."""
+        """Return whether a login may be sent to this URL: only a registry on this machine may use
+        http."""
         return realm.startswith("https://" if self._root.startswith("https:") else "http")
 
     def _send(self, url: str, accept: tuple[str, ...], authorization: str) -> WebAnswer:
@@ -231,7 +233,7 @@ _OPENER = make_opener(CheckedRedirects)
 
 
 def _check(body: bytes, reference: str) -> bytes:
-    """The content, after comparison with its digest. Raises RegistrySilent."""
+    """Return the content after checking that it has its digest. Raises RegistrySilent."""
     if _DIGEST.fullmatch(reference) and reference != f"sha256:{sha256(body).hexdigest()}":
-        raise RegistrySilent(f"the registry sent other content than {reference}")
+        raise RegistrySilent(f"the registry sent content that differs from {reference}")
     return body

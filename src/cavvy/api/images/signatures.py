@@ -2,8 +2,8 @@
 
 The formats are those of cosign's SIGNATURE_SPEC.md (a "simple signing" payload with its signature)
 and BUNDLE_SPEC.md (a Sigstore bundle with an in-toto statement in a DSSE envelope). Certificates
-and entries of transparency logs are ignored: they vouch for keys without a known owner, and the
-keys here are known.
+and entries of transparency logs are ignored: they vouch for keys whose owner is unknown, but the
+owners of the keys in a policy are known.
 """
 
 import base64
@@ -33,11 +33,12 @@ PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519Public
 
 
 class SignerKeyUnusable(Exception):
-    """The text is not a public key that can verify images. The message says why."""
+    """Raised if the text is not a public key that can verify images. The message gives the
+    reason."""
 
 
 class SignedStatement(Struct, frozen=True, kw_only=True):
-    """Bytes, the signatures of them, and whether they name an image as signed."""
+    """Signed bytes, their signatures, and whether the bytes state that an image is signed."""
 
     signed: bytes
     signatures: tuple[bytes, ...]
@@ -45,7 +46,8 @@ class SignedStatement(Struct, frozen=True, kw_only=True):
 
 
 class SignaturesFound(Struct, frozen=True, kw_only=True):
-    """The statements about an image. `keyless` tells whether one has a certificate, not a key."""
+    """The statements about an image. `keyless` is True if one of them has a certificate instead of
+    a key."""
 
     statements: tuple[SignedStatement, ...] = ()
     keyless: bool = False
@@ -94,15 +96,15 @@ class _Bundle(Struct, frozen=True, kw_only=True):
 
 
 def read_key(pem: str) -> str:
-    """The public key in its usual form. Raises SignerKeyUnusable."""
+    """Return the public key in PEM form. Raises SignerKeyUnusable."""
     key = _load(pem)
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.PEM, form).decode()
 
 
 def find_signatures(repository: ImageRepository, digest: str) -> SignaturesFound:
-    """The statements that the repository keeps about an image: below cosign's tag, and in the
-    manifests that refer to the image. Raises RegistrySilent.
+    """Return the statements about an image in its repository: those under cosign's tag, and those
+    in the manifests that refer to the image. Raises RegistrySilent.
     """
     tagged = repository.read_manifest(f"{digest.replace(':', '-')}.sig")
     manifests = [] if tagged is None else [tagged]
@@ -127,7 +129,7 @@ def find_signatures(repository: ImageRepository, digest: str) -> SignaturesFound
 
 
 def read_simple(payload: bytes, signature: str | None, digest: str) -> SignedStatement | None:
-    """A statement of the format "simple signing"; None if it is unreadable."""
+    """Return a statement of the format "simple signing", or None if it is unreadable."""
     try:
         found = msgspec.json.decode(payload, type=_SimplePayload).critical
         signed = base64.b64decode(signature or "", validate=True)
@@ -138,8 +140,8 @@ def read_simple(payload: bytes, signature: str | None, digest: str) -> SignedSta
 
 
 def read_bundle(bundle: bytes, digest: str) -> tuple[SignedStatement | None, bool]:
-    """The statement of a Sigstore bundle, None if it is unreadable; and whether the bundle is
-    signed with a key rather than with a certificate.
+    """Return the statement of a Sigstore bundle, or None if it is unreadable, and whether the
+    bundle is signed with a key rather than with a certificate.
     """
     try:
         found = msgspec.json.decode(bundle, type=_Bundle)
@@ -165,7 +167,7 @@ def read_bundle(bundle: bytes, digest: str) -> tuple[SignedStatement | None, boo
 
 
 def list_signers(statements: Sequence[SignedStatement], keys: Sequence[str]) -> Sequence[str]:
-    """The keys of `keys` that signed a statement which names the image."""
+    """Return those of `keys` that signed a statement about the image."""
     return [key for key in keys if any(_is_signed(_load(key), each) for each in statements)]
 
 

@@ -157,7 +157,8 @@ async def _check_budgets(request: Request, former: Project, ask: wire.ProjectMov
 
 
 def _name_budgets(principal: Principal, budgets: Sequence[SpendingBudget]) -> str:
-    """The budgets in words. Those of projects that are hidden from the caller have no names."""
+    """Return the budgets in words. Those of projects that are hidden from the caller have no
+    names."""
     return " and ".join(
         f"the budget {each.name} of project {each.project}"
         if list_roles(principal, each.project)

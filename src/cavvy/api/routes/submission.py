@@ -145,7 +145,7 @@ async def admit_task(
 
 
 async def _open_login(app_state: AppState, task: TaskSpec) -> str | None:
-    """The login of the registry that has the task's image."""
+    """Return the login of the registry that has the task's image."""
     if task.image_login is None:
         return None
     secrets = await app_state.store.secrets(task.project)
@@ -269,8 +269,8 @@ async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
 
 async def place_buckets(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, str]:
     """Return the task with the regions of its buckets, as reported by their storages. Also return a
-    sentence about the buckets that may be outside the regions that the task allows; "" if there are
-    none. Raises ApiProblem if a bucket is outside.
+    sentence about the buckets that may be outside the regions that the task allows, or "" if there
+    are none. Raises ApiProblem if a bucket is outside.
     """
     urls = list_unknown(task)
     if not urls:

@@ -74,8 +74,8 @@ class ExecCarrier:
                 await listener.wait(self._announce())
 
     def _announce(self) -> float:
-        """Until the node's agent has taken the session, tell the other servers of it: the agent may
-        talk to one of them, and signals may be lost. Returns how long to wait.
+        """Notify the other servers of the session until the node's agent has taken it: the agent
+        may be connected to one of them, and signals may be lost. Returns how long to wait.
         """
         session, peers = self._session, self._peers
         if session.taken or peers is None or not peers.exist:

@@ -61,7 +61,8 @@ class PublishedService(Struct, frozen=True, kw_only=True):
 class GatewayFront:
     """Implements `ServiceFront` with a gateway of its own process on this machine. The gateway runs
     while there are services, and is started again when it ends. `shared` is what the gateways of
-    other servers have counted; None if there are no others. `plane` is what stands before it.
+    other servers have counted, or None if there are no others. `plane` is the HAProxy in front of
+    the gateway.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class GatewayFront:
                 return port
 
     def _is_used(self, port: int) -> bool:
-        """Whether a replica has the port, perhaps one that another server has started and whose
-        program does not listen yet.
+        """Return whether a replica has the port. Another server may have started the replica, and
+        its program may not listen yet.
         """
         return any(port == each.port for service in self._stored() for each in service.open)
 
@@ -289,8 +290,8 @@ class GatewayFront:
         return traffic if self._plane is None else await self._plane.count(facts.name, traffic)
 
     async def _keep_plane(self) -> bool:
-        """Let HAProxy serve what the gateway serves. Returns whether it does; the next look tries
-        again.
+        """Let HAProxy serve the gateway's services. Returns whether this succeeded; if not, the
+        next look tries again.
         """
         if self._plane is None or not self._child.port:
             return self._plane is None

@@ -1,4 +1,4 @@
-"""The gateway's process: finds the running process, or starts one."""
+"""Finds the gateway's running process, or starts one."""
 
 import asyncio
 import json
@@ -22,9 +22,9 @@ _ALONE_S = 60.0  # a gateway goes on so long without its server if other servers
 
 
 class GatewayChild:
-    """The gateway's process. It counts as running while its control socket answers. It continues if
-    the server is killed; the next server finds it by this socket. A new gateway uses the port of
-    the last one if this port is free.
+    """The gateway's process. The gateway counts as running while its control socket answers. The
+    gateway continues if the server is killed; the next server finds the gateway by this socket. A
+    new gateway uses the port of the last one if this port is free.
     """
 
     def __init__(self, folder: Path, socket: str, listener: ServiceListener) -> None:
@@ -37,13 +37,13 @@ class GatewayChild:
 
     @property
     def started(self) -> bool:
-        """Whether this server has started the gateway, and did not find it."""
+        """Whether this server has started the gateway, instead of finding a running one."""
         return self._process is not None
 
     async def reach(self, routes: Sequence[ServiceRoute] = ()) -> GatewayLink:
-        """A link to the gateway, which is started if none answers. A new one knows these services
-        before it listens, so that no request is told that there is no such service. Raises
-        OSError, GatewayLost.
+        """Return a link to the gateway, which is started if no gateway answers. A new gateway gets
+        these services before it listens, so that it refuses no request for an unknown service.
+        Raises OSError, GatewayLost.
         """
         self._routes = routes
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class GatewayChild:
             self._process = None
 
     async def _start(self, port: int) -> bool:
-        """Start the gateway on a port. Returns whether it listens."""
+        """Start the gateway on a port. Returns whether the gateway listens."""
         os.makedirs(os.path.dirname(self._socket), mode=0o700, exist_ok=True)
         file = self._folder / "gateway.json"
         write_private(str(file), json.dumps(self._make_config(port)).encode())
@@ -128,7 +128,7 @@ class GatewayChild:
         return config
 
     def _read_port(self) -> int:
-        """Return the port of the running gateway or of the last one; 0 if there was none."""
+        """Return the port of the running gateway or of the last one, or 0 if there was none."""
         with suppress(OSError, ValueError):
             return int((self._folder / "port").read_text())
         return 0

@@ -13,11 +13,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GatewayLost(Exception):
-    """The gateway does not answer, or refused a line."""
+    """Raised if the gateway does not answer, or refused a line."""
 
 
 class GatewayLink:
-    """Callers use the link one after the other. A link that has failed is not used again."""
+    """Only one caller at a time uses the link. A link that has failed is not used again."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

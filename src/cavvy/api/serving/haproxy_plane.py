@@ -1,8 +1,8 @@
-"""HAProxy before the gateway: keeps it running for the services that it can serve by itself.
+"""Keeps HAProxy running in front of the gateway, for the services that HAProxy can serve by itself.
 
-HAProxy gets new replicas over its runtime API. Only another set of such services, a renewed
-certificate or another port of the gateway needs another process, which takes over the listening
-sockets; the former one finishes its requests. So does one that a killed server has left.
+HAProxy gets new replicas over its runtime API. A new process is started only if the set of these
+services, a certificate or the gateway's port changes. It takes over the listening sockets; the
+former process finishes its requests, also if a killed server had started it.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class DirectCount(Struct, frozen=True, kw_only=True):
-    """What all processes of HAProxy have counted for a service, and the last answer of this one."""
+    """The counts of all HAProxy processes for a service, and the last statistics of the current
+    process."""
 
     arrivals: int = 0
     answered: int = 0
@@ -38,7 +39,8 @@ class DirectCount(Struct, frozen=True, kw_only=True):
 
 
 class HaproxyPlane:
-    """`path` is that of the runtime API's socket. `listener` is where clients connect."""
+    """Manages the process of HAProxy. `path` is the path of the runtime API's socket. Clients
+    connect to `listener`."""
 
     def __init__(self, folder: Path, path: str, listener: ServiceListener, program: Path) -> None:
         self._folder, self._listener, self._program = folder, listener, program
@@ -77,7 +79,7 @@ class HaproxyPlane:
                     self._set[route.name] = wanted
 
     async def count(self, service: str, traffic: ServiceTraffic) -> ServiceTraffic:
-        """The traffic with the requests that HAProxy has passed to replicas by itself."""
+        """Return the traffic with the requests that HAProxy has passed to replicas by itself."""
         if service not in self._set:
             return traffic
         with suppress(OSError, StopIteration):
@@ -98,7 +100,7 @@ class HaproxyPlane:
         self._set.clear()
 
     async def _start(self, text: str) -> None:
-        """Start a process that takes the place of the one that runs. Raises OSError."""
+        """Start a process that replaces the running one. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self._folder / "haproxy.cfg"
@@ -138,7 +140,7 @@ class HaproxyPlane:
         )
 
     def _write_certificate(self) -> Path | None:
-        """The certificate and its key in one file, as HAProxy wants it."""
+        """Write the certificate and its key to one file, as HAProxy requires. Returns the path."""
         if not self._listener.certificate:
             return None
         parts = (self._listener.certificate, self._listener.key)
@@ -150,14 +152,15 @@ class HaproxyPlane:
         return file
 
     def _read_stamps(self) -> tuple[object, ...]:
-        """What changes when a certificate is renewed."""
+        """Return values that change when a certificate is renewed."""
         files = [Path(each) for each in (self._listener.certificate, self._listener.key) if each]
         if self._listener.folder:
             files += sorted(Path(self._listener.folder).glob("*.pem"))
         return tuple((str(each), each.stat().st_mtime_ns) for each in files)
 
     def _find_port(self) -> int:
-        """The one of the settings, the last one if it is free or still ours, or any."""
+        """Return the port of the settings, else the last port if it is free or still in use by our
+        process, else any free port."""
         if self._listener.port:
             return self._listener.port
         file = self._folder / "haproxy.port"
@@ -174,7 +177,7 @@ class HaproxyPlane:
 
 
 def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
-    """The counts with what HAProxy says now. A new process counts from 0."""
+    """Return the counts, updated by HAProxy's current statistics. A new process counts from 0."""
     last = counted.last if load.arrivals >= counted.last.arrivals else HaproxyLoad()
     arrived = load.arrivals - last.arrivals
     answered = (load.arrivals - load.in_flight - load.backlog) - (
@@ -189,8 +192,8 @@ def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
 
 
 def add_direct(traffic: ServiceTraffic, counted: DirectCount, *, whole: bool) -> ServiceTraffic:
-    """The traffic of the gateway with that of HAProxy. Of requests that HAProxy lets wait, it is
-    not known how many were late.
+    """Return the sum of the traffic of the gateway and of HAProxy. The number of late requests
+    among those that wait in HAProxy is unknown.
     """
     load, replicas = counted.last, dict(traffic.replicas)
     for name, count in load.replicas.items():
@@ -210,7 +213,7 @@ def add_direct(traffic: ServiceTraffic, counted: DirectCount, *, whole: bool) ->
 
 
 def read_pid(runtime: HaproxyRuntime) -> int:
-    """The process that answers; 0 if none does."""
+    """Return the ID of the process that answers, or 0 if no process answers."""
     with suppress(OSError):
         found = re.search(r"^Pid: (\d+)$", runtime.command("show info"), re.MULTILINE)
         return int(found[1]) if found else 0

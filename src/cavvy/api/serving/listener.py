@@ -41,7 +41,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
 
     @property
     def of_gateway(self) -> "ServiceListener":
-        """Where the gateway itself listens."""
+        """The address on which the gateway itself listens."""
         if self.haproxy is None:
             return self
         return replace(self, host=_LOCAL, port=0, certificate="", key="", folder="")
@@ -52,7 +52,7 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
 
 
 def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListener:
-    """Raises StateDirError if the settings do not fit together."""
+    """Raises StateDirError if the settings contradict each other."""
     host, _, port = settings.text("services.listen").rpartition(":")
     host = host.strip("[]") or _LOCAL
     if not port.isdecimal() and port:

@@ -14,11 +14,11 @@ _NEVER = ProbeRecord()
 
 
 class ProbedPort(Struct, frozen=True):
-    """A port of this machine, and how it is probed. `find` returns 0 while it is not known. A
-    `metric` that the program reports at /metrics is read with each probe. If the
-    replica was `ready` before, as when the server starts again, that counts as a failure after
-    `patience_s`, in which its agent comes back: else a program that listens no longer would stay
-    ready for ever.
+    """A port of this machine, and how it is probed. `find` returns 0 while the port is unknown. A
+    `metric` that the program reports at /metrics is read with each probe. If the replica was
+    `ready` before, for example before a restart of the server, an unknown port counts as a failure
+    after `patience_s`, the time in which the agent reconnects. Otherwise a replica whose program no
+    longer listens would stay ready for ever.
     """
 
     find: Callable[[], int]
@@ -38,8 +38,8 @@ class ReplicaProbes:
     def watch(
         self, service: str, ports: Mapping[str, ProbedPort], changed: Callable[[], None]
     ) -> None:
-        """Probe these replicas of the service, and no others. Calls `changed` when a replica
-        answers for the first time, or when its result changes.
+        """Probe exactly these replicas of the service. Calls `changed` when a replica answers for
+        the first time, or when its result changes.
         """
         tasks = self._tasks.setdefault(service, {})
         for gone in tasks.keys() - ports.keys():
@@ -105,8 +105,9 @@ async def probe(port: int, how: ReadinessProbe) -> bool:
 
 
 async def read_metric(port: int, name: str, timeout_s: float) -> float | None:
-    """The sum of the samples of a metric that a program reports in Prometheus's text format; None
-    if it reports none in time. The request is of HTTP/1.0, so that the answer is not in chunks.
+    """Return the sum of the samples of a metric that a program reports in Prometheus's text format,
+    or None if it reports none in time. The request uses HTTP/1.0, so that the answer is not
+    chunked.
     """
     writer = None
     try:
@@ -126,7 +127,7 @@ async def read_metric(port: int, name: str, timeout_s: float) -> float | None:
 
 
 def sum_samples(text: str, name: str) -> float | None:
-    """The sum over all labels of a metric; None if there is no sample of it."""
+    """Return the sum over all labels of a metric, or None if the metric has no samples."""
     found = [float(each[1]) for each in re.finditer(_SAMPLE % re.escape(name), text, re.MULTILINE)]
     return sum(found) if found else None
 

@@ -1,5 +1,5 @@
-"""Makes the ports of replicas on other machines reachable: a port of this machine for each replica,
-whose connections go through a tunnel to the replica's node.
+"""Makes the ports of replicas on other machines reachable: each replica gets a port of this
+machine, whose connections are relayed through a tunnel to the replica's node.
 
 The node's agent opens the tunnel to the server, as for `cavvy forward`, so relays work on every
 provider. The port listens only while the tunnel is open and the program listens. Otherwise the
@@ -165,7 +165,8 @@ class ReplicaRelay:
         self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Relay one connection. If the program has ended, the port refuses new connections before
-        the gateway sees the end of this one. Otherwise a repeated request could be lost here again.
+        the gateway sees the end of this one. Otherwise a repeated request could be lost on this
+        port again.
         """
         self._writers.add(writer)
         sending = None

@@ -1,4 +1,4 @@
-"""The traffic of services with several servers, each of which has a gateway."""
+"""The traffic of services if several servers each have a gateway."""
 
 import asyncio
 import logging
@@ -20,7 +20,8 @@ _decode = msgspec.json.Decoder(GatewayCount).decode
 
 
 class SharedTraffic:
-    """Tells the other servers what this one's gateway has counted, and adds up all of it."""
+    """Reports the counts of this server's gateway to the other servers, and adds up the counts of
+    all gateways."""
 
     def __init__(self, reports: GatewayReports, share: WorkShare) -> None:
         self._reports, self._share = reports, share
@@ -28,22 +29,23 @@ class SharedTraffic:
         self._totals: dict[str, GatewayTotals] = {}
 
     async def tell(self, counted: Mapping[str, GatewayCount]) -> None:
-        """Store what is new for the other servers. If that fails, it is stored the next time."""
+        """Store the new counts for the other servers. If this fails, the next call stores them."""
         news = {name: each for name, each in counted.items() if self._is_new(name, each)}
         if not news:
             return
         try:
             await self._reports.put([_make_report(name, each) for name, each in news.items()])
         except StoreError as error:
-            _log.warning("other servers do not learn of requests: %s", error)
+            _log.warning("counts of requests were not sent to the other servers: %s", error)
             return
         self._told.update(news)
 
     async def read(
         self, service: StoredService, mine: GatewayCount | None
     ) -> ServiceTraffic | None:
-        """The traffic of all gateways whose server lives; None if none has told any. It is whole if
-        all of them know this version of the service. Raises StoreError.
+        """Return the traffic of all gateways whose server is alive, or None if no gateway has
+        reported any. The traffic is `whole` if all gateways have this version of the service.
+        Raises StoreError.
         """
         alive = {each.id for each in self._share.servers}
         known = {} if mine is None else {self._share.me.id: mine}
@@ -62,13 +64,13 @@ class SharedTraffic:
         return totals.sum
 
     async def forget(self, service: str) -> None:
-        """The service is gone."""
+        """Delete the reports on a service that has been removed."""
         self._told.pop(service, None)
         self._totals.pop(service, None)
         try:
             await self._reports.delete(service)
         except StoreError as error:
-            _log.info("reports on a service that is gone were not deleted: %s", error)
+            _log.info("the reports on a removed service were not deleted: %s", error)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._reports.close)
