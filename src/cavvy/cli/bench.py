@@ -101,7 +101,7 @@ def command(
 
 
 class MachineRun(Struct, frozen=True, kw_only=True):
-    """The measured rate of one node in samples per second; None if the job reported too little
+    """The measured rate of one node in samples per second, or None if the job reported too little
     progress. `key` and `machine` are the node's two keys in `work.rates`: `machine` has the form
     "PROVIDER/INSTANCE-TYPE:COUNT" (see `read_machine`). `usd_hr` is the node's price.
     """

@@ -54,9 +54,10 @@ def command(
 ) -> None:
     """Serve the model that a job has trained.
 
-    The files tell the engine: a Hugging Face folder is served by vLLM, a .gguf file by llama.cpp, a
-    .onnx file by ONNX Runtime, and a model repository by Triton. Other models need --service with a
-    file that has `run`. The engine must be in the job's image, or installed by its setup.
+    The engine is chosen by the files: a Hugging Face folder is served by vLLM, a .gguf file by
+    llama.cpp, a .onnx file by ONNX Runtime, and a model repository by Triton. Other models need
+    --service with a file that has `run`. The engine must be in the job's image, or installed by its
+    setup.
     """
     from cavvy.cli.serve import await_url
     from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file

@@ -174,12 +174,12 @@ def _task(job: "JobDetail") -> dict[str, Any]:
 
 
 def _is_session(job: "JobDetail") -> bool:
-    """Whether the job is a session of `cavvy dev`."""
+    """Return whether the job is a session of `cavvy dev`."""
     return bool(_task(job).get("session"))
 
 
 def _output(client: "ApiClient", job: "JobDetail", argv: list[str]) -> bytes:
-    """The output of a command in the session."""
+    """Run a command in the session and return its output."""
     return b"".join(chunk.data for chunk in client.exec(job.project, job.name, argv))
 
 
@@ -204,7 +204,7 @@ def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
 
 
 def _read_servers(listed: bytes, folder: str) -> list[tuple[int, str]]:
-    """The port and the token of each server of this folder that `jupyter server list --json`
+    """Return the port and the token of each server of this folder that `jupyter server list --json`
     printed. The list also has servers that the same user started in other folders.
     """
     servers = [json.loads(line) for line in listed.splitlines() if line.startswith(b"{")]
@@ -311,7 +311,7 @@ def _open_jupyter(project: str, name: str, folder: str) -> None:
 
 
 def _find_jupyter(project: str, name: str, folder: str) -> tuple[int, str]:
-    """The port and token of the session's Jupyter. Raises CommandFailure."""
+    """Return the port and token of the session's Jupyter. Raises CommandFailure."""
     until = time.monotonic() + _JUPYTER_S
     with session() as client:
         while time.monotonic() < until:

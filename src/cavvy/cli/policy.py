@@ -156,7 +156,7 @@ def _read_names(option: str, text: str) -> list[str]:
 
 
 def _read_key(file: str) -> str:
-    """The text of a file with a public key."""
+    """Read a file with a public key, and return its text."""
     if "://" in file or "@" in file:
         raise CommandFailure(
             f"--signed-by {file!r} is not a file; keyless signatures, which have an identity "

@@ -159,7 +159,7 @@ def need_torch() -> None:
 
 def find_price() -> float | None:
     """Return the price of the job's nodes in dollars per hour, from an environment variable that
-    Cavvy sets; None if the variable is not set.
+    Cavvy sets, or None if the variable is not set.
     """
     try:
         return float(os.environ[PRICE])

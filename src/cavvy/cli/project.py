@@ -43,7 +43,8 @@ def create(name: str, parent: str | None) -> None:
 @click.option(
     "--accept-budgets",
     is_flag=True,
-    help="Also if other budgets then count what it spends; without it, you are asked.",
+    help="Accept that other budgets then count the project's spending; without this option, "
+    "the command asks.",
 )
 def move(
     name: str, parent: str | None, top: bool, lift_policies: bool, accept_budgets: bool

@@ -138,7 +138,8 @@ def list_all(output: str) -> None:
 @command.command("remove")
 @click.argument("name")
 def remove(name: str) -> None:
-    """Stop accepting an issuer's ID tokens. All sign-ins and roles of this trust end."""
+    """Stop accepting an issuer's ID tokens. All sign-ins through this trust and all roles from it
+    are revoked."""
     from cavvy.client.sign_in_wire import remove_trust
 
     with session() as client:

@@ -18,17 +18,17 @@ _TIMEOUT_S = 2.0  # maximum seconds that completion waits for the server
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of the project's newest jobs; none if no server runs."""
+    """Return names of the project's newest jobs, or none if no server runs."""
     return _complete(ctx, lambda client, project: client.jobs(project, limit=200).jobs, incomplete)
 
 
 def complete_machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of the project's machines; none if no server runs."""
+    """Return names of the project's machines, or none if no server runs."""
     return _complete(ctx, lambda client, project: client.machines(project), incomplete)
 
 
 def complete_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of the project's services; none if no server runs."""
+    """Return names of the project's services, or none if no server runs."""
     from cavvy.client.service_wire import list_services
 
     return _complete(ctx, list_services, incomplete)

@@ -134,7 +134,7 @@ def _unattached(charged: ChargedAttempt) -> Money:
 
 
 def list_volumes(lines: Iterable[LedgerLine], until: datetime) -> "list[ObservedVolume]":
-    """What each volume cost while no job paid for it."""
+    """Return what each volume cost while no job paid for it."""
     from cavvy.planner.advice import ObservedVolume
 
     of_volume: dict[str, list[LedgerLine]] = {}
@@ -163,7 +163,7 @@ def list_volumes(lines: Iterable[LedgerLine], until: datetime) -> "list[Observed
 
 
 def list_machines(lines: Iterable[LedgerLine], until: datetime) -> "list[ObservedMachine]":
-    """What each named machine cost while a job ran, and while none did."""
+    """Return what each named machine cost while a job ran, and while none did."""
     from cavvy.planner.advice import ObservedMachine
 
     of_machine: dict[tuple[str, str], list[LedgerLine]] = {}

@@ -30,8 +30,8 @@ _OWN_KEYS = ("resources", "image", "setup", "env", "secrets")  # overrides that 
 
 
 class ModelChoice(Struct, frozen=True, kw_only=True):
-    """What the user says of the model: where it is (checkpoint or outputs), its engine, and its
-    path. "" if the files tell it.
+    """The user's options for the model: where it is (checkpoint or outputs), its engine, and its
+    path. "" means that the option is derived from the files.
     """
 
     source: str = ""
@@ -40,7 +40,7 @@ class ModelChoice(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    """A service to start, as for `put_service`. `what` says which model it serves."""
+    """A service to start, as for `put_service`. `what` describes the model that it serves."""
 
     text: str
     path: str
@@ -52,7 +52,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 def prepare(
     client: "ApiClient", job: "JobDetail", service: str, param: tuple[str, ...], choice: ModelChoice
 ) -> Deployment:
-    """The service that serves the model of the job with what the job's file says of its nodes.
+    """Return a service for the job's model, on nodes with the requirements in the job's file.
     Raises CommandFailure, ApiError.
     """
     task, origin = _read_job(job)
@@ -86,8 +86,8 @@ def prepare(
 def prepare_file(
     client: "ApiClient", job: "JobDetail", file: str, param: tuple[str, ...], choice: ModelChoice
 ) -> Deployment:
-    """The service of a file, with the files of the job in the folder MODEL_FOLDER of its working
-    folder. Raises CommandFailure, ApiError.
+    """Return the service that a file describes, with the job's files in the folder MODEL_FOLDER of
+    its working folder. Raises CommandFailure, ApiError.
     """
     task, _ = _read_job(job)
     outputs = _find_outputs(job, task, choice)
@@ -113,7 +113,7 @@ def _read_job(job: "JobDetail") -> tuple[TaskSpec, RunOrigin]:
 
 
 def _find_outputs(job: "JobDetail", task: TaskSpec, choice: ModelChoice) -> list[str]:
-    """Where the job's outputs are; [] if the model is in its checkpoint."""
+    """Return the locations of the job's outputs, or [] if the model is in its checkpoint."""
     found = [each.target for each in task.outputs] if choice.source != "checkpoint" else []
     if choice.source == "outputs" and not found:
         raise CommandFailure(f"job {job.name} has no outputs", "use --from checkpoint", exit_code=2)
@@ -130,7 +130,7 @@ def _check_own(job: "JobDetail", origin: RunOrigin) -> None:
 
 
 def _find_parts(text: str, path: str, params: Mapping[str, str]) -> Mapping[str, Path]:
-    """The local files that the engine of a service needs. Raises CommandFailure."""
+    """Return the local files that the engine of a service needs. Raises CommandFailure."""
     try:
         found = parse_file(text, file=path, params=params, options=ReadOptions(serves=True))
     except SpecError as error:
@@ -139,7 +139,7 @@ def _find_parts(text: str, path: str, params: Mapping[str, str]) -> Mapping[str,
 
 
 def _choose(files: Sequence[str], choice: ModelChoice, job: str) -> ServedModel:
-    """The model to serve among these files, and its engine. Raises CommandFailure."""
+    """Return the model to serve among these files, and its engine. Raises CommandFailure."""
     models = find_models(files)
     if choice.path:
         known = [each.engine for each in models if each.path == choice.path.rstrip("/")]
@@ -173,7 +173,8 @@ def _ask(message: str, files: Sequence[str]) -> CommandFailure:
 
 
 def _choose_output(task: TaskSpec, choice: ModelChoice, job: str) -> ServedModel:
-    """The model among the outputs, with its path below MODEL_FOLDER, where they are copied to."""
+    """Return the model among the outputs, with its path below MODEL_FOLDER, to which the outputs
+    are copied."""
     model = _choose([each.source for each in task.outputs], choice, job)
     for each in task.outputs:
         if model.path and each.source == model.path:
@@ -183,7 +184,7 @@ def _choose_output(task: TaskSpec, choice: ModelChoice, job: str) -> ServedModel
 
 
 def _keep_own(overrides: str) -> str:
-    """The options of `cavvy run` that hold for the service too."""
+    """Return the options of `cavvy run` that also apply to the service."""
     table = read_table(overrides) or {} if overrides else {}
     kept = {key: value for key, value in table.items() if key in _OWN_KEYS}
     return json.dumps(kept) if kept else ""

@@ -60,7 +60,8 @@ def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
 
 
 def _find_prices(task: TaskSpec) -> tuple[Offer, Offer | None]:
-    """The cheapest on-demand offer with a price that fits a replica, and the cheapest on spot."""
+    """Return the cheapest on-demand offer and the cheapest spot offer that fit a replica and have a
+    price."""
     both = replace(task, resources=replace(task.resources, spot=SpotPolicy.AUTO))
     found = gather(both, anywhere=True, output_mib=None)
     paid = [each for each in found.offers if each.rate.micros_per_hour > 0]
@@ -68,7 +69,7 @@ def _find_prices(task: TaskSpec) -> tuple[Offer, Offer | None]:
     spot = [each for each in paid if each.purchase is Purchase.SPOT]
     if not demand:
         raise CommandFailure(
-            "no on-demand offer with a price fits a replica", "`cavvy plan FILE` says why"
+            "no on-demand offer with a price fits a replica", "`cavvy plan FILE` gives the reasons"
         )
     return min(demand, key=_rate), min(spot, key=_rate, default=None)
 
@@ -78,7 +79,7 @@ def _rate(offer: Offer) -> int:
 
 
 def _usd(offer: Offer, nodes: int) -> float:
-    """The price of a replica of so many nodes."""
+    """Return the price of a replica with this number of nodes."""
     return offer.rate.micros_per_hour * nodes / 1e6
 
 

@@ -79,8 +79,8 @@ def longest_word(text: str) -> int:
 def choose_widths(
     heads: Sequence[TableColumn], table: Sequence[Sequence[str]], width: int | None
 ) -> dict[int, int] | None:
-    """Return the columns to show, as a dictionary from index to width; None if no choice fits into
-    `width`. A column of width 0 is printed on a separate line below the row.
+    """Return the columns to show, as a dictionary from index to width, or None if no choice fits
+    into `width`. A column of width 0 is printed on a separate line below the row.
 
     `table` is the heading and the rows. Columns that are the same in all rows are dropped first.
     """

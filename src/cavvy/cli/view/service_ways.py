@@ -1,4 +1,4 @@
-"""Shows what ways to run a service cost, with the source and date of each price."""
+"""Shows the costs of ways to run a service, with the source and date of each price."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from cavvy.sim.serving.comparison import LoadCosts, WayCost, WayCrossing
 
 _UNKNOWN = "the catalog has no price of it"
-_NO_SPOT = "no offer on spot fits"
+_NO_SPOT = "no spot offer fits"
 
 
 class WayPrices(Struct, frozen=True, kw_only=True):
-    """The prices of the ways: offers, or what the user stated. `spot_recorded` is whether spot
-    could be lost.
+    """The prices of the ways: prices of offers, or prices that the user stated. `spot_recorded`
+    states whether recordings of spot capacity were used, so that spot could be lost.
     """
 
     demand: Offer
@@ -52,7 +52,8 @@ def print_ways(
     prices: WayPrices,
     output: str,
 ) -> None:
-    """Print one row for each way under the recorded load, and where the cheapest way changes."""
+    """Print a row for each way under the recorded load, and the loads at which the cheapest way
+    changes."""
     [recorded] = [each for each in loads if each.factor == 1]
     if output == "json":
         rows = [dict(zip(_names(), _row(each, prices), strict=True)) for each in recorded.costs]
@@ -98,7 +99,7 @@ def _row(cost: "WayCost", prices: WayPrices) -> tuple[object, ...]:
 
 
 def _price(way: ServingWay, prices: WayPrices) -> tuple[str, str | None, object]:
-    """The price as text, its source and its date."""
+    """Return the price as text, its source and its date."""
     if way is ServingWay.MANAGED:
         return _stated(prices.managed_usd_hr, "--managed-price")
     if way is ServingWay.SERVERLESS:
