@@ -91,8 +91,8 @@ class ProjectAsk(Ask, frozen=True, kw_only=True):
 
 class ProjectMove(Ask, frozen=True, kw_only=True):
     """The new place of a project: below `parent` or, if that is null, below the installation.
-    `lift_policies` permits that policies of its former place no longer apply to it, and
-    `accept_budgets` that other budgets count what it spends.
+    `lift_policies` permits that policies of its former parents no longer apply to the project, and
+    `accept_budgets` permits that other budgets count its spending.
     """
 
     parent: str | None

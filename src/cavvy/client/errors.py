@@ -37,17 +37,17 @@ class ApiError(Exception):
 
 
 class Unreachable(ApiError):
-    """No server answers at the address."""
+    """Raised if no server answers at the address."""
 
 
 class ConnectionLost(Unreachable):
-    """The connection ended after the request was sent. The server may have processed the
+    """Raised if the connection ended after the request was sent. The server may have processed the
     request."""
 
 
 class StartFailed(ApiError):
-    """The embedded server could not be started."""
+    """Raised if the embedded server could not be started."""
 
 
 class IncompatibleVersions(ApiError):
-    """This client and the server cannot work together."""
+    """Raised if this client and the server cannot work together."""

@@ -17,7 +17,7 @@ _HEAD_BYTES = 64 + 7 + 1
 
 
 class TornPack(ValueError):
-    """The bytes are not a valid pack. The message contains the position of the error."""
+    """Raised if the bytes are not a valid pack. The message contains the position of the error."""
 
 
 def make_entry(name: str, data: bytes) -> bytes:

@@ -16,9 +16,9 @@ from cavvy.client.wire import Answer
 
 class ReplicaView(Answer, frozen=True, kw_only=True):
     """A replica of a service. `job` is the ID of its job, whose name is NAME-NUMBER with the
-    service's name. `place` is its location, as account/zone/purchase; "" while it has none.
-    `start_s` contains the seconds of each finished phase of its start: queue, machine, prepare,
-    load.
+    service's name. `place` is its location, as account/zone/purchase, or "" while it has no
+    location. `start_s` contains the seconds of each finished phase of its start: queue, machine,
+    prepare, load.
     """
 
     job: str

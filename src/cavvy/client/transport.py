@@ -256,7 +256,7 @@ def _say(error: OSError | ValueError) -> str:
 
 
 def _certificate_fault(error: Exception) -> str:
-    """Return why the server's certificate is not trusted; "" if the error has another cause."""
+    """Return why the server's certificate is not trusted, or "" if the error has another cause."""
     return str(
         getattr(error, "verify_message", "")
     )  # only SSLCertVerificationError has this attribute

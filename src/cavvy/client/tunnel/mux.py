@@ -40,7 +40,7 @@ Fields = dict[str, Any]
 
 
 class TunnelLost(Exception):
-    """The tunnel to the node is lost. The message says why."""
+    """Raised if the tunnel to the node is lost. The message gives the reason."""
 
 
 class RemoteError(OSError):
@@ -92,8 +92,8 @@ class TunnelChannel:
         return kind, data
 
     async def write(self, data: bytes) -> None:
-        """Send data. Waits while the node has not confirmed enough of the earlier data. If the
-        channel is closed, the data is dropped."""
+        """Send data. Waits until the node has confirmed enough of the earlier data. If the channel
+        is closed, the data is dropped."""
         rest = memoryview(data)
         while rest and not self._over:
             if self._credit <= 0:
