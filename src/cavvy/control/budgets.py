@@ -101,7 +101,7 @@ class BudgetKeeper:
         return _REFRESH if self._states else None
 
     async def find_service_stop(self, service: StoredService) -> ServiceStop:
-        """Which budgets stop the service. Its replicas may need `drain` to end."""
+        """Return the budgets that stop the service. Its replicas may need `drain` to end."""
         await self._refresh()
         tags = {**service.task.tags, SERVICE_TAG: service.task.name}
         states = self._find(service.project, service.user, tags)

@@ -297,7 +297,8 @@ class ControlPlane:
             self._share.send(SignalKind.HINT, key)
 
     def _concerns_me(self, key: str) -> bool:
-        """Whether this server reconciles the key, or its gateway serves the service of the key."""
+        """Return whether this server reconciles the key, or its gateway serves the service of the
+        key."""
         return self._share is None or self._share.owns(key) or is_service_key(key)
 
     def _announce(self, key: str) -> None:

@@ -55,13 +55,13 @@ class JobServiceError(Exception):
 
 
 class TooLate(JobServiceError):
-    """The job is in a phase that does not allow the request."""
+    """Raised if the job is in a phase that does not allow the request."""
 
     code = "too-late"
 
 
 class UnsupportedTask(JobServiceError):
-    """The task needs a feature that this server does not support yet."""
+    """Raised if the task needs a feature that this server does not support yet."""
 
     code = "not-honoured"
 

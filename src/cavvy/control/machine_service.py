@@ -36,15 +36,15 @@ _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
 
 class MachineUnfit(JobServiceError):
-    """The machine cannot run the task."""
+    """Raised if the machine cannot run the task."""
 
 
 class MachineStopped(JobServiceError):
-    """The machine has no nodes."""
+    """Raised if the machine has no nodes."""
 
 
 class MachineInUse(JobServiceError):
-    """The machine still has nodes or unfinished jobs."""
+    """Raised if the machine still has nodes or unfinished jobs."""
 
 
 class MachineSubmission(Struct, frozen=True, kw_only=True):

@@ -274,7 +274,8 @@ class ProviderPool:
             return replace(market, blind=frozenset({name}), problems=problems)
 
     async def kept_volumes(self, name: str) -> Sequence[KeptVolume]:
-        """The volumes that this installation has made at an account. Raises TryAgain, Refused."""
+        """Return the volumes that this installation has made at an account. Raises TryAgain,
+        Refused."""
         holder = ability(self._provider(name), BILLS_VOLUMES)
         return () if holder is None else await self._call(name, holder.kept_volumes())
 

@@ -39,7 +39,8 @@ class ProviderTasks:
     def start(
         self, group: asyncio.TaskGroup, providers: Mapping[str, Provider], *, relay: bool
     ) -> None:
-        """Serve these providers from now on, and relay agents if `relay` is set."""
+        """Serve these providers from now on. If `relay` is set, also relay the messages of their
+        agents."""
         self._group, self._relaying = group, relay
         for account, provider in providers.items():
             self.add(account, provider)

@@ -40,7 +40,7 @@ class UnitOfWork:
         return self._changes != _NOTHING
 
     def read_nodes(self, attempt: Attempt, nodes: Sequence[Node]) -> None:
-        """Replace the rows of the attempt's nodes by newly read ones."""
+        """Replace the rows of the attempt's nodes by newly read rows."""
         self.rows = replace(self.rows, nodes={**self.rows.nodes, attempt.id: nodes})
 
     def set_spent(self, spent: Money) -> None:

@@ -342,8 +342,8 @@ class Checkpoints:
         return saved
 
     async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> str:
-        """Remove the files that are needed neither by the kept checkpoints nor by the one being
-        uploaded. Return the reason why some files could not be removed, or "". Raises ObjectError,
+        """Remove the files that are not part of a kept checkpoint or of the one being uploaded.
+        Return the reason why some files could not be removed, or "". Raises ObjectError,
         HashMismatch.
         """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))

@@ -154,7 +154,7 @@ class Deposits:
     ) -> frozenset[int] | None:
         """Read the results of these ranks, whose nodes have ended, from the bucket and apply them.
         The results are read in the background. Returns the ranks whose results are still being
-        read; None if there is nothing to read. If a rank's agent has sent a message since its
+        read, or None if there is nothing to read. If a rank's agent has sent a message since its
         results were read, the results are read again.
 
         Reading stops after some time without progress; this time is shorter if other nodes of the

@@ -377,7 +377,7 @@ def _let_others_save(
 
 
 def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[Node]) -> list[Node]:
-    """Return these nodes without those whose results are being read from a bucket: these nodes have
+    """Return these nodes without the nodes whose results are being read from a bucket, which have
     ended, accept no orders and are not billed.
     """
     return [node for node in nodes if node.rank not in view.collecting]

@@ -80,8 +80,8 @@ def find_stop(states: Iterable[BudgetState], now: datetime) -> str:
 
 
 class ServiceStop(Struct, frozen=True, kw_only=True):
-    """The budgets that stop a service; "" for none. By `soft`, it gets no more replicas; by `hard`,
-    it ends those that it has.
+    """The budgets that stop a service, or "". With `soft`, the service gets no more replicas; with
+    `hard`, its replicas are ended.
     """
 
     soft: str = ""
@@ -95,7 +95,7 @@ class ServiceStop(Struct, frozen=True, kw_only=True):
 def find_service_stop(
     states: Iterable[BudgetState], now: datetime, ahead: timedelta
 ) -> ServiceStop:
-    """What stops a service whose replicas may take so long to end after the stop."""
+    """Return the budgets that stop a service. Its replicas may take `ahead` to end."""
     found = ServiceStop()
     for state in states:
         budget = state.budget

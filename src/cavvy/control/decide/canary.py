@@ -75,8 +75,9 @@ class CanaryJudgement(Struct, frozen=True, kw_only=True):
 
 
 def observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums) -> CanaryTrial:
-    """Return the trial after these responses of both revisions, if they are enough for a block. The
-    counts `old` and `new` only grow, unless the gateway was restarted and counts from 0.
+    """Return the trial with one more block, if both revisions have had enough responses for a block
+    since the last one. The counts `old` and `new` only grow, unless the gateway was restarted and
+    counts from 0.
     """
     if old.requests < trial.counted_old.requests or new.requests < trial.counted_new.requests:
         trial = replace(trial, counted_old=RevisionSums(), counted_new=RevisionSums())

@@ -10,8 +10,8 @@ _NOTHING = RevisionSums()
 
 
 class GatewayCount(Struct, frozen=True, kw_only=True):
-    """What one gateway has counted for a service, after it got this version of the service. It is
-    `fresh` if its server has started it, and did not find it.
+    """The counts of one gateway for a service, after the gateway received this version of the
+    service. `fresh` means that its server started the gateway, instead of finding a running one.
     """
 
     version: int
@@ -31,12 +31,13 @@ class GatewayTotals(Struct, frozen=True, kw_only=True):
 def add_reports(
     totals: GatewayTotals, reports: Mapping[str, GatewayCount], at_s: float, *, whole: bool
 ) -> GatewayTotals:
-    """The totals with the newest reports. `at_s` is the clock of who adds them up. `whole` says
-    that each gateway has told what it has in flight. The first reports count in full. Of those that
-    come later, a gateway that was there before its server counts from then on: it may have counted
-    for long.
+    """Return the totals with the newest reports. `at_s` is the time by the caller's clock. `whole`
+    means that every gateway has reported its requests in flight. The first reports count in full.
+    Later, if a server found its gateway already running, only what the gateway counts after its
+    first report is added, because the gateway may have counted for a long time.
 
-    Quantiles of a sum do not follow from those of its parts: the largest of each is told.
+    The quantiles of a sum cannot be computed from those of its parts, so the largest of each is
+    used.
     """
     former = totals.sum or ServiceTraffic(at_s=at_s)
     counters = {name: getattr(former, name) for name in _COUNTERS}
@@ -53,7 +54,7 @@ def add_reports(
 
 
 def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> ServiceTraffic:
-    """What the report is compared with."""
+    """Return the earlier counts that are subtracted from the report."""
     new, nothing = report.traffic, ServiceTraffic(at_s=report.traffic.at_s)
     old = totals.last.get(server)
     if old is None:
@@ -64,7 +65,7 @@ def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> Se
 
 
 def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
-    """What holds at this moment, without the counters."""
+    """Return the current values, without the counters."""
     return ServiceTraffic(
         at_s=at_s,
         in_flight=sum(each.in_flight for each in told),
@@ -93,7 +94,7 @@ _COUNTERS = (
 def _add_tried(
     total: RevisionTraffic | None, new: RevisionTraffic | None, old: RevisionTraffic | None
 ) -> RevisionTraffic | None:
-    """The total of the newest revision that a gateway divides requests for."""
+    """Return the total for the newest revision that is on trial at a gateway."""
     if new is None or (total is not None and total.revision > new.revision):
         return total
     if total is None or total.revision < new.revision:

@@ -47,8 +47,8 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     """The observed state of a replica: its job's phase (None if it has no job), the offer and the
     gang on which it runs, when it was placed and claimed by its agents, and the last responses to
     its probe. `tried` means that its job has had an attempt, `reclaimed` that its node will be
-    reclaimed, and `loss` is what its spot market did to the replica. `in_flight` is None while the
-    gateway does not respond.
+    reclaimed, and `loss` is how the replica was lost to its spot market. `in_flight` is None while
+    the gateway does not respond.
     """
 
     phase: JobPhase | None = None
@@ -145,8 +145,8 @@ def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
 
 
 def average_readings(service: StoredService, seen: Mapping[str, ReplicaSeen]) -> float | None:
-    """The mean of what the service is scaled by over the replicas that get requests; None without
-    any.
+    """Return the mean, over the replicas that get requests, of the value by which the service is
+    scaled, or None if no replica has reported it.
     """
     ready = [seen[each.id] for each in list_serving(service) if each.id in seen]
     by_gpu = service.spec.replicas.target.kind is TargetKind.GPU_UTILISATION
@@ -210,7 +210,7 @@ def make_replica_task(
 def _follow(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
-    """The replica after what was seen of it."""
+    """Return the replica after what was seen of it."""
     if seen.rate is not None and seen.rate != replica.rate:
         replica = replace(replica, rate=seen.rate)
     if seen.phase in JOB_ENDS or (seen.phase is None and replica.state is not ReplicaState.ORDERED):
@@ -347,7 +347,7 @@ def _find_pause(service: StoredService, now: datetime) -> timedelta | None:
 
 
 def count_wanted(service: StoredService, backlog: int) -> int:
-    """How many replicas there should be. Requests that wait need at least one."""
+    """Return the wanted number of replicas, which is at least one if requests wait."""
     if not service.wanted or service.stopped_by:
         return 0
     bounds = service.spec.replicas

@@ -33,10 +33,10 @@ _FIRST_START_S = 10.0  # how long a start is assumed to take until one was measu
 
 class ServiceTraffic(Struct, frozen=True, kw_only=True):
     """What the gateway has counted for a service. The first group only grows while the gateway
-    runs; `at_s` is the gateway's own clock. `replicas` has the requests in flight of each, and
-    `keys_used` the last use of each key, in seconds since 1970. `tried` is of a canary, and `work`
-    has how each gateway, by its epoch, has divided the time of each replica among the requests of
-    each key.
+    runs; `at_s` is the gateway's own clock. `replicas` contains the number of requests in flight on
+    each replica, and `keys_used` the time of each key's last use, in seconds since 1970. `tried`
+    contains the counts of a canary's trial. `work` contains, by the epoch of each gateway, how the
+    time of each replica was divided among the requests of each key.
     """
 
     at_s: float
@@ -87,10 +87,10 @@ def scale(
     now: datetime,
     reading: float | None = None,
 ) -> StoredService:
-    """The service with the number of replicas that it should have, in each of its markets if it has
-    several, and the autoscaler's next state. `before` is the traffic at the last decision; None if
-    this is the first one since the gateway or the server has started. `reading` is the mean over
-    the ready replicas of what the service is scaled by.
+    """Return the service with the number of replicas that it should have, in each of its markets if
+    it has several, and the autoscaler's next state. `before` is the traffic at the last decision,
+    or None if this is the first one since the gateway or the server has started. `reading` is the
+    mean, over the ready replicas, of the value by which the service is scaled.
     """
     state = _decode_state(service.scaling) if service.scaling else ScalingState()
     seen = replace(observe(service, before, traffic, now), reading=reading)

@@ -1,9 +1,9 @@
 """Decides the next step of a service while a new revision is on trial.
 
 The serving revision keeps all the replicas that it needs until the new revision takes over. The
-serving and the new revision are decided on like separate services. A canary gets some of the
-requests and replicas until `control.decide.canary` has judged it; a blue-green revision gets all
-replicas, but no requests until they are ready.
+next steps of the serving and the new revision are decided as for separate services. A canary gets
+some of the requests and replicas until `control.decide.canary` has judged it; a blue-green revision
+gets all replicas, but no requests until they are ready.
 """
 
 from datetime import datetime
@@ -115,8 +115,8 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
 
 
 def remember_former(service: StoredService) -> CandidateRevision | None:
-    """What a rolling update of the service goes back to if it fails: the revision that serves, if a
-    replica of it is ready, or the one that an earlier update has not replaced yet.
+    """Return the revision to which a failed rolling update returns: the serving revision if one of
+    its replicas is ready, else the revision that an earlier update has not replaced yet.
     """
     if not _is_ready(service):
         return service.former
@@ -132,8 +132,8 @@ def remember_former(service: StoredService) -> CandidateRevision | None:
 
 
 def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
-    """The step, or the one back to the former revision: replicas of the new one ended in a row, and
-    none was ever ready.
+    """Return the step. If several replicas of the new revision have ended in a row and none was
+    ever ready, return a step back to the former revision.
     """
     service, former = step.service, step.service.former
     if former is None:
@@ -158,7 +158,7 @@ def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
 
 
 def _is_ready(service: StoredService) -> bool:
-    """Whether a replica of the revision that serves answers."""
+    """Return whether a replica of the serving revision is ready."""
     ours = [each for each in service.replicas if each.revision == service.revision]
     return any(each.state is ReplicaState.READY for each in ours)
 

@@ -1,4 +1,4 @@
-"""The interface between services and the server around the control plane."""
+"""The interface between services and the server that contains the control plane."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,8 +17,9 @@ from cavvy.store.base import Store
 
 
 class ProbeRecord(Struct, frozen=True, kw_only=True):
-    """The last answers of a replica to its probe. `failures` in a row; 0 after an answer. `reading`
-    is that of the metric that the service is scaled by; None if it has not told it.
+    """The last answers of a replica to its probe. `failures` is the number of failures in a row, 0
+    after an answer. `reading` is the value of the metric by which the service is scaled, or None if
+    the replica has not reported it.
     """
 
     answers: bool = False
@@ -39,8 +40,7 @@ class ServiceFront(Protocol):
         """Return whether services may have this host name."""
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        """From now on, connect to and probe these replicas of the service, and no others. They
-        run."""
+        """From now on, connect to and probe exactly these replicas of the service. They run."""
 
     def probe(self, replica_id: str) -> ProbeRecord:
         """Return what is known of a watched replica."""
@@ -74,9 +74,9 @@ class ServiceFront(Protocol):
 
 
 class ServingParts(Struct, frozen=True, kw_only=True):
-    """What the reconciler of services and users' requests work with. Without a `front`, the server
-    runs no services. `pool` has the offers for replicas. `hint` has a key reconciled, here or by
-    another server.
+    """The dependencies of the services' reconciler and of users' requests. Without a `front`, the
+    server runs no services. `pool` supplies the offers for replicas. `hint` requests that this
+    server or another one reconciles a key.
     """
 
     store: Store

@@ -89,8 +89,8 @@ class ServiceReconciler:
         return [*keys, *(calls_key(each) for each in keys)]
 
     async def note_job(self, job_id: str) -> None:
-        """A job was reconciled: if it is a replica, look at its service, or divide its bill if the
-        service is gone.
+        """Handle a reconciled job: if the job is a replica, reconcile its service, or divide its
+        bill if its service no longer exists.
         """
         if key := self._services.get(job_id):
             self._hint(key)
@@ -123,7 +123,8 @@ class ServiceReconciler:
         return _FOLLOWED_EVERY
 
     async def _find(self, key: str) -> StoredService | None:
-        """The service of a key. One that is gone is served no longer."""
+        """Return the service of a key. If the service no longer exists, the gateway stops serving
+        it."""
         project, _, name = key.removeprefix(_PREFIX).partition("/")
         try:
             return await self._store.services.get(project, name)
@@ -359,7 +360,8 @@ class ServiceReconciler:
 
 
 def _count_in_flight(replica: ServiceReplica, traffic: ServiceTraffic | None) -> int | None:
-    """The requests in flight of a replica; None if not all gateways have told theirs."""
+    """Return the number of a replica's requests in flight, or None if not all gateways have
+    reported theirs."""
     if traffic is None or not traffic.whole:
         return None
     return traffic.replicas.get(replica.id, 0)

@@ -20,8 +20,9 @@ _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bi
 
 
 class RequestBills:
-    """Divides as often as the bills grow. The division and its entries are one write, which begins
-    with the version of the last one; so a server that is killed repeats nothing.
+    """Divides the bills whenever they grow. Each division is stored together with its entries in
+    one write, which requires the version of the last division. So nothing is divided twice, even if
+    the server is killed.
     """
 
     def __init__(self, store: Store) -> None:
@@ -40,8 +41,8 @@ class RequestBills:
         *,
         last: bool = False,
     ) -> None:
-        """Divide what the bills of the service's replicas have grown by. `last`: the service ends,
-        so that nothing is left to be divided with later counts.
+        """Divide the amounts by which the bills of the service's replicas have grown. `last` means
+        that the service ends, so no later counts will arrive and everything is divided now.
         """
         known = self._replicas.setdefault(service.id, {})
         for each in service.replicas:  # also those that ended and are soon forgotten by the service
@@ -65,16 +66,17 @@ class RequestBills:
             del self._replicas[service.id], self._done[service.id]
 
     async def note_job(self, job_id: str) -> None:
-        """A job was reconciled: divide its bill if it was a replica whose service is gone."""
+        """Handle a reconciled job: if it was a replica whose service no longer exists, divide its
+        bill."""
         if job_id in self._left:
             await self._divide_late([job_id])
 
     async def sweep(self) -> None:
-        """Divide what is left of the bills of replicas that have ended, such as late charges."""
+        """Divide the undivided amounts of the bills of ended replicas, such as late charges."""
         await self._divide_late(await self._store.meters.late_replicas())
 
     async def _divide_late(self, jobs: Sequence[str]) -> None:
-        """Divide what is left of the bills of these replicas, whose service no longer counts."""
+        """Divide the undivided amounts of the bills of these replicas, whose service has ended."""
         for bill in await self._store.meters.replica_bills(jobs):
             await self._divide(bill, None, None, None)
 
