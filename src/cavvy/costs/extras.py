@@ -120,8 +120,8 @@ def _list_rates(
 
 
 def list_monthly_rates(micros: int, since: datetime, until: datetime) -> Rates:
-    """The hourly rates of what costs so many micro-dollars a month, each with the time from which
-    it applies.
+    """Return the hourly rates for this price in micro-dollars a month, each with the time from
+    which it applies.
     """
     rates, at = [], since
     while True:

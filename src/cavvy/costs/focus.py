@@ -187,8 +187,8 @@ def _describe_cost(line: LedgerLine) -> dict[str, str | Decimal | datetime | Non
 
 
 def _describe_time(line: LedgerLine) -> dict[str, str | Decimal | datetime | None]:
-    """Return the periods. The specification has no period without
-    length, so such a charge gets a period of one second."""
+    """Return the periods. The specification does not permit empty periods, so a charge whose start
+    equals its end gets a period of one second."""
     since = line.entry.since.astimezone(UTC)
     until = max(line.entry.until.astimezone(UTC), since + timedelta(seconds=1))
     start, end = month_period(month_of(since))

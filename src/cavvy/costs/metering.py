@@ -58,8 +58,8 @@ def total(charges: Iterable[Charge]) -> Money:
 
 
 def list_prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
-    """The prices from `started` on, in the order of time. If two entries have the same time, the
-    later entry is used.
+    """Return the prices from `started` on, in the order of time. If two entries have the same time,
+    the later entry is used.
 
     An entry that repeats the previous price is omitted, because a provider may report its price at
     every poll.
@@ -80,7 +80,7 @@ def list_prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyR
 def list_stretches(
     prices: Sequence[tuple[datetime, HourlyRate]], until: datetime
 ) -> Iterable[tuple[datetime, datetime, HourlyRate]]:
-    """The periods of the prices until the time, each with its start, end and rate."""
+    """Yield the periods of the prices until the time, each with its start, end and rate."""
     begun = [(since, rate) for since, rate in prices if since < until]
     for (since, rate), (end, _) in pairwise([*begun, (until, HourlyRate())]):
         yield since, end, rate

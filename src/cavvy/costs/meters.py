@@ -9,7 +9,8 @@ ALL_PROVIDERS = "all"
 
 
 class LedgerMeter(Struct, frozen=True, kw_only=True):
-    """How the amounts of one kind are found, at which providers, and what is missing and why."""
+    """How the amounts of one kind are determined, at which providers, and what is missing and
+    why."""
 
     kind: EntryKind
     source: str
@@ -24,36 +25,36 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.DISK,
-        source="disks and named volumes of a node, while the node exists",
+        source="disks and named volumes of a node while the node exists",
         providers=("aws", "azure"),
-        missing="other providers bill no disk apart from the machine, or do not tell its price",
+        missing="other providers do not bill disks separately, or do not report their prices",
     ),
     LedgerMeter(
         kind=EntryKind.ADDRESS,
-        source="public addresses of a node, while the node exists",
+        source="public addresses of a node while the node exists",
         providers=("aws", "azure"),
         missing="addresses that are reserved without a node: Cavvy reserves none, so such an "
-        "address is not its own",
+        "address does not belong to Cavvy",
     ),
     LedgerMeter(
         kind=EntryKind.STORAGE,
-        source="volumes that Cavvy made, from their creation until the provider listed them last, "
-        "without the time in which a job paid for them",
+        source="volumes that Cavvy created, from their creation until the provider last listed "
+        "them, without the time in which a job paid for them",
         providers=("aws",),
-        missing="claims of Kubernetes: a cluster tells no price; buckets: no call tells their "
-        "size, and listing them costs money; volumes that Cavvy did not make",
+        missing="claims of Kubernetes: a cluster reports no prices; buckets: no call returns "
+        "their size, and listing them costs money; volumes that Cavvy did not create",
     ),
     LedgerMeter(
         kind=EntryKind.TRAFFIC,
         source="checkpoints, outputs and logs that agents send out of their cloud, at the "
         "catalog's price",
-        missing="what the job's program sends: the agent does not see it; what a lost node could "
-        "not report; prices that depend on the month's total",
+        missing="data that the job's program sends, which the agent cannot observe; data that a "
+        "lost node could not report; prices that depend on the month's total",
     ),
     LedgerMeter(
         kind=EntryKind.IDLE,
-        source="kept nodes and machines, the rest of minimum charges, machines of launches that "
-        "failed, and replicas of services between requests",
+        source="kept nodes and machines, the rest of minimum charges, machines of failed "
+        "launches, and replicas of services between requests",
     ),
     LedgerMeter(
         kind=EntryKind.COLD_START,
@@ -63,7 +64,8 @@ METERS = (
         kind=EntryKind.REQUEST,
         source="the time that replicas of services worked on requests, by key, at the price of "
         "the replica",
-        missing="requests that HAProxy passes on itself: it tells no times of single requests",
+        missing="requests that HAProxy handles itself: it does not report the times of single "
+        "requests",
     ),
     LedgerMeter(
         kind=EntryKind.CORRECTION,

@@ -425,7 +425,7 @@ def _is_same(billed: BilledSum, charged: BilledSum) -> bool:
 
 
 def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
-    """The cause is the one that differs more: the hours or the rate."""
+    """Return whether the hours or the rate caused the difference: the one that differs more."""
     if abs(billed.amount - charged.amount) <= _rounding(billed, charged):
         return DifferenceCause.ROUNDING
     if not billed.hours or not charged.hours:
@@ -440,8 +440,8 @@ def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
 
 
 def _rounding(billed: BilledSum, charged: BilledSum) -> Decimal:
-    """Return by how much rounding can change the sums: each line by half of its last decimal, of at
-    least two decimals, and each entry by the ledger's own rounding.
+    """Return the largest difference that rounding can cause: half a unit of the last decimal place
+    (at least two places) for each line, plus the ledger's own rounding for each entry.
     """
     half = Decimal(10) ** -max(2, billed.decimals) / 2
     return half * billed.count + _OWN_ROUNDING * charged.count

@@ -1,11 +1,11 @@
 """Divides the bill of a replica among the requests of its service.
 
-Each time the bill has grown, what it grew by is divided in proportion to times: the shares of the
-requests of each key (at each moment, the requests in flight share the replica equally), the time
-before the replica was ready (`cold start`), and the rest of the time (`idle`). The entries that
-move an amount add up to zero, so the parts add up to the bill to the micro-dollar. What a gateway
-that was killed had counted and not told is idle. So is what a bill becomes more or less after its
-replica's end.
+Whenever the bill has grown, the new amount is divided in proportion to time: the shares of each
+key's requests (requests that are in flight at the same moment share the replica equally), the time
+before the replica was ready (`cold start`), and the remaining time (`idle`). Each division posts
+entries that add up to zero: they subtract the amount from the bill's own kinds and add it to the
+kinds of the parts. So the parts add up exactly to the bill. If a gateway is killed, the time that
+it had counted but not reported is idle. Changes of a bill after its replica's end are idle, too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,8 +27,8 @@ _NO_WORK = KeyWork(requests=0, work_us=0)
 
 
 class Division(Struct, frozen=True, kw_only=True):
-    """What is new: the entries for each client's key ("": for the replica itself), and what the
-    next division begins with.
+    """The new entries for each client's key ("" for the replica itself), and the state with which
+    the next division begins.
     """
 
     divided: DividedBill
@@ -54,7 +54,8 @@ def keep_undivided(
 def divide_bill(
     bill: ReplicaBill, counts: RequestCounts | None, ready_at: datetime | None
 ) -> Division | None:
-    """The division of what the bill has grown by, or None if it has not changed."""
+    """Return the division of the amount by which the bill has grown, or None if the bill has not
+    changed."""
     before = bill.divided or DividedBill(attempt_id=bill.attempt_id, until=bill.since)
     kinds = {*bill.amounts, *before.moved}
     more = {kind: bill.amounts.get(kind, 0) - before.moved.get(kind, 0) for kind in sorted(kinds)}
@@ -96,8 +97,7 @@ def _post_all(
 
 
 def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
-    """What was counted since the last division. A gateway that was not there then has begun at
-    0.
+    """Return the counts since the last division. A gateway that has started since then began at 0.
     """
     found: dict[str, KeyWork] = {}
     for epoch, work in counts.items():
@@ -112,7 +112,7 @@ def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
 
 
 def _weigh(since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]) -> dict[_Part, int]:
-    """The parts of the period that begins at `since`, in microseconds."""
+    """Return the parts of the period that begins at `since`, in microseconds."""
     until, ready_at = divided.until, divided.ready_at
     warm_from = until if ready_at is None else min(max(ready_at, since), until)
     weights = {(EntryKind.REQUEST, key): each.work_us for key, each in fresh.items()}
@@ -121,8 +121,8 @@ def _weigh(since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]) 
 
 
 def _split(total: int, weights: Mapping[_Part, int], rest: _Part) -> dict[_Part, int]:
-    """The amount in proportion to the weights; what rounding leaves goes to the largest
-    remainders. Without weights, `rest` gets all of it.
+    """Divide the amount in proportion to the weights; what rounding leaves is assigned to the
+    largest remainders. If all weights are 0, `rest` gets the whole amount.
     """
     whole = sum(weights.values())
     if not whole:

@@ -1,8 +1,9 @@
 """Computes what volumes cost between jobs.
 
-A job pays for the volumes of its nodes, as a part of their disks. What remains of a volume's life,
-from its creation until the provider listed it last, is its own bill. The whole bill is computed
-each time, so the store posts the difference, and a use that becomes known late is a correction.
+A job pays for the volumes of its nodes, as a part of their disks. The volume's own bill covers the
+rest of the time from its creation until the provider last listed it. The whole bill is computed
+each time and the store posts the difference, so a use that becomes known late leads to a
+correction.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,16 +23,16 @@ _STEP = timedelta(days=31)  # so that most looks change nothing
 
 
 def begin_bill(volume: KeptVolume, subject: LedgerSubject, metered_since: datetime) -> VolumeBill:
-    """The empty bill of a volume that was seen for the first time. Nothing is charged from before
-    the installation began to meter volumes.
+    """Return the empty bill of a volume that was seen for the first time. Nothing is charged from
+    before the installation began to meter volumes.
     """
     since = max(volume.created_at, metered_since)
     return VolumeBill(subject=subject, since=since, seen_at=since)
 
 
 def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> VolumeBill:
-    """The bill with what the provider reports now. A new size, type or price applies from now on;
-    the first price also applies before.
+    """Return the bill, updated by the provider's current report. A new size, type or price applies
+    from now on; the first price also applies to the time before.
     """
     gangs = tuple(dict.fromkeys((*bill.gangs, *volume.used_by)))
     bill = replace(bill, seen_at=max(now, bill.seen_at), gangs=gangs)
@@ -78,7 +79,7 @@ def settle_bill(bill: VolumeBill, uses: Mapping[str, Sequence[VolumeUse]]) -> Vo
 
 
 def bill_volume(bill: VolumeBill, uses: Iterable[VolumeUse]) -> tuple[Charge, ...]:
-    """The charges for the time in which no job pays for the volume, each at one rate."""
+    """Return the charges for the time in which no job pays for the volume, each at one rate."""
     rates = _list_rates(bill)
     if not rates:
         return ()
@@ -90,7 +91,8 @@ def bill_volume(bill: VolumeBill, uses: Iterable[VolumeUse]) -> tuple[Charge, ..
 
 
 def _list_rates(bill: VolumeBill) -> list[tuple[datetime, HourlyRate]]:
-    """The hourly rates of the volume's whole life, each with the time from which it applies."""
+    """Return the hourly rates for the volume's whole existence, each with the time from which it
+    applies."""
     ends = [*(each.since for each in bill.terms[1:]), bill.seen_at]
     found: list[tuple[datetime, HourlyRate]] = []
     for terms, end in zip(bill.terms, ends, strict=False):
@@ -101,7 +103,7 @@ def _list_rates(bill: VolumeBill) -> list[tuple[datetime, HourlyRate]]:
 def _list_gaps(
     since: datetime, until: datetime, uses: Iterable[VolumeUse]
 ) -> Iterator[tuple[datetime, datetime]]:
-    """The parts of the period that no use covers."""
+    """Yield the parts of the period that no use covers."""
     at = since
     for use in sorted(uses, key=lambda each: each.since):
         if use.since > at:
@@ -128,7 +130,7 @@ def _charge(bill: VolumeBill, since: datetime, until: datetime, rate: HourlyRate
 
 
 def post_storage(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPosting]:
-    """The entries that turn one bill of a volume into a newer one."""
+    """Return the entries that change a volume's posted bill to its newer bill."""
     return [
         replace(
             each,
