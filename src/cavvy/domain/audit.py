@@ -79,7 +79,8 @@ class ChainHead(Struct, frozen=True):
 
 
 class ChainBroken(Exception):
-    """A record does not fit into the chain. `number` is the number that the record should have."""
+    """Raised if a record does not fit into the chain. `number` is the number that the record should
+    have."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"record {number}: {message}")

@@ -63,8 +63,8 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
 def compare_lines(
     budgets: Sequence[SpendingBudget], former: Sequence[str], new: Sequence[str]
 ) -> tuple[Sequence[SpendingBudget], Sequence[SpendingBudget]]:
-    """The budgets that begin to count what a project spends, and those that no longer do, if the
-    projects in its line change from `former` to `new`.
+    """Return the budgets that start to count a project's spending, and those that stop counting it,
+    if the project's line of parents changes from `former` to `new`.
     """
     gained = [each for each in budgets if each.project in new and each.project not in former]
     lost = [each for each in budgets if each.project in former and each.project not in new]

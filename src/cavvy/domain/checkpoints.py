@@ -38,7 +38,7 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
 
 class RemovedCheckpoints(Struct, frozen=True, kw_only=True):
     """The result of deleting a job's checkpoints. `kept` names the files that could not be deleted,
-    with the reasons; "" if all were deleted.
+    with the reasons, or "" if all were deleted.
     """
 
     bytes: int = 0

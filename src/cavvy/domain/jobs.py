@@ -286,7 +286,7 @@ class UnsureBill(Struct, frozen=True, kw_only=True):
 
     The charges contain only the time when the nodes were billed for certain. `more` is the
     additional cost of the longest possible lifetimes. `latest` is the time at which the gang had
-    certainly ended; None if the provider reported the end of each node. `traffic` is the part of
+    certainly ended, or None if the provider reported the end of each node. `traffic` is the part of
     `more` that is for checkpoints which the nodes may have been sending when they were lost.
     """
 

@@ -48,9 +48,9 @@ class QuantityUnit(StrEnum):
 
 
 class LedgerSubject(Struct, frozen=True, kw_only=True):
-    """What entries are for: an attempt of a job on one kind of machine, a volume between jobs, or
-    what a replica did for a service's key. It never changes, so a job's later names or tags do not
-    change what was charged. Texts that do not apply are empty.
+    """The subject of entries: an attempt of a job on one kind of machine, a volume between jobs, or
+    a replica's work for a service's key. A subject never changes, so a job's later names or tags do
+    not change what was charged. Texts that do not apply are empty.
     """
 
     id: str  # that of the attempt, if it is one

@@ -30,7 +30,7 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
 
 
 def name_key(pem: str) -> str:
-    """The fingerprint of a public key in PEM form: the SHA-256 of its DER form."""
+    """Return the fingerprint of a public key in PEM form: the SHA-256 of its DER form."""
     body = "".join(line for line in pem.splitlines() if not line.startswith("-"))
     digest = sha256(base64.b64decode(body)).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")

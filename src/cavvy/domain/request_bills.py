@@ -1,4 +1,4 @@
-"""The bills of replicas, and how they were divided among the requests of their services."""
+"""The bills of replicas, and their division among the requests of their services."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -13,8 +13,8 @@ RequestCounts = Mapping[str, Mapping[str, "KeyWork"]]
 
 
 class KeyWork(Struct, frozen=True, kw_only=True):
-    """The requests of a client's key ("" without one) that have begun, and their shares of a
-    replica's time.
+    """The number of started requests of a client's key ("" for requests without a key), and their
+    share of a replica's time.
     """
 
     requests: int
@@ -22,8 +22,8 @@ class KeyWork(Struct, frozen=True, kw_only=True):
 
 
 class DividedBill(Struct, frozen=True, kw_only=True):
-    """What was divided of an attempt's bill: its charges until a time, by kind, and the counters
-    that were used, by the epoch of their gateway and the client's key.
+    """The divided part of an attempt's bill: the charges until a given time, by kind, and the
+    counts that were used, by the epoch of the gateway and the client's key.
     """
 
     attempt_id: str
@@ -35,7 +35,7 @@ class DividedBill(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaBill(Struct, frozen=True, kw_only=True):
-    """The charges of a replica's attempt, added up by kind, and what was divided of them."""
+    """The charges of a replica's attempt, added up by kind, and their divided part."""
 
     attempt_id: str
     job_id: str

@@ -48,10 +48,10 @@ class ReplicaCount(Struct, frozen=True, kw_only=True):
 
 
 class ReadinessProbe(Struct, frozen=True, kw_only=True):
-    """The probe that checks a replica: a GET of `path` must be answered with a status from 200 to
-    399 within `timeout`. A replica is probed at the interval `every`. It has the time `start` for
-    its first answer, and is unhealthy after `failures` failures in a row. With `any_status`, every
-    HTTP response counts as an answer.
+    """The probe of a replica: a GET of `path` must be answered with a status from 200 to 399 within
+    `timeout`. A replica is probed at the interval `every`. It has the time `start` for its first
+    answer, and is unhealthy after `failures` failures in a row. With `any_status`, every HTTP
+    response counts as an answer.
     """
 
     path: str = "/"
@@ -63,8 +63,8 @@ class ReadinessProbe(Struct, frozen=True, kw_only=True):
 
 
 class ServiceTimeouts(Struct, frozen=True, kw_only=True):
-    """The maximum times that a request waits for a replica, that pass until its answer begins, and
-    that pass without data in either direction after that.
+    """Three time limits for a request: until a replica takes it, until its answer begins, and then
+    without data in either direction.
     """
 
     queue: timedelta = timedelta(minutes=10)
@@ -165,10 +165,10 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     its `models`.
 
     `concurrency` is the number of requests that a replica can work on at once. With `keys`,
-    requests need one of the service's keys. A replica that is to end has `drain` for its requests.
-    `regions` are where replicas run and `residency` is the area that requests and replicas must not
-    leave; () and None permit all. `budget` limits the price of all replicas together.
-    With `price_header`, responses say what their requests have cost.
+    requests need one of the service's keys. A replica that will end has the time `drain` to finish
+    its requests. Replicas run in `regions`, and requests and replicas must not leave the area
+    `residency`; () and None permit all. `budget` limits the price of all replicas together. With
+    `price_header`, responses state the cost of their requests.
     """
 
     port: int

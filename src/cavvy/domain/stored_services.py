@@ -95,7 +95,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     @property
     def tried(self) -> int:
-        """The number of the revision under test; 0 if there is none."""
+        """The number of the revision under test, or 0 if there is none."""
         return 0 if self.candidate is None else self.candidate.revision
 
     @property

@@ -81,8 +81,8 @@ class SignIn(Struct, frozen=True, kw_only=True):
 
 
 class ClaimsRefused(Exception):
-    """An ID token is valid, but no trust accepts its claims. The message names the claim, never
-    its value.
+    """Raised if an ID token is valid, but no trust accepts its claims. The message names the claim,
+    never its value.
     """
 
 

@@ -11,9 +11,9 @@ from cavvy.domain.values import Struct
 
 
 class KeptVolume(Struct, frozen=True, kw_only=True):
-    """A volume of this installation, as its provider reports it. It was made for `made_for`; the
-    gangs `used_by` had it, as far as the provider remembers. Without a `price` it costs nothing
-    that is known.
+    """A volume of this installation, as its provider reports it. The volume was created for the
+    gang `made_for`, and used by the gangs `used_by`, as far as the provider has records of them.
+    Without a `price`, its cost is unknown and nothing is charged.
     """
 
     id: str
