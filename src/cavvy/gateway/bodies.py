@@ -101,7 +101,7 @@ class ChunkedBody:
             return len(data)
         end = at + self._left
         if data[end - 2 : end] != b"\r\n":
-            raise HeadError(400, "a chunk does not end where its size says")
+            raise HeadError(400, "a chunk does not have the stated size")
         if self._left > 2:
             pieces.append(data[at : end - 2])
         self._left = 0

@@ -54,7 +54,7 @@ class _Counters:
 
 
 class CanarySplit:
-    """Divides the requests between the canary and the replicas that serve."""
+    """Divides the requests between the canary and the replicas of the serving revision."""
 
     def __init__(self, share: CanaryShare) -> None:
         self.share = share

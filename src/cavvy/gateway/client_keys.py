@@ -80,7 +80,7 @@ class ServiceKeys:
         return 0 if found is None else math.ceil(found[1].take(now))
 
     def adopt(self, old: "ServiceKeys") -> None:
-        """Continue the counts of the same keys in an older route."""
+        """Take over the counts of the same keys from an older route."""
         ids = {key.id for key in self._keys.values()}
         self.used = {name: at for name, at in old.used.items() if name in ids}
         for name, (key, bucket) in old._buckets.items():

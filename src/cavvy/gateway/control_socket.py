@@ -64,7 +64,8 @@ class ControlSocket:
 
     @property
     def linked(self) -> bool:
-        """Whether a control plane is there. One that was killed leaves lines without a reply."""
+        """Whether a control plane is connected. If a control plane was killed, lines without a
+        reply remain."""
         return not all(each.at_eof() for each in self._readers)
 
     async def open(self) -> None:

@@ -51,8 +51,8 @@ class Door:
     # what the process and the control socket call
 
     def set_services(self, routes: tuple[ServiceRoute, ...]) -> None:
-        """Replace the services. Services that stay keep their replicas and
-        requests. Raises GatewayConfigError.
+        """Replace the services. Services that are in both sets keep their replicas and requests.
+        Raises GatewayConfigError.
         """
         check_routes(routes)
         services = {}

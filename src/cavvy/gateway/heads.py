@@ -69,9 +69,9 @@ _OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP}
 
 
 def _compile_search(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Make a search for the fields with these names, in any case and with `_` for `-`, because some
-    servers treat the two alike. The search is grouped by first letters, which is faster than
-    checking each field.
+    """Compile a search for the fields with these names, in upper or lower case and with `_` or `-`,
+    because some servers treat `_` like `-`. The search is grouped by first letters, which is faster
+    than checking each field.
     """
 
     def write(name: bytes) -> bytes:

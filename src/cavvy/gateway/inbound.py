@@ -174,7 +174,7 @@ class InboundConnection(asyncio.Protocol):
             self._check_answer(request, now)
 
     def _check_answer(self, request: Exchange, now: float) -> None:
-        """End an answer that does not begin, and an answer or a tunnel in which nothing moves."""
+        """End an answer that does not begin, and an answer or a tunnel that transfers no data."""
         route = request.service.route
         bound_s = route.silence_s
         if not request.responding:

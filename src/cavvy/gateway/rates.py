@@ -114,6 +114,6 @@ class ServiceRates:
         return None
 
     def adopt(self, old: "ServiceRates") -> None:
-        """Continue the counts of the same limits in an older route."""
+        """Take over the counts of the same limits from an older route."""
         before = {each.limit: each for each in old._rates}
         self._rates = [before.get(each.limit, each) for each in self._rates]

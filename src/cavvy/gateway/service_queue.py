@@ -159,7 +159,7 @@ class ServiceQueue:
             )
 
     def find_work(self, replica: str) -> ReplicaWork:
-        """The work of a replica, which goes on if its address changes."""
+        """Return the work of a replica, which is continued if its address changes."""
         known = self._work.get(replica)
         if known is None:
             known = self._work[replica] = ReplicaWork()
@@ -172,7 +172,7 @@ class ServiceQueue:
     # what the control socket and the clock call
 
     def set_replicas(self, addresses: Iterable[ReplicaAddress]) -> None:
-        """Replace the set of ready replicas. Requests in flight finish where they are."""
+        """Replace the set of ready replicas. Requests in flight finish on their replicas."""
         kept = {_place(pool.address): pool for pool in self._replicas}
         pools = []
         for each in addresses:
@@ -222,7 +222,7 @@ class ServiceQueue:
         self.set_replicas([pool.address for pool in self._replicas])
 
     def close(self) -> None:
-        """The service is gone: those that wait are told, those in flight finish."""
+        """Remove the service: waiting requests are refused, requests in flight finish."""
         self._answer_waiting(404, AnswerCode.NO_SERVICE, "the service was removed")
         self.set_replicas(())
 
@@ -353,8 +353,8 @@ class ServiceQueue:
         self.counters.unserved += 1
 
     def _find_waiting(self, pool: ReplicaPool) -> Exchange | None:
-        """The first request that may go to this replica: not one that it has failed, if there are
-        others.
+        """Return the first request that may be sent to this replica. A request that failed on this
+        replica is skipped if the service has other replicas.
         """
         if len(self._replicas) < 2:
             return next(iter(self._waiting))
@@ -368,8 +368,8 @@ class ServiceQueue:
         return exchange
 
     def _dispatch(self) -> None:
-        """Start those that wait, as long as a replica has room. One that has failed at the only
-        replica with room does not hold up the others.
+        """Start waiting requests while a replica has room. A request that failed on the only
+        replica with room does not delay the other requests.
         """
         now = monotonic()
         for exchange in list(self._waiting):
@@ -382,5 +382,5 @@ class ServiceQueue:
 
 
 def _place(address: ReplicaAddress) -> ReplicaAddress:
-    """The address without the price, which may change while requests are in flight."""
+    """Return the address without the price, which may change while requests are in flight."""
     return replace(address, rate_micros=0)

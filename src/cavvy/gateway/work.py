@@ -1,9 +1,9 @@
-"""How a replica's time is divided among its requests.
+"""Divides a replica's time among its requests.
 
 At each moment, the requests in flight share the replica equally. So the shares of all requests add
-up to the time in which the replica had at least one. `_virtual` is the share of a request that was
-in flight all the time: it grows by dt / n. The share of a request is the difference between its end
-and its start, in constant time.
+up to the time in which the replica had at least one request. `_virtual` is the share of a request
+that was in flight all the time: it grows by dt / n. The share of a request is the difference
+between its end and its start, in constant time.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class ReplicaWork:
         self._by_key: dict[str, list[float]] = {}
 
     def begin(self, key: str, now: float) -> float:
-        """A request starts. Returns its mark, which ends it."""
+        """Record the start of a request. Returns its mark, which `end` needs."""
         virtual = self._pass(now)
         self._in_flight += 1
         known = self._by_key.get(key)
@@ -37,11 +37,11 @@ class ReplicaWork:
         return virtual
 
     def __bool__(self) -> bool:
-        """Whether there was a request."""
+        """Return whether any request has started."""
         return bool(self._by_key)
 
     def end(self, key: str, now: float) -> None:
-        """One of the requests of the key that are in flight has ended."""
+        """Record the end of one of the key's requests in flight."""
         virtual = self._pass(now)
         self._in_flight -= 1
         known = self._by_key[key]
@@ -49,7 +49,7 @@ class ReplicaWork:
         known[2] += virtual
 
     def share_s(self, mark: float, now: float) -> float:
-        """The share, until now, of a request that is in flight and began at the mark."""
+        """Return the share so far of the request in flight with this mark."""
         return self._pass(now) - mark
 
     def describe(self, now: float) -> Mapping[str, KeyWork]:

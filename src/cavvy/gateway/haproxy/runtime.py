@@ -1,4 +1,4 @@
-"""HAProxy's runtime API: servers are added and change state without a reload.
+"""HAProxy's runtime API, which adds servers and changes their state without a reload.
 
 The socket accepts one line of commands and closes. The API is documented in HAProxy's management
 guide, 9.3; `add server` needs HAProxy 2.6 or newer.
@@ -26,8 +26,8 @@ class HaproxyRefused(Exception):
 
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
-    """What HAProxy itself does for a service; what it passed to the gateway is not in it.
-    `answer_s` is the mean time of the last answers, in steps of a millisecond.
+    """The requests of a service that HAProxy handles itself, without those that it passed to the
+    gateway. `answer_s` is the mean time of the last answers, in steps of a millisecond.
     """
 
     in_flight: int = 0
