@@ -240,7 +240,7 @@ def _parse(
 
 
 def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
-    """Return the tool with this name; None if the name is empty. Raises SpecError for an unknown
+    """Return the tool with this name, or None if the name is empty. Raises SpecError for an unknown
     name.
     """
     found = next((each for each in Dialect if each.lower() == name.lower()), None)

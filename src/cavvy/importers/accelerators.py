@@ -23,7 +23,7 @@ _CORES = ("v2", "v3", "v4", "v5p")
 
 class TranslatedNeeds(Struct, frozen=True, kw_only=True):
     """The requirements for one accelerator name. `problem` is the reason why Cavvy cannot request
-    this accelerator as written; "" if it can.
+    this accelerator as written, or "" if it can.
     """
 
     needs: tuple[AcceleratorNeed, ...]
@@ -65,7 +65,7 @@ def _find_name(name: str) -> tuple[str, int | None]:
 
 
 def _find_problem(name: str, chips: int | None) -> str:
-    """Return why Google has no slice with so many chips; "" if it has one."""
+    """Return why Google has no slice with so many chips, or "" if it has one."""
     from cavvy.catalog.tpu_slices import list_slices
 
     sizes = [each.chips for each in list_slices() if each.accelerator == name]

@@ -14,8 +14,8 @@ UNBOUNDED = 1000
 
 
 def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
-    """Return the job's name, reduced to the characters that Cavvy allows; None if the file has no
-    name.
+    """Return the job's name, reduced to the characters that Cavvy allows, or None if the file has
+    no name.
     """
     name = text_at(table, "name")
     plain = None if name is None else slug(name)
@@ -34,7 +34,7 @@ def read_tags(table: Node, key: str) -> dict[str, str]:
 
 
 def read_price(table: Node, key: str) -> HourlyRate | None:
-    """Return the price under a key, in dollars per hour; None if the key is absent."""
+    """Return the price under a key, in dollars per hour, or None if the key is absent."""
     price = text_at(table, key)
     return HourlyRate(round(float(price) * 1_000_000)) if price else None
 

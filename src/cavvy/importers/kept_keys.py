@@ -60,12 +60,12 @@ class Translation(Struct, frozen=True, kw_only=True):
 
     @property
     def task(self) -> TaskSpec | None:
-        """The task; None if the file describes no task or several tasks."""
+        """The task, or None if the file describes no task or several tasks."""
         return self.tasks[0] if len(self.tasks) == 1 else None
 
     @property
     def refused(self) -> tuple[KeptKey, ...]:
-        """The keys because of which the file cannot be run; () if it can be run."""
+        """The keys because of which the file cannot be run, or () if it can be run."""
         return tuple(each for each in self.kept if each.refused)
 
 
@@ -140,8 +140,8 @@ class TranslationNotes:
 
 
 def _path_within(path: str, folder: str | None) -> str | None:
-    """Return a local path relative to `folder`; None if the path is not inside the folder. Only the
-    texts of the paths are compared; links are not followed.
+    """Return a local path relative to `folder`, or None if the path is not inside the folder. Only
+    the texts of the paths are compared; links are not followed.
     """
     if folder is None:
         return None

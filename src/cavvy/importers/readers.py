@@ -10,7 +10,7 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
 
 def child(table: Node | None, key: str) -> Node | None:
-    """Return the value of a key; None if the key is absent or has no value."""
+    """Return the value of a key, or None if the key is absent or has no value."""
     node = table.get(key) if isinstance(table, MapNode) else None
     return None if node is None or is_null(node) else node
 
@@ -22,7 +22,7 @@ def entries(table: Node | None) -> Iterator[tuple[ScalarNode, Node]]:
 
 
 def items(node: Node | None) -> tuple[Node, ...]:
-    """Return the items of a list; () if the node is not a list."""
+    """Return the items of a list, or () if the node is not a list."""
     return node.items if isinstance(node, ListNode) else ()
 
 
@@ -38,7 +38,7 @@ def as_text(node: ScalarNode) -> str:
 
 
 def int_at(table: Node | None, key: str) -> int | None:
-    """Return the value of a key as a whole number; None if absent."""
+    """Return the value of a key as a whole number, or None if absent."""
     text = text_at(table, key)
     return None if text is None else int(float(text))
 

@@ -28,7 +28,7 @@ class BillFormat(Struct, frozen=True, kw_only=True):
 
 
 class UnknownBill(BillFileError):
-    """No format fits the columns of the file."""
+    """Raised if no format fits the columns of the file."""
 
 
 FORMATS = {

@@ -21,7 +21,7 @@ BillRow = Mapping[str, Any]
 
 
 class BillFileError(Exception):
-    """The file is not a readable bill. `hint` says what to do."""
+    """Raised if the file is not a readable bill. `hint` says what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

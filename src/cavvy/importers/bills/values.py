@@ -31,7 +31,7 @@ def text(row: BillRow, *columns: str) -> str:
 
 
 def number(row: BillRow, *columns: str) -> Decimal | None:
-    """Return the first value that is not empty, as a number; None if all are empty."""
+    """Return the first value that is not empty, as a number, or None if all are empty."""
     for column in columns:
         value = row.get(column)
         if value in (None, ""):
@@ -44,7 +44,7 @@ def number(row: BillRow, *columns: str) -> Decimal | None:
 
 
 def amount(row: BillRow, *columns: str) -> Decimal:
-    """Return the amount; 0 if the text is empty."""
+    """Return the amount, or 0 if the text is empty."""
     return number(row, *columns) or Decimal(0)
 
 

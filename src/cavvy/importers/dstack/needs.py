@@ -115,7 +115,8 @@ def split_gpu(value: str) -> GpuRequest | None:
 
 
 def split_cpu(value: str) -> tuple[str, str] | None:
-    """Split `8`, `arm:8..16` or `x86` into architecture and count; None if the text is invalid."""
+    """Split `8`, `arm:8..16` or `x86` into architecture and count. Returns None if the text is
+    invalid."""
     found: dict[str, str] = {}
     for token in value.replace(" ", "").split(":"):
         key = "count" if ".." in token or token.isdigit() else "arch"

@@ -141,7 +141,7 @@ def _as_count(text: str) -> str | None:
 
 
 def _as_memory(gpu: GpuRequest) -> str:
-    """Return the memory of an accelerator as a range in Cavvy's syntax; "" if no amount is
+    """Return the memory of an accelerator as a range in Cavvy's syntax, or "" if no amount is
     required.
     """
     if not gpu.memory:

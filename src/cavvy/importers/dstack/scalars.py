@@ -43,7 +43,7 @@ def choice(names: Iterable[str]) -> ScalarRule:
 
 
 def to_number(node: ScalarNode) -> float | None:
-    """Return the value as a number, which may also be written as a string; None if it is not a
+    """Return the value as a number, which may also be written as a string, or None if it is not a
     number. Here, true is not a number, although pydantic would read it as 1.
     """
     value = None if isinstance(node.value, bool) else node.value
@@ -88,7 +88,7 @@ whole = partial(number, fraction=False)
 
 
 def read_duration(node: ScalarNode) -> int | None:
-    """Return the seconds of a duration such as 90, "90", 1h or "10 m"; None if it is not a
+    """Return the seconds of a duration such as 90, "90", 1h or "10 m", or None if it is not a
     duration.
     """
     if isinstance(node.value, bool):

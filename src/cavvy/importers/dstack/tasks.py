@@ -284,7 +284,7 @@ def _read_files(
 
 
 def _read_login(root: Node, kept_keys: TranslationNotes) -> str | None:
-    """Return the name of the secret with the login for the image registry; None if no login is
+    """Return the name of the secret with the login for the image registry, or None if no login is
     needed.
     """
     if child(root, "registry_auth") is None:
@@ -324,7 +324,7 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
 
 
 def _repo_path(root: Node) -> str:
-    """Return the absolute path at which a configuration expects its repository; "" if it states
+    """Return the absolute path at which a configuration expects its repository, or "" if it states
     none.
     """
     repo = next(iter(items(child(root, "repos"))), None)

@@ -50,7 +50,8 @@ _REFUSED_OF_CONTAINER = {
 
 
 def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
-    """Translate a file with one Deployment. What the service would lack is refused."""
+    """Translate a file with one Deployment. Features that a service does not support are
+    refused."""
     kept_keys = TranslationNotes()
     objects = read_objects(documents, kept_keys)
     task = None
@@ -95,8 +96,8 @@ def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec
 
 
 def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
-    """The container's command as a line of shell. The program of an image is not known, so the file
-    must name one.
+    """Return the container's command as a line of shell code. The program of an image is not known,
+    so the file must name one.
     """
     container = objects.container
     words = [
@@ -118,7 +119,8 @@ def _is_shell(words: Sequence[str]) -> bool:
 
 
 def _expand(text: str, write: Callable[[str], str]) -> str:
-    """The text with variables as a shell writes them: $(NAME) of Kubernetes, and $$ for $."""
+    """Return the text with its variables in the shell's notation, converted from Kubernetes'
+    $(NAME), and with $ for $$."""
     parts, start = list[str](), 0
     for found in _VARIABLE.finditer(text):
         if text[: found.start()].endswith("$"):
@@ -166,7 +168,7 @@ def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> Servi
 
 
 def _find_port(objects: ServiceObjects) -> int | None:
-    """The port of the container that the Service leads to, else its first one."""
+    """Return the container's port to which the Service points, else the container's first port."""
     ports = objects.container.get("ports") or ()
     named = {str(each.get("name")): each.get("containerPort") for each in ports}
     fronts = at(objects.service, "spec").get("ports") or ()

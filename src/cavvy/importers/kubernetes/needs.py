@@ -23,7 +23,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 
 def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> ResourceSpec:
-    """The requests of the container; of GPUs, the limit."""
+    """Return the container's resource requests and, for GPUs, its limit."""
     container = objects.container
     limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
     asked = {**limits, **requests}
@@ -38,7 +38,7 @@ def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> Reso
 
 
 def read_volumes(objects: ServiceObjects, kept_keys: TranslationNotes) -> tuple[Volume, ...]:
-    """The mounted claims, folders of the node and NFS exports."""
+    """Return the mounted claims, folders of the node and NFS exports."""
     sources = {each.get("name"): each for each in objects.pod.get("volumes") or ()}
     found = []
     for mount in objects.container.get("volumeMounts") or ():
@@ -57,7 +57,7 @@ def read_volumes(objects: ServiceObjects, kept_keys: TranslationNotes) -> tuple[
 
 
 def read_quantity(value: object) -> float:
-    """A quantity of Kubernetes, such as 500m, 16Gi or 2. Raises ValueError."""
+    """Parse a quantity of Kubernetes, such as 500m, 16Gi or 2. Raises ValueError."""
     text = str(value).strip()
     number = text.rstrip("kKMGTim")
     unit = text[len(number) :]
@@ -67,7 +67,7 @@ def read_quantity(value: object) -> float:
 def _list_volumes(
     objects: ServiceObjects, source: Values, path: str, read_only: bool
 ) -> Iterator[Volume]:
-    """The volume of this source; none if it has no equivalent."""
+    """Yield the volume of this source, or nothing if it has no equivalent."""
     if claim := at(source, "persistentVolumeClaim"):
         name = str(claim.get("claimName"))
         spec = next(
@@ -96,7 +96,8 @@ def _list_volumes(
 
 
 def _need_gpus(objects: ServiceObjects, count: int, kept_keys: TranslationNotes) -> AcceleratorNeed:
-    """So many GPUs of the product that a label of the nodes names; of any, if there is none."""
+    """Return a request for `count` GPUs of the product in the node selector's label, or of any
+    product if the label is missing."""
     labels = at(objects.pod, "nodeSelector")
     product = next((str(labels[each]) for each in _PRODUCTS if each in labels), "")
     for label in labels.keys() - set(_PRODUCTS):

@@ -15,8 +15,8 @@ _USED = ("Deployment", "Service", _SCALER, _CLAIM)
 
 
 class ServiceObjects(Struct, frozen=True, kw_only=True):
-    """The objects that describe one service; {} for those that the file does not have. `mark` is
-    the place of the Deployment.
+    """The objects that describe one service; {} stands for an object that the file does not
+    contain. `mark` is the position of the Deployment in the file.
     """
 
     mark: SourceMark
@@ -35,7 +35,8 @@ class ServiceObjects(Struct, frozen=True, kw_only=True):
 
 
 def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> ServiceObjects | None:
-    """The objects of the service; None if there is not exactly one Deployment."""
+    """Return the objects of the service, or None unless the file contains exactly one
+    Deployment."""
     found: dict[str, list[tuple[SourceMark, Values]]] = {}
     for node in documents:
         values = to_value(node)
@@ -58,7 +59,7 @@ def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> Serv
 def _join(
     mark: SourceMark, deployment: Values, others: Mapping[str, Sequence[Values]]
 ) -> ServiceObjects:
-    """The Deployment with the objects that belong to it."""
+    """Return the Deployment with the objects that belong to it."""
     labels = at(deployment, "spec", "template", "metadata", "labels")
     name = at(deployment, "metadata").get("name")
     services = (each for each in others["Service"] if _selects(each, labels))
@@ -75,7 +76,7 @@ def _join(
 
 
 def at(values: Values, *keys: str) -> Values:
-    """The table at this path; {} if there is none."""
+    """Return the table at this path, or {} if the path does not exist."""
     for key in keys:
         found = values.get(key)
         values = found if isinstance(found, dict) else {}

@@ -45,8 +45,8 @@ _CREDENTIALS = re.compile(
 
 
 class _UnsetVariable(WrongValue):
-    """A path or name contains a variable that has no value. The user can set the variable on the
-    command line.
+    """Raised if a path or name contains a variable that has no value. The user can set the variable
+    on the command line.
     """
 
 
@@ -212,7 +212,7 @@ def _read_target(text: str) -> str:
 
 
 def _read_bucket(table: Node, name: str | None, usual: str) -> str:
-    """Return the URL of the bucket with this name; "" if there is no name. Raises WrongValue."""
+    """Return the URL of the bucket with this name, or "" if there is no name. Raises WrongValue."""
     if isinstance(table, ScalarNode) or not name:
         return ""
     if "$" in name:

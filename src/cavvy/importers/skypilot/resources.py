@@ -318,7 +318,7 @@ def _read_amounts(table: MapNode) -> tuple[_Bounds, tuple[int | None, int | None
 
 
 def _read_tier(table: MapNode, kept_keys: TranslationNotes) -> str | None:
-    """Return the disk type that SkyPilot chooses on AWS for this disk tier; None if there is
+    """Return the disk type that SkyPilot chooses on AWS for this disk tier, or None if there is
     none.
     """
     tier = (text_at(table, "disk_tier") or "").lower()
@@ -507,7 +507,8 @@ def _combine(found: list[ResourceSpec]) -> ResourceSpec | None:
 
 
 def _join(found: list[ResourceSpec]) -> ResourceSpec:
-    """Return the first alternative, extended to accept everything that the others accept."""
+    """Return the first alternative, extended to accept everything that the other alternatives
+    accept."""
     spots = {each.spot for each in found}
     return replace(
         found[0],
