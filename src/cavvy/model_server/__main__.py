@@ -1,4 +1,4 @@
-"""Loads a model, optimises it if asked, and serves it."""
+"""Loads a model, optimises it on request, and serves it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _optimise(original: OnnxModel, options: argparse.Namespace) -> tuple[OnnxModel, dict[str, Any]]:
-    """The fastest optimised model that agrees with the original, else the original; and what was
-    found.
+    """Return the fastest optimised model that agrees with the original, or else the original, and
+    the measurements.
     """
     from .optimise import compare, convert, list_kinds
     from .samples import read_samples

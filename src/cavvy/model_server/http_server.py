@@ -17,7 +17,7 @@ _MOST_BYTES = 1 << 30  # of a body
 
 
 class ModelServer(ThreadingHTTPServer):
-    """Answers each connection in a thread of its own."""
+    """Handles each connection in its own thread."""
 
     daemon_threads = True
     request_queue_size = 1024
@@ -28,7 +28,7 @@ class ModelServer(ThreadingHTTPServer):
 
 
 class ModelRequestHandler(BaseHTTPRequestHandler):
-    """One connection of a client."""
+    """A client's connection."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -77,7 +77,7 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         return f"/v2/models/{self.server.served.name}{rest}"
 
     def _read_body(self) -> bytes | None:
-        """The body; None if the client was refused."""
+        """Return the body, or None if the request was refused."""
         length = self.headers.get("Content-Length", "")
         chunked = "Transfer-Encoding" in self.headers
         if chunked or not length.isdecimal() or int(length) > _MOST_BYTES:
@@ -105,4 +105,4 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, *arguments: Any) -> None:
-        """Requests are counted, not logged."""
+        """Log nothing, because requests are counted instead."""

@@ -28,11 +28,11 @@ TYPES: dict[str, tuple[str, Any]] = {
 
 
 class WrongRequest(Exception):
-    """The client must change its request."""
+    """Raised if the client must change its request."""
 
 
 class OnnxModel:
-    """A loaded model. Threads may call it at the same time."""
+    """A loaded model. Several threads may call it at the same time."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         options = onnxruntime.SessionOptions()
@@ -45,7 +45,7 @@ class OnnxModel:
         self.outputs = {each.name: each for each in self._session.get_outputs()}
 
     def describe(self) -> dict[str, Any]:
-        """The inputs and outputs, as in the metadata of a model."""
+        """Return the inputs and outputs in the form of the protocol's model metadata."""
         return {
             "platform": "onnxruntime_onnx",
             "inputs": [_describe(each) for each in self.inputs.values()],
@@ -53,7 +53,7 @@ class OnnxModel:
         }
 
     def run(self, feeds: dict[str, Any], names: list[str]) -> list[Any]:
-        """The outputs with these names. Raises WrongRequest."""
+        """Return the outputs with these names. Raises WrongRequest."""
         try:
             found: list[Any] = self._session.run(names, feeds)
         except Exception as error:
@@ -61,7 +61,7 @@ class OnnxModel:
         return found
 
     def infer(self, body: Any) -> list[dict[str, Any]]:
-        """The outputs of a request's body. Raises WrongRequest."""
+        """Return the outputs for a request's body. Raises WrongRequest."""
         if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
             raise WrongRequest("the body needs a list `inputs`")
         feeds = dict(self.read_tensor(each) for each in body["inputs"])
@@ -73,7 +73,7 @@ class OnnxModel:
         return [_write_tensor(self.outputs[name], value) for name, value in found]
 
     def read_tensor(self, tensor: Any) -> tuple[str, Any]:
-        """The name and value of an input. Raises WrongRequest."""
+        """Return the name and value of an input. Raises WrongRequest."""
         if not isinstance(tensor, dict):
             raise WrongRequest("each of `inputs` is an object with name, shape, datatype and data")
         name = tensor.get("name")
@@ -104,7 +104,7 @@ class OnnxModel:
 
 
 class CountedModel:
-    """The model that answers, and what the server has counted."""
+    """The model that is served, and the server's counters."""
 
     def __init__(self, name: str, model: OnnxModel, notes: dict[str, Any]) -> None:
         self.name, self.model, self.notes = name, model, notes
@@ -118,7 +118,7 @@ class CountedModel:
             self._seconds += seconds
 
     def write_metrics(self) -> str:
-        """What was counted, as Prometheus reads it."""
+        """Return the counters in Prometheus' text format."""
         label = f'model="{self.name}"'
         lines = ["# TYPE model_requests_total counter"]
         lines += [
@@ -143,7 +143,7 @@ def _describe(tensor: Any) -> dict[str, Any]:
 
 def _write_tensor(known: Any, value: Any) -> dict[str, Any]:
     if known.type not in TYPES:
-        raise WrongRequest(f"the output {known.name} is no tensor; name other `outputs`")
+        raise WrongRequest(f"the output {known.name} is not a tensor; name other `outputs`")
     data = value.reshape(-1).tolist()
     return {
         "name": known.name,

@@ -15,7 +15,7 @@ _ROUNDS = 3  # each sample is timed so often, by turns
 
 
 class SampleReader:
-    """Samples as ONNX Runtime's calibration reads them."""
+    """Samples in the form that ONNX Runtime's calibration reads."""
 
     def __init__(self, samples: list[dict[str, Any]]) -> None:
         self._samples = iter(samples)
@@ -25,8 +25,8 @@ class SampleReader:
 
 
 def list_kinds(source: Path) -> list[str]:
-    """The conversions to try: `dynamic` converts matrices only; `static` also convolutions, if the
-    model has some.
+    """Return the conversions to try: `dynamic` converts only matrices; `static`, which is tried if
+    the model has convolutions, converts these too.
     """
     import onnx
 
@@ -58,9 +58,10 @@ def convert(source: Path, target: Path, kind: str, samples: list[dict[str, Any]]
 def compare(
     old: OnnxModel, new: OnnxModel, samples: list[dict[str, Any]], measure: str
 ) -> dict[str, float]:
-    """How well and how fast `new` answers. `agreement` is the share of rows in which the largest
-    value of an output is at the same place (measure `top`), or the mean cosine of the outputs
-    (`cosine`). `speed_up` is the ratio of the median times of a sample.
+    """Measure how well `new` agrees with the original, and its speed. `agreement` is the share of
+    rows in which the largest value of an output has the same index (measure `top`), or the mean
+    cosine similarity of the outputs (`cosine`). `speed_up` is the ratio of the median times for a
+    sample.
     """
     names = list(old.outputs)
     agreements: list[float] = []

@@ -1,4 +1,4 @@
-"""Samples of a model's inputs: from a file, or made up."""
+"""Samples of a model's inputs, from a file or random."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MADE_UP = 32  # samples, if the user gives none
 
 
 def read_samples(model: OnnxModel, file: str) -> list[dict[str, Any]]:
-    """The samples of a file: bodies of requests as JSON lines, or a .npz file with an array for
-    each input, whose first axis counts the samples. Each is a batch of one if the model's first
-    axis is free. Without a file, inputs are normally distributed numbers. Raises WrongRequest,
-    ValueError, OSError.
+    """Return the samples in a file: either bodies of requests as JSON lines, or a .npz file with an
+    array for each input, whose first axis is the index of the sample. Each is a batch of one if the
+    model's first axis is free. Without a file, inputs are normally distributed random numbers.
+    Raises WrongRequest, ValueError, OSError.
     """
     if not file:
         return _make_up(model)
