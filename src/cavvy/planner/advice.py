@@ -90,8 +90,8 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
 
 
 class ObservedVolume(Struct, frozen=True, kw_only=True):
-    """A volume in the period: what the time cost in which no job paid for it, and the hours from
-    its first such time on, of which so many were without a job.
+    """A volume in the period: the cost of the time in which no job paid for it, the hours since
+    that time first began (`known_hours`), and how many of these hours were without a job.
     """
 
     project: str
@@ -106,8 +106,8 @@ class ObservedVolume(Struct, frozen=True, kw_only=True):
 
 
 class ObservedMachine(Struct, frozen=True, kw_only=True):
-    """What a named machine cost in the period while a job ran and while none did. Its idle hours
-    are of one node, in so many periods.
+    """The cost of a named machine in the period while a job ran, and while no job ran. `kept_hours`
+    are the idle hours of one node, and `times` is the number of idle periods.
     """
 
     project: str
@@ -185,12 +185,13 @@ def _merge_ranks(before: Waste | None, run: ObservedRun, kind: WasteKind) -> tup
 
 
 def sort_waste(found: Iterable[Waste]) -> list[Waste]:
-    """The most expensive first."""
+    """Return the items in the order of their cost, the most expensive first."""
     return sorted(found, key=lambda waste: (-waste.monthly.micros, waste.job, waste.kind))
 
 
 def advise_volumes(volumes: Iterable[ObservedVolume], period: timedelta) -> list[Waste]:
-    """The volumes that no job has now, and that jobs had for less than a fifth of the time."""
+    """Return the volumes that no job uses now, and that jobs used for less than a fifth of the
+    time."""
     found = []
     for each in volumes:
         used = 1 - each.unattached_hours / each.known_hours if each.known_hours else 1.0
@@ -210,8 +211,8 @@ def advise_volumes(volumes: Iterable[ObservedVolume], period: timedelta) -> list
 
 
 def advise_machines(machines: Iterable[ObservedMachine], period: timedelta) -> list[Waste]:
-    """The machines that were idle for an hour or more, and for a fifth of their cost; all but ten
-    minutes of each idle period.
+    """Return the machines that were idle for an hour or more and whose idle time is at least a
+    fifth of their cost. The first ten minutes of each idle period do not count.
     """
     found = []
     for each in machines:
@@ -246,7 +247,7 @@ def _is_idle(run: ObservedRun) -> bool:
 
 def _is_starved(run: ObservedRun) -> bool:
     """Return whether the CPUs are fully used while the GPU waits. Waiting for a disk or network
-    looks the same as other waiting, and is not recognised.
+    cannot be distinguished from other waiting, so it is not recognised.
     """
     if run.cpu_percent is None or run.gpu_percent is None or not run.offer.vcpus:
         return False
@@ -266,9 +267,10 @@ def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the hours times the difference between the cheapest offers with the same accelerators
-    at the same provider: with as much memory as the node has, and with a quarter more than was
-    used. The node must have at least twice that. Savings from cheaper regions are not counted.
+    """Return the hours times the price difference between two offers of the same provider with the
+    same accelerators: the cheapest one with the node's memory, and the cheapest one with a quarter
+    more memory than was used. The node must have at least twice as much memory as the latter.
+    Savings from cheaper regions are not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None

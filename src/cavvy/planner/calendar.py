@@ -121,7 +121,8 @@ def to_utc(local: datetime, zone: tzinfo) -> datetime:
 
 
 def _second(local: datetime, zone: tzinfo) -> datetime | None:
-    """Return the second occurrence of this local time in UTC; None if the time occurs only once."""
+    """Return the second occurrence of this local time in UTC, or None if the time occurs only
+    once."""
     first = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     second = local.replace(tzinfo=zone, fold=1).astimezone(UTC)
     shown = second.astimezone(zone).replace(tzinfo=None)
@@ -210,7 +211,7 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
 
 
 def _expected(prices: Prices, hour: datetime, now: datetime) -> float | None:
-    """Return the mean price at this time of day over the recorded days; None if no price was
+    """Return the mean price at this time of day over the recorded days, or None if no price was
     recorded at this time.
     """
     seen = []

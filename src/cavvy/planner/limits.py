@@ -12,7 +12,7 @@ _NO_TIME = timedelta(0)
 
 
 class TaskLimiter:
-    """Compares estimates with what is left of one task's limits. An unknown estimate breaks no
+    """Compares estimates with the unused part of a task's limits. An unknown estimate breaks no
     limit; the limits are checked again while the job runs.
     """
 

@@ -19,7 +19,7 @@ _HUB, _OFFICIAL = "docker.io", "library"
 def explain_policy(
     policies: Sequence[BoundPolicy], task: TaskSpec, offer: Offer
 ) -> Objection | None:
-    """Return why the policies forbid the task to run on this offer; None if they permit it."""
+    """Return why the policies forbid the task to run on this offer, or None if they permit it."""
     for bound in policies:
         if refusal := _explain_offer(bound, task, offer):
             return refusal
@@ -27,7 +27,7 @@ def explain_policy(
 
 
 def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
-    """Return why the policies forbid the task's image; None if they permit the image, or if the
+    """Return why the policies forbid the task's image, or None if they permit the image, or if the
     task has no image.
     """
     for bound in policies:
@@ -51,8 +51,9 @@ def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection 
 
 
 def explain_signatures(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
-    """Why the verified signatures of the task's image do not satisfy the policies; None if they do,
-    or if the task has no image. Signatures are verified when a task is submitted, not here.
+    """Return why the verified signatures of the task's image do not satisfy the policies, or None
+    if they do, or if the task has no image. Signatures are verified when a task is submitted, not
+    here.
     """
     for bound in policies:
         keys = [name_key(each) for each in bound.policy.signed_by]
@@ -62,8 +63,8 @@ def explain_signatures(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objec
             return Objection(
                 "image",
                 f"{bound.owner} permits only images that are signed with the key "
-                f"{' or '.join(keys)}; at the submission, no such signature of {task.image} was "
-                "verified",
+                f"{' or '.join(keys)}; when the task was submitted, no such signature of "
+                f"{task.image} was verified",
             )
     return None
 

@@ -357,7 +357,7 @@ def _extras(task: TaskSpec, offer: Offer) -> HourlyRate:
 
 
 def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
-    """Return the price of one GB (10^9 bytes) of egress from the offer's location; None if it is
+    """Return the price of one GB (10^9 bytes) of egress from the offer's location, or None if it is
     unknown.
     """
     return find_egress(offer, known.egress)

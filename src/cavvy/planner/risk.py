@@ -79,7 +79,7 @@ def disturb(
     write: timedelta = timedelta(0),
 ) -> InterruptedRun | None:
     """Return the expected time and preemptions of `run_time` of work that is preempted `per_hour`
-    times an hour; None if the work is not expected to finish.
+    times an hour, or None if the work is not expected to finish.
 
     Each attempt needs `start` before the work continues. A preemption loses the work since the last
     checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and writing

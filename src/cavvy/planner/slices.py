@@ -13,7 +13,7 @@ from cavvy.domain.values import replace
 
 def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
     """Return why the task's nodes cannot be the hosts of whole machines of this offer, such as
-    slices of TPUs; None if they can.
+    slices of TPUs, or None if they can.
     """
     if task.nodes % offer.hosts == 0:
         return None
@@ -49,7 +49,7 @@ def _spread_device(measured_on: str | None) -> str | None:
 
 def describe_slice(task: TaskSpec) -> str:
     """Return the slices whose hosts are the task's nodes, such as "the 4 hosts of a TPU slice
-    v5litepod-16 (16 chips)"; "" if the task does not name a slice of several hosts.
+    v5litepod-16 (16 chips)", or "" if the task does not name a slice of several hosts.
     """
     kinds = [find_slice(each.instance or "") for each in task.resources.choices]
     known = [each for each in kinds if each is not None and each.hosts > 1]

@@ -67,7 +67,7 @@ class TransferEstimate(Struct, frozen=True):
 def estimate_transfers(
     task: TaskSpec, offer: Offer, egress: Mapping[str, Money], starts: float
 ) -> TransferEstimate | None:
-    """Return the copies of the task's inputs and outputs whose size is known; None if there are
+    """Return the copies of the task's inputs and outputs whose size is known, or None if there are
     none.
 
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
@@ -101,7 +101,7 @@ def estimate_transfers(
 
 
 def find_egress(offer: Offer, egress: Mapping[str, Money]) -> Money | None:
-    """Return the price of one GB (10^9 bytes) of egress from the offer's location; None if it is
+    """Return the price of one GB (10^9 bytes) of egress from the offer's location, or None if it is
     unknown.
     """
     return Money(0) if offer.shared else _find(offer, egress)
@@ -114,8 +114,8 @@ def find_egress_date(offer: Offer, dates: Mapping[str, date]) -> date | None:
 
 def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> Money | None:
     """Return the price of one GB that a node of the offer uploads to a bucket, or to the server if
-    the URL is None; None if it is unknown. A bucket of the same cloud is assumed to be in the same
-    region, and the server to be outside the cloud.
+    the URL is None, or None if it is unknown. A bucket of the same cloud is assumed to be in the
+    same region, and the server to be outside the cloud.
     """
     home = BUCKET_PROVIDERS.get(urlsplit(url).scheme) if url else None
     if home == find_cloud(offer.provider):
@@ -151,12 +151,12 @@ def _list_copies(task: TaskSpec, starts: float) -> Iterator[_Copy]:
 
 
 def _home(copy: _Copy) -> str | None:
-    """Return the provider of the bucket; None if the URL is not of a bucket."""
+    """Return the provider of the bucket, or None if the URL is not of a bucket."""
     return BUCKET_PROVIDERS.get(urlsplit(copy.url).scheme)
 
 
 def _price(copy: _Copy, offer: Offer, egress: Mapping[str, Money]) -> int | None:
-    """Return the price of a copy in micro-dollars per GB; None if unknown."""
+    """Return the price of a copy in micro-dollars per GB, or None if unknown."""
     home, region = _home(copy), copy.transfer.region
     cloud = find_cloud(offer.provider)
     if home == cloud:

@@ -12,7 +12,7 @@ from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 def explain_misplaced(
     task: TaskSpec, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
 ) -> Objection | None:
-    """Return why nodes of the offer cannot use a volume of the task; None if they can use all of
+    """Return why nodes of the offer cannot use a volume of the task, or None if they can use all of
     its volumes.
 
     An offer for a whole region can use volumes in any of its zones, because the provider then

@@ -47,8 +47,8 @@ _CPU_FALLBACK = (Precision.BF16, Precision.FP16, Precision.TF32)
 
 
 class TimeEstimate(Struct, frozen=True, kw_only=True):
-    """The running time without interruptions; None if it is unknown. `notes` explain how the time
-    was estimated.
+    """The running time without interruptions, or None if it is unknown. `notes` explain how the
+    time was estimated.
 
     If the time was measured on another device, 80 % of true times are between `run_time` / `spread`
     and `run_time` * `spread`. The spread is 1 if it is unknown, or if the time was not scaled by
@@ -258,11 +258,11 @@ def _node_rate(
 
 
 def _machine_rate(work: Workload, offer: Offer, task: TaskSpec) -> float | None:
-    """Return the rate that was measured on this machine type of this provider; None if no rate was
-    measured. A key with a count, such as "slurm/8xa100:2", is the rate of that many accelerators,
-    or of that many vCPUs if the task uses no accelerators, because batch systems offer parts of a
-    node as one instance type. On a shared host, a job gets only a part of the machine, so such
-    rates do not apply there.
+    """Return the rate that was measured on this machine type of this provider, or None if no rate
+    was measured. A key with a count, such as "slurm/8xa100:2", is the rate of that many
+    accelerators, or of that many vCPUs if the task uses no accelerators, because batch systems
+    offer parts of a node as one instance type. On a shared host, a job gets only a part of the
+    machine, so such rates do not apply there.
     """
     if offer.shared:
         return None
@@ -360,5 +360,6 @@ def _split(key: str) -> tuple[str, int | None]:
 
 
 def _length(seconds: float) -> timedelta | None:
-    """Convert seconds to a timedelta; None if they are negative or more than a thousand years."""
+    """Convert seconds to a timedelta. Returns None if they are negative or more than a thousand
+    years."""
     return timedelta(seconds=seconds) if 0 <= seconds < 3.2e10 else None

@@ -274,8 +274,8 @@ def _usd(offer: Offer | None, nodes: int) -> float:
 def _moves(
     task: TaskSpec, places: Sequence[SteeredMarket], progress: JobProgress
 ) -> tuple[tuple[float, ...], ...]:
-    """Return the price of copying the checkpoint between each pair of markets; () if all copies are
-    free.
+    """Return the price of copying the checkpoint between each pair of markets, or () if all copies
+    are free.
 
     The cloud that the bytes leave charges for the copy. This is the bucket's cloud if the
     checkpoint is in a bucket, otherwise the gang's cloud.

@@ -100,8 +100,8 @@ def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> Polic
 
 
 def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Change to on-demand in time if a spot gang does not start or does not save. Otherwise this
-    gang would use up the time that on-demand needs to meet the deadline.
+    """Change to on-demand in time if a spot gang does not start, or does not save checkpoints.
+    Otherwise this gang would use up the time that on-demand needs to meet the deadline.
     """
     view, risk_s = question.view, 0.0
     if view.mode is not RunMode.SPOT:
@@ -167,8 +167,8 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """If the provider may soon preempt the running gang, move the gang to spot in another market
     with about the same price.
 
-    This rule does not move the gang to on-demand. The policy always reserves enough time to do so
-    after a preemption, and the preemption may never come.
+    This rule does not move the gang to on-demand. The policy always reserves enough time for this
+    change after a preemption, which may never occur.
     """
     view = question.view
     stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market

@@ -10,7 +10,7 @@ FORMAT = "cavvy-work-profile/1"
 
 
 class ProfileError(ValueError):
-    """The data is not a work profile. The message names the field and the reason."""
+    """Raised if the data is not a work profile. The message names the field and the reason."""
 
 
 class KernelProfile(Struct, frozen=True, kw_only=True):

@@ -113,7 +113,7 @@ class AutoPolicy(MarketPolicy):
                 return self._leave_idle(view, moment, watch, problem)
 
     def _forced(self, view: PolicyView, moment: TimeLeft, single: bool) -> PolicyDecision | None:
-        """Return the decision if the view allows only one; None if costs must be compared."""
+        """Return the decision if the view allows only one, or None if costs must be compared."""
         if view.mode is RunMode.SPOT:
             dearer = (self._watches[self._home].ratio - 1) * moment.work
             if dearer > self._overhead and moment.slack >= self._overhead:
@@ -147,9 +147,9 @@ class AutoPolicy(MarketPolicy):
         return self._stay(view, min(trust, soonest if soonest > 0 else _LOOK_AGAIN_HR), _BRIEF)
 
     def _trust(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int) -> float:
-        """For how many more hours this market must have spot until a job on demand should change to
-        it; 0 if it should change now. The expected saving, of at most the remaining work, must also
-        pay for the change and for the wait that may follow.
+        """Return for how many more hours spot must be available in this market before a job on
+        demand should change to it, or 0 if the job should change now. The expected saving, of at
+        most the remaining work, must also pay for the change and for the wait that may follow.
         """
         watch = self._watches[index]
         entry = self._overhead * (1 + cycle.price) + self._moves[view.market][index]
@@ -194,8 +194,8 @@ class AutoPolicy(MarketPolicy):
     def _on_spot_alone(
         self, view: PolicyView, moment: TimeLeft, targets: Sequence[int]
     ) -> PolicyDecision | None:
-        """Return the decision among several markets if the slack is enough to finish on spot only;
-        None if it is not.
+        """Return the decision among several markets if the slack is enough to finish on spot only,
+        or None if it is not.
         """
         field = RoamingView(
             self._watches, targets, self._moves[view.market], self._home, self._overhead
@@ -238,8 +238,9 @@ class AutoPolicy(MarketPolicy):
     def _better_place(
         self, view: PolicyView, moment: TimeLeft, problem: CycleProblem, targets: Sequence[int]
     ) -> PolicyDecision | None:
-        """A move to another market, if spot there is expected to cost less than staying; otherwise
-        None. A job on demand also requires that spot there has been available for long enough.
+        """Return a move to another market, if spot there is expected to cost less than staying;
+        otherwise None. A job on demand also requires that spot there has been available for long
+        enough.
         """
         if moment.slack < self._enters:
             return None

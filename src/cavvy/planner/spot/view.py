@@ -79,8 +79,8 @@ class JobTerms(Struct, frozen=True, kw_only=True):
         return self.deadline_s - view.now_s - view.left_s * (1 + self.spare_share)
 
     def move(self, source: int, target: int) -> float:
-        """Return the price in dollars of copying the checkpoint between two markets; 0 if the job
-        has never run.
+        """Return the price in dollars of copying the checkpoint between two markets, or 0 if the
+        job has never run.
         """
         return self.move_usd[source][target] if self.move_usd and source != NOWHERE else 0.0
 
