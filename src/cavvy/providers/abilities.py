@@ -52,8 +52,9 @@ class BillsVolumes(Protocol):
     """A provider whose volumes cost money between jobs."""
 
     async def kept_volumes(self) -> Sequence[KeptVolume]:
-        """All volumes that this installation has made and that outlive their jobs, with their
-        prices. Raises TryAgain, Refused if one of the places that may have some does not answer.
+        """Return all volumes that this installation has made and that outlive their jobs, with
+        their prices. Raises TryAgain or Refused if a place that may contain volumes does not
+        answer.
         """
 
 

@@ -16,7 +16,7 @@ def refuses_all(provider: Provider) -> str:
 
 
 def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
-    """Return the objections, without duplicates: work that is no session, features that the
+    """Return the objections, without duplicates: work that is not a session, features that the
     manifest lists as unsupported, then unknown options, then the provider's own objections. An
     unknown option to which the provider itself objects is listed only with the provider's reason.
     """

@@ -235,7 +235,7 @@ def settings_page() -> str:
 
 
 def _list_accounts(known: Sequence[Manifest]) -> list[str]:
-    """The table of the providers at which projects can have accounts of their own."""
+    """Return the table of the providers at which projects can have accounts of their own."""
     lines = [
         "",
         "## Accounts of projects",

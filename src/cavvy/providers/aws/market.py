@@ -352,7 +352,7 @@ class AwsMarket:
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def disk_price(self, region: str, kind: str) -> ExtraPrice | None:
-        """The price of this type of disk, from the last `offers`."""
+        """Return the price of this type of disk, from the last `offers`."""
         known = self._regions.get(region)
         prices = self._extras(known.facts) if known and known.facts else ()
         found = (each for each in prices if (each.kind, each.name) == (ChargeKind.DISK, kind))

@@ -268,7 +268,8 @@ def _has_public_address(told: Json, was: AwsInstance | None) -> bool:
 
 
 def _read_failure(state: str, code: str, was: AwsInstance | None) -> str:
-    """EC2's reason code for an instance that never ran; "" if the instance ran or may still run."""
+    """EC2's reason code for an instance that never ran, or "" if the instance ran or may still
+    run."""
     if state in _ENDED and code in _NEVER_RAN:
         return code
     return was.failure if was is not None else ""

@@ -56,7 +56,7 @@ class GangVolumes:
         return found
 
     async def list_kept(self, regions: Sequence[str]) -> Sequence[KeptVolume]:
-        """The volumes of this installation that outlive their gangs, without prices. Raises
+        """Return the volumes of this installation that outlive their gangs, without prices. Raises
         TryAgain, Refused.
         """
         users: dict[str, list[str]] = {}

@@ -19,14 +19,14 @@ _TAKEN = {
 
 
 def clean_key(text: str) -> str:
-    """A key file with the fields that are needed. Raises KeyFileRefused, whose text quotes nothing
-    of the key.
+    """Return a key file with only the necessary fields. Raises KeyFileRefused, whose text quotes
+    nothing of the key.
     """
     return json.dumps(read_principal(text))
 
 
 def read_principal(text: str) -> Mapping[str, str]:
-    """The values of `clientId`, `tenantId` and `clientSecret`. Raises KeyFileRefused."""
+    """Return the values of `clientId`, `tenantId` and `clientSecret`. Raises KeyFileRefused."""
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):

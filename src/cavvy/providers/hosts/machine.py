@@ -65,7 +65,7 @@ def discover(sources: MachineSources) -> ThisMachine:
 
 
 def this_machine(home: Path) -> MachineSources:
-    """Return the sources of the real machine. `home` is the folder where jobs work."""
+    """Return the sources of facts about the real machine. `home` is the folder where jobs work."""
     return MachineSources(
         environ=os.environ,
         system=os.uname().sysname,

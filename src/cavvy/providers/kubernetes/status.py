@@ -239,7 +239,7 @@ def _ends(ranks: Sequence[PodRank]) -> set[tuple[int, datetime | None]]:
 
 
 def list_suspects(pods: Sequence[Object]) -> frozenset[str]:
-    """The nodes whose pods are being deleted, or are running but not ready."""
+    """Return the nodes whose pods are being deleted, or are running but not ready."""
     found = set()
     for pod in pods:
         status = pod.get("status") or {}

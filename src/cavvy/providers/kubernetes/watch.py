@@ -63,7 +63,8 @@ class PodWatch:
                     await asyncio.Event().wait()
 
     async def _watch(self) -> "Any":
-        """List all pods, then watch them. Yields after the list and after every change."""
+        """List all pods, then watch them. Yields once after the initial list, and then after every
+        change."""
         path = f"/api/v1/namespaces/{self._cluster.api.context.namespace}/pods"
         query = {"labelSelector": f"{pods.INSTALLATION}={self._mark}"}
         listed = await self._cluster.api.get(path, query)

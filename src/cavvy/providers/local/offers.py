@@ -31,5 +31,5 @@ def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
 
 
 def make_host(machine: ThisMachine) -> Host:
-    """This machine as the host to which its offers belong."""
+    """Return this machine as the host to which its offers belong."""
     return machines.make_host(f"{PROVIDER}/{machine.hostname}", machine)

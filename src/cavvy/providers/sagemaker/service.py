@@ -305,8 +305,8 @@ def _read_code(reason: str) -> str:
 
 def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
     """Return the task's parameters, replaced by those in the options. Raises Refused if the options
-    have more than SageMaker allows. Parameters of the task that do not fit are omitted, because the
-    work gets all of them as variables anyway.
+    have more than SageMaker allows. Task parameters that exceed SageMaker's limits are omitted,
+    because the work gets all parameters as environment variables anyway.
     """
     named = read_texts(gang.options, "hyperparameters")
     if not fits_hyperparameters(named):

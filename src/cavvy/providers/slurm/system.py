@@ -176,7 +176,7 @@ def read_cluster(config: Row, partitions: Sequence[Row], nodes: Sequence[Row]) -
 
 
 def _list_above(row: Row, rows: Sequence[Row]) -> set[str]:
-    """The partitions whose jobs may preempt jobs of this partition."""
+    """Return the partitions whose jobs may preempt jobs of this partition."""
     tier = _number(row, "PriorityTier")
     return {other["PartitionName"] for other in rows if _number(other, "PriorityTier") > tier}
 

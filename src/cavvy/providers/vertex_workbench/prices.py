@@ -85,7 +85,7 @@ def make_offers(known: Sequence[Offer], zones: Sequence[str], fees: Fees) -> Seq
 
 
 def list_unpriced(known: Sequence[Offer], fees: Fees) -> Sequence[str]:
-    """The GPUs whose fee is unknown."""
+    """Return the GPUs whose fee is unknown."""
     without = [each for each in known if _is_sold(each) and fees.of(each) is None]
     return sorted({str(each.accelerator) for each in without})
 

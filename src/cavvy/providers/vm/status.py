@@ -286,7 +286,7 @@ class VmStatus:
     async def _note_deletion(
         self, record: VmGangRecord, shown: GangMachines, machines: set[str]
     ) -> VmGangRecord:
-        """Record, before the deletion is requested, which nodes end by it and which other machines
+        """Before requesting the deletion, record which nodes it will end and which other machines
         must be billed.
         """
         nodes = [each for each in record.nodes if each.id in machines and not each.ended_at]
