@@ -1,5 +1,6 @@
-"""Compares ways to run a service on the same requests: always on, down to zero, one replica kept,
-a mix with spot, a managed endpoint, and serverless GPUs. Costs are per month of 730.5 hours.
+"""Compares ways to run a service on the same requests: always on, scaled down to zero, with one
+replica kept, a mix with spot, a managed endpoint, and serverless GPUs. Costs are per month of 730.5
+hours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,9 @@ class ServingWay(StrEnum):
 
 
 class WayCost(Struct, frozen=True, kw_only=True):
-    """What a way costs per month; None if its price is not known. The share of requests on time,
-    the wait that 99 of 100 do not exceed, and the most replicas; None if it was not simulated.
+    """The cost of a way per month, or None if its price is unknown. The share of requests on time,
+    the wait that 99 of 100 requests do not exceed, and the maximum number of replicas are None if
+    the way was not simulated.
     """
 
     way: ServingWay
@@ -56,7 +58,8 @@ class LoadCosts(Struct, frozen=True, kw_only=True):
 
 
 class WayCrossing(Struct, frozen=True, kw_only=True):
-    """Below `per_day` requests a day, `below` is the cheapest way, and above it `above`."""
+    """The load at which the cheapest way changes: `below` is the cheapest way with fewer than
+    `per_day` requests a day, `above` with more."""
 
     per_day: float
     below: ServingWay
@@ -65,8 +68,8 @@ class WayCrossing(Struct, frozen=True, kw_only=True):
 
 class ComparisonTerms(Struct, frozen=True, kw_only=True):
     """What is compared. `managed_usd_hr` is the price of a replica of a managed endpoint, and
-    `serverless_usd_hr` that of a serverless GPU while it works; None if they are not known.
-    `spot` are markets for a mix; () if there is none.
+    `serverless_usd_hr` that of a serverless GPU while it works, or None if they are not known.
+    `spot` are markets for a mix, or () if there is none.
     """
 
     scaling: ScalingTerms
@@ -77,7 +80,8 @@ class ComparisonTerms(Struct, frozen=True, kw_only=True):
 
 
 def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.0) -> LoadCosts:
-    """The cost of each way for the load of the trace, which is taken for whole days."""
+    """Return the cost of each way for the load of the trace, which is treated as a number of whole
+    days."""
     days = max(1, ceil(trace.length_s / _DAY_S))
     load = scale_load(trace, factor, terms.setting.seed)
     months = days * 24 / MONTH_HOURS
@@ -98,7 +102,7 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
 
 
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
-    """The ways whose costs need no autoscaler."""
+    """Return the ways whose costs need no autoscaler."""
     steady = find_steady(load, terms)
     busy_hours = find_busy_s(load, terms.scaling.concurrency) / 3600
     demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr
@@ -128,8 +132,8 @@ def find_busy_s(load: RequestTrace, concurrency: int) -> float:
 
 
 def find_steady(load: RequestTrace, terms: ComparisonTerms) -> ServingScore:
-    """The run with the fewest replicas, always on, with which enough requests are on time, or with
-    the most that the service may have.
+    """Return the run with the smallest constant number of replicas with which enough requests are
+    on time, or with the maximum number that the service permits.
     """
     most = terms.scaling.most
     few = max(1, int(load.work_s / max(load.length_s, 1.0) / terms.scaling.concurrency))
@@ -149,8 +153,8 @@ def find_steady(load: RequestTrace, terms: ComparisonTerms) -> ServingScore:
 
 
 def scale_load(trace: RequestTrace, factor: float, seed: int) -> RequestTrace:
-    """The trace with a multiple of its requests: some are left out, or copied with arrivals within
-    half a minute.
+    """Return the trace with this multiple of its requests: requests are omitted, or copied with
+    arrivals within half a minute.
     """
     if factor == 1:
         return trace
@@ -169,8 +173,8 @@ def scale_load(trace: RequestTrace, factor: float, seed: int) -> RequestTrace:
 
 
 def find_crossings(loads: Sequence[LoadCosts]) -> Sequence[WayCrossing]:
-    """Where another way becomes the cheapest, between two neighbouring loads. The costs between
-    them are interpolated by their logarithms.
+    """Return the loads at which another way becomes the cheapest. Between two neighbouring loads,
+    the logarithms of the costs are interpolated.
     """
     found = []
     ordered = sorted(loads, key=lambda each: each.per_day)
@@ -189,7 +193,7 @@ def find_crossings(loads: Sequence[LoadCosts]) -> Sequence[WayCrossing]:
 
 
 class FixedReplicas:
-    """Orders the same number of replicas all the time."""
+    """A rule that always orders the same number of replicas."""
 
     interval_s, holds = 1, True
 
@@ -200,7 +204,7 @@ class FixedReplicas:
         return [self._count]
 
     def watch(self, service: SimulatedService) -> None:
-        """It does not look at the load."""
+        """Return the constant number; the load has no effect."""
 
 
 def _run_steady(load: RequestTrace, terms: ComparisonTerms, count: int) -> ServingScore:

@@ -127,8 +127,8 @@ def _read_plain(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Request]:
 
 
 def _read_counts(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
-    """Numbers of requests in steps that begin at `start_s`. Arrivals are spread over each step at
-    random, and times of service are exponentially distributed.
+    """Read a file with the numbers of requests in steps that begin at `start_s`. Arrivals are
+    spread over each step at random, and times of service are exponentially distributed.
     """
     counts = sorted((float(row["start_s"]), int(row["requests"])) for row in rows)
     step = min((b - a for (a, _), (b, _) in pairwise(counts)), default=3600.0)

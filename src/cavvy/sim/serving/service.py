@@ -263,7 +263,7 @@ class SimulatedService:
         self.usd += length_s / 3600.0 * self.markets[replica.market].usd_hr
 
     def _take_capacity(self, now_s: float) -> None:
-        """End the youngest replicas of the markets that have more replicas than they can."""
+        """End the youngest replicas of markets that exceed their capacity."""
         for market, each in enumerate(self.markets):
             if each.capacity is None:
                 continue

@@ -8,7 +8,7 @@ from cavvy.sim.traces.readers import list_traces, read_series
 
 
 def read_spot_markets(folder: Path, usd_hr: float) -> Sequence[ReplicaMarket]:
-    """A market for each recording in the folder, all at one price. Raises TraceError."""
+    """Return a market for each recording in the folder, all at one price. Raises TraceError."""
     return [
         ReplicaMarket(
             name=series.market.name,
