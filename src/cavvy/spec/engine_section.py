@@ -43,7 +43,8 @@ def expand_engine(root: MapNode, notes: ProblemNotes) -> MapNode:
 
 
 def find_engine_files(documents: Sequence[Node]) -> Mapping[str, Path]:
-    """The files of Cavvy that the file's engine needs, by their paths in the working folder."""
+    """Return the files of Cavvy that the file's engine needs, by their paths in the working
+    folder."""
     for root in documents:
         service = root.get("service") if isinstance(root, MapNode) else None
         if isinstance(service, MapNode):
@@ -80,7 +81,7 @@ def _check(root: MapNode, service: MapNode, own: AbstractSet[str], notes: Proble
 def _read_model(
     service: MapNode, engine: Engine, notes: ProblemNotes
 ) -> tuple[str, Mapping[str, str]]:
-    """The source of the model, and the options that optimise it."""
+    """Return the source of the model, and the options that optimise it."""
     node = service.get("model")
     if not isinstance(node, MapNode):
         return _text(service, "model"), {}

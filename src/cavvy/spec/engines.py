@@ -176,7 +176,8 @@ def write_command(
 
 
 def list_own_files(engine: Engine) -> Mapping[str, Path]:
-    """The files of Cavvy that the engine's command needs, by their paths in the working folder."""
+    """Return the files of Cavvy that the engine's command needs, by their paths in the working
+    folder."""
     if SERVER_FOLDER not in engine.command:
         return {}
     package = Path(__file__).parent.parent / "model_server"

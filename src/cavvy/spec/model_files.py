@@ -37,9 +37,9 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
 
 def find_models(files: Iterable[str]) -> Sequence[ServedModel]:
-    """The models among these files, given by their relative paths; those in the fewest folders
-    first. A Hugging Face folder has config.json and weights; a model repository of Triton has a
-    config.pbtxt in the folder of each model.
+    """Return the models among these files, given by their relative paths; those in the fewest
+    folders first. A Hugging Face folder has config.json and weights; a model repository of Triton
+    has a config.pbtxt in the folder of each model.
     """
     paths = sorted((PurePosixPath(each) for each in files), key=lambda each: len(each.parts))
     weights = {each.parent for each in paths if each.suffix in _WEIGHTS}
@@ -53,7 +53,7 @@ def find_models(files: Iterable[str]) -> Sequence[ServedModel]:
 
 
 def write_service(job_text: str, name: str, model: ServedModel, inputs: Sequence[str] = ()) -> str:
-    """The file of a service that serves a model with the resources, image, setup, folder and
+    """Return the file of a service that serves a model with the resources, image, setup, folder and
     variables of a job's file. `inputs` are URLs or paths from which its files come. Raises
     SpecError if the text is not a table.
     """
@@ -76,7 +76,7 @@ def write_service(job_text: str, name: str, model: ServedModel, inputs: Sequence
 
 
 def _read(key: str, value: Node) -> object:
-    """The value of a key. Variables are texts, such as the version 3.10."""
+    """Return the value of a key. Variables are texts, such as the version 3.10."""
     if key not in ("env", "tags"):
         return to_value(value)
     return {

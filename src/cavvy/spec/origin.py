@@ -34,7 +34,7 @@ def capture(folder: Path, *, task_text: str = "", snapshot: str | None = None) -
 
 
 def _diff(folder: Path) -> str | None:
-    """Return the uncommitted changes of tracked files in and below `folder`; None if there are
+    """Return the uncommitted changes of tracked files in and below `folder`, or None if there are
     none. A long diff is truncated.
     """
     options = ("--no-color", "--no-ext-diff", "--no-textconv", "--relative", "--find-renames")

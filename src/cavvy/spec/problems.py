@@ -69,7 +69,7 @@ class SpecProblem(Struct, frozen=True, kw_only=True):
 
 
 class SpecError(Exception):
-    """A task file is invalid. `str()` formats all problems for the user."""
+    """Raised if a task file is invalid. `str()` formats all problems for the user."""
 
     code: ClassVar[str] = "invalid_task"
     status: ClassVar[int] = 422
@@ -163,7 +163,8 @@ class ProblemNotes:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """Return the entry of `choices` that `word` probably misspells; None if no entry is similar."""
+    """Return the entry of `choices` that `word` probably misspells, or None if no entry is
+    similar."""
     from difflib import get_close_matches
 
     by_folded = {choice.lower().replace("-", "_"): choice for choice in choices}
@@ -179,7 +180,7 @@ def listed(words: Iterable[str], last: str = "or") -> str:
 
 
 def slug(text: str) -> str:
-    """Convert `text` to a name of the characters [a-z0-9-]; "" if no character remains."""
+    """Convert `text` to a name of the characters [a-z0-9-]. Returns "" if no character remains."""
     from unicodedata import combining, normalize
 
     letters = "".join(

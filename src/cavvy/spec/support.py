@@ -64,7 +64,7 @@ def _asks_for_network(need: NetworkNeed | None) -> bool:
 
 
 def object_to_service(task: TaskSpec) -> Objection | None:
-    """Return why Cavvy cannot run this service yet; None if it can."""
+    """Return why Cavvy cannot run this service yet, or None if it can."""
     spec = task.service
     assert spec is not None
     for key, given in (
@@ -98,7 +98,7 @@ def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
 
 
 def _object_to_regions(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
-    """Return why the regions of a service contradict each other; None if they do not."""
+    """Return why the regions of a service contradict each other, or None if they do not."""
     named = {region for each in task.resources.choices for region in each.regions}
     if spec.regions and named:
         return Objection("service.regions", "`resources.regions` states the regions already")

@@ -31,7 +31,8 @@ Progress = Callable[[int, int], None]
 
 
 class FreezeError(Exception):
-    """No snapshot of the folder can be made. The message names the file and says what to do."""
+    """Raised if no snapshot of the folder can be made. The message names the file and says what to
+    do."""
 
     code: ClassVar[str] = "workdir_refused"
     status: ClassVar[int] = 422
@@ -336,7 +337,7 @@ def _identity(seen: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def encode_manifest(entries: Sequence[FolderEntry]) -> bytes:
-    """The manifest of a folder with these entries, which are sorted by path."""
+    """Return the manifest of a folder with these entries, which are sorted by path."""
     files = [
         {"path": entry.path, "link": entry.link}
         if entry.link is not None

@@ -12,8 +12,8 @@ from cavvy.spec.fields.kinds import (
 
 
 def elsewhere(key: str, path: str) -> str:
-    """Return a suggestion that names the section to which `key` belongs; "" if no section has such
-    a key.
+    """Return a suggestion that names the section to which `key` belongs, or "" if no section has
+    such a key.
     """
     from cavvy.spec.fields.task import TASK
 

@@ -27,8 +27,8 @@ TEXT_OR_NUMBER: Schema = {"type": ["string", "number"]}
 
 
 class WrongValue(ValueError):
-    """A value is invalid. The function that reads the value raises this error, and the kind adds
-    the value's position.
+    """Raised if a value is invalid. The function that reads the value raises this error, and the
+    kind adds the value's position.
     """
 
     def __init__(self, message: str, *, suggestion: str = "", expected: str | None = None) -> None:
