@@ -70,11 +70,11 @@ class NameConflict(StoreError):
 
 
 class ProjectArchived(StoreError):
-    """Nothing new starts in this project."""
+    """Raised if the project is archived, so that nothing new can start in it."""
 
 
 class ProjectBusy(StoreError):
-    """The project has work that has not ended. The message names some."""
+    """Raised if the project has work that has not ended. The message names some of it."""
 
 
 class SignInConflict(StoreError):
@@ -294,7 +294,7 @@ class Store(Protocol):
         """Return the attempt with this gang. Raises RowNotFound."""
 
     async def open_attempts(self, project: ProjectFilter = None) -> Sequence[Attempt]:
-        """All attempts that have not ended. These attempts may cost money now."""
+        """Return all attempts that have not ended. These attempts may cost money now."""
 
     async def kept_attempts(self) -> Sequence[Attempt]:
         """Return all attempts whose gangs are kept warm for other jobs."""

@@ -71,8 +71,8 @@ class ReplicaChannel:
         self._thread.start()
 
     def send(self, signal: ServerSignal) -> None:
-        """Send a signal soon, together with others. A signal that is already waiting is sent only
-        once."""
+        """Send a signal soon, together with other signals. A signal that is already waiting is sent
+        only once."""
         if len(self._waiting) < _WAITING:
             self._waiting[signal] = None
         if self._sending is None or self._sending.done():

@@ -1,5 +1,5 @@
-"""What the gateways of the servers of one PostgreSQL database have counted. Each server has a
-gateway of its own, and the one that reconciles a service needs the traffic of all of them.
+"""The counts of the gateways of all servers that share a PostgreSQL database. Each server has its
+own gateway, and the server that reconciles a service needs the traffic of all gateways.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _READ = "SELECT server, document FROM gateway_reports WHERE service = ? AND serv
 
 
 class GatewayReport(Struct, frozen=True, kw_only=True):
-    """One gateway's report on a service (by its ID). The reader knows the document's form."""
+    """One gateway's report on a service (by its ID). The reader decodes the document."""
 
     service: str
     document: str
@@ -28,7 +28,7 @@ class GatewayReport(Struct, frozen=True, kw_only=True):
 
 
 class GatewayReports:
-    """Writes this server's reports and reads those of the others, on a connection of its own."""
+    """Writes this server's reports and reads those of the other servers, on its own connection."""
 
     def __init__(self, url: str, server: str) -> None:
         self._server = server
@@ -40,8 +40,8 @@ class GatewayReports:
         await self._workers.do(lambda session: self._put(session, reports))
 
     async def list(self, service: str) -> Sequence[GatewayReport]:
-        """The newest report of each other server, also of those that are gone. Raises
-        StoreError.
+        """Return the newest report of each other server, including servers that no longer exist.
+        Raises StoreError.
         """
         values = (service, self._server)
         rows = await self._workers.do(lambda session: session.run(_READ, values).fetchall())
@@ -51,7 +51,8 @@ class GatewayReports:
         ]
 
     async def delete(self, service: str) -> None:
-        """Delete the reports of all servers on a service that is gone. Raises StoreError."""
+        """Delete the reports of all servers on a service that no longer exists. Raises
+        StoreError."""
         sql = "DELETE FROM gateway_reports WHERE service = ?"
         await self._workers.do(lambda session: session.run(sql, (service,)).rowcount)
 

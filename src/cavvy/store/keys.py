@@ -136,7 +136,7 @@ class AwsKmsKey:
 
 
 class KeyRing:
-    """The keys of a server: one that encrypts, and others that only decrypt.
+    """The keys of a server: one for encryption, and others that are used only for decryption.
 
     `current` and `former` are the locations of the keys. If `current` is empty, the key is the file
     `folder_key`, which is created at the first use; its former versions are stored next to it.

@@ -194,7 +194,7 @@ class LogStore:
         return sorted(found)
 
     def remove(self, project: str, job_id: str) -> None:
-        """Delete all logs of a job; missing logs are no error."""
+        """Delete all logs of a job, if they exist."""
         folder = self._folder(project, job_id)
         with self._writing(folder / "all"):
             for base in [base for base in self._logs if base.parent == folder]:

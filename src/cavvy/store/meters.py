@@ -61,12 +61,12 @@ class SqlMeters:
         self._write = write
 
     async def volumes(self) -> Sequence[VolumeBill]:
-        """The bills of all volumes that were ever seen."""
+        """Return the bills of all volumes that a provider has ever listed."""
         rows = await self._read(lambda session: session.run(_VOLUMES).fetchall())
         return [_decode_volume(row[0]) for row in rows]
 
     async def owner(self, gang: str) -> VolumeOwner | None:
-        """Whose job bought the gang with this name; None if it is not known."""
+        """Whose job bought the gang with this name, or None if it is not known."""
         row = await self._read(lambda session: session.run(_OWNER, (gang,)).fetchone())
         if row is None:
             return None
@@ -85,11 +85,11 @@ class SqlMeters:
         return stored
 
     async def replica_bills(self, jobs: Collection[str]) -> Sequence[ReplicaBill]:
-        """The bills of the attempts of these jobs, which are replicas."""
+        """Return the bills of the attempts of these jobs, which are replicas."""
         return await self._read(lambda session: _read_bills(session, jobs))
 
     async def late_replicas(self) -> Sequence[str]:
-        """The jobs of replicas that have ended and whose bills are not wholly divided."""
+        """Return the jobs of ended replicas whose bills are not completely divided."""
         rows = await self._read(lambda session: session.run(_LATE).fetchall())
         return [row[0] for row in rows]
 

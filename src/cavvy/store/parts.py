@@ -1,5 +1,5 @@
-"""The interfaces of the parts of a store, which `Store` has as attributes. `store.base` has their
-errors.
+"""The interfaces of the parts of a store, which `Store` has as attributes. `store.base` defines
+their errors.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ class SignInStore(Protocol):
     """Trusted issuers, and sign-ins with their ID tokens."""
 
     async def trusts(self) -> Sequence[IssuerTrust]:
-        """The issuers whose ID tokens are accepted, by name."""
+        """Return the issuers whose ID tokens are accepted, by name."""
 
     async def put_trust(self, trust: IssuerTrust, *, replace: bool = False) -> None:
         """Raises NameConflict if a trust has this name, unless `replace` is set."""
@@ -33,7 +33,7 @@ class SignInStore(Protocol):
         """Delete a trust with the tokens and the roles that it gave. Raises RowNotFound."""
 
     async def identity(self, issuer: str, subject: str) -> str | None:
-        """The account of a person who has signed in before."""
+        """Return the account of a person who has signed in before."""
 
     async def sign_in(
         self, found: SignIn, token: AccountToken, digest: str, id_token: str, until: datetime
@@ -49,10 +49,10 @@ class CredentialStore(Protocol):
     """The credentials of projects at providers, which are sealed."""
 
     async def book(self) -> CredentialBook:
-        """Which projects have credentials at providers."""
+        """Return which projects have credentials at providers."""
 
     async def list(self) -> Sequence[SealedCredential]:
-        """The credentials of all projects, by project and provider."""
+        """Return the credentials of all projects, by project and provider."""
 
     async def put(self, credential: SealedCredential) -> None:
         """Insert or replace a credential."""
@@ -68,13 +68,14 @@ class BudgetStore(Protocol):
     """Budgets, and the alerts that were sent for them."""
 
     async def list(self) -> Sequence[SpendingBudget]:
-        """All budgets, by name."""
+        """Return all budgets, by name."""
 
     async def put(self, budget: SpendingBudget) -> None:
         """Insert or replace the budget of this name."""
 
     async def swap(self, before: SpendingBudget, budget: SpendingBudget) -> bool:
-        """Replace the budget `before`. Returns False if the stored one is another by now."""
+        """Replace the budget `before`. Returns False if the stored budget has changed since it was
+        read."""
 
     async def delete(self, name: str) -> None:
         """Delete a budget. Raises RowNotFound."""
@@ -83,25 +84,26 @@ class BudgetStore(Protocol):
         """Record that an alert is sent. Returns False if it was recorded before."""
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
-        """What the gangs that may cost money cost by their newest charges, by job ID."""
+        """Return the cost, by job ID, of the gangs that may cost money, according to their newest
+        charges."""
 
 
 class ArchiveStore(Protocol):
-    """Archived projects. No job and no service is stored in them: submissions at the same time are
-    stored before, or raise ProjectArchived.
+    """Archived projects. No job and no service can be stored in an archived project: a simultaneous
+    submission is either stored before, or raises ProjectArchived.
     """
 
     async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:
-        """Archive created projects; those that are archived stay as they are. Raises ProjectBusy
-        unless `busy` is set or nothing runs in them.
+        """Archive created projects; projects that are already archived are not changed. Raises
+        ProjectBusy if something runs in them, unless `busy` is set.
         """
 
     async def check(self, project: str) -> None:
         """Raises ProjectArchived."""
 
     async def lift(self, project: str) -> None:
-        """Put a project in use again, with those below it that were archived at the same time.
-        Does nothing if it is not archived. Raises ProjectArchived if the one above it is.
+        """Put a project in use again, with those below it that were archived at the same time. Does
+        nothing if the project is not archived. Raises ProjectArchived if its parent is archived.
         """
 
 
@@ -109,10 +111,10 @@ class ServiceStore(Protocol):
     """Services, each with its replicas."""
 
     async def get(self, project: str, name: str) -> StoredService:
-        """The service with this name. Raises RowNotFound."""
+        """Return the service with this name. Raises RowNotFound."""
 
     async def list(self, projects: "ProjectFilter" = None) -> Sequence[StoredService]:
-        """The services, by project and name."""
+        """Return the services, by project and name."""
 
     async def put(self, service: StoredService) -> StoredService:
         """Insert the service (if its version is 0) or replace it, and return what is stored.
@@ -124,7 +126,7 @@ class ServiceStore(Protocol):
 
 
 class MeterStore(Protocol):
-    """Bills of volumes and divided bills; `store/meters.py` says more."""
+    """Bills of volumes, and divided bills (see `store/meters.py`)."""
 
     async def volumes(self) -> Sequence[VolumeBill]: ...
     async def owner(self, gang: str) -> VolumeOwner | None: ...

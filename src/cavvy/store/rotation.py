@@ -75,8 +75,8 @@ async def rotate_key(
 ) -> KeyRotation:
     """Make a new key if the server makes its own keys. After that, encrypt all secrets and
     credentials again with new data keys and the current key, and the data keys of files with their
-    current keys. The call can be repeated after a crash, because former keys still decrypt. Raises
-    StoreUnusable if the current key cannot be used, StoreFull.
+    current keys. The call can be repeated after a crash, because data can still be decrypted with
+    the former keys. Raises StoreUnusable if the current key cannot be used, StoreFull.
     """
     keys = sealer.keys
     key = await to_thread(keys.renew if keys.renewable else keys.current)

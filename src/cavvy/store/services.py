@@ -39,8 +39,8 @@ class SqlServices:
         return [decode_service(row[0]) for row in rows]
 
     async def snapshots(self) -> set[str]:
-        """The snapshots of the revisions that are tried out or may come back, which have no
-        column.
+        """Return the snapshots of the revisions that are on trial or may be restored, because these
+        have no column.
         """
         tried = [part for each in await self.list() for part in (each.candidate, each.former)]
         found = [None if each is None else each.origin.snapshot for each in tried]

@@ -98,7 +98,7 @@ class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
 
     def put(self, key: str, data: bytes) -> None: ...
     def delete(self, key: str) -> None:
-        """Delete the object; a missing object is no error."""
+        """Delete the object, if it exists."""
 
     def begin(self, key: str) -> str:
         """Start an upload in parts and return its ID."""

@@ -1,4 +1,4 @@
-"""Makes several calls to storages at the same time, within one time limit for all of them."""
+"""Makes several calls to storage services at the same time, with one time limit for all calls."""
 
 import time
 from collections.abc import Callable, Mapping

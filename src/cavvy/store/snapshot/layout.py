@@ -59,8 +59,8 @@ CREATE INDEX offer_by_rate ON offer (rate, place, shape, purchase);
 
 
 class SnapshotError(Exception):
-    """The file is not a catalog that this program can use. The message says what to do. If the
-    remedy depends on the owner of the file, it is a separate argument of the error.
+    """Raised if the file is not a catalog that this program can use. The message says what to do.
+    If the remedy depends on the owner of the file, it is a separate argument of the error.
     """
 
     def __str__(self) -> str:
