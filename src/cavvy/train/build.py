@@ -91,7 +91,7 @@ def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any
 
 def update(optimizers: Sequence[Any], scaler: Any, limit: float | None, pipeline: Any) -> Any:
     """Clip the gradients to the norm `limit`, step the optimizers, and free the gradients. Returns
-    the norm before clipping; None if `limit` is None.
+    the norm before clipping, or None if `limit` is None.
     """
     norm = None
     if limit is not None:

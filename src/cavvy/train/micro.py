@@ -21,7 +21,8 @@ NO_MEMORY = (
 
 
 class OutOfMemory(RuntimeError):
-    """A single sample does not fit into memory, or one rank of a split model ran out of memory.
+    """Raised if a single sample does not fit into memory, or one rank of a split model ran out of
+    memory.
 
     `fits` has the micro-batches that fit, by key. It is empty if none is known.
     """

@@ -303,7 +303,7 @@ class Run:
 
     def step(self, *optimizers: Any, clip: float | None = None) -> Any:
         """Clip the gradients to the norm `clip` (if it is set) and update the parameters. Returns
-        the norm before clipping; None if `clip` is None.
+        the norm before clipping, or None if `clip` is None.
         """
         with self.clock.part("checkpoint"):
             self.keeper.join()

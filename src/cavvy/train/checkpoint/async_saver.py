@@ -41,14 +41,14 @@ LOOK_S = 1.0  # seconds between two reads of the interval that Cavvy sets
 
 
 class CheckpointUnreadable(RuntimeError):
-    """All checkpoints of the run are damaged. The user must repair one of them, or remove all of
-    them to start again.
+    """Raised if all checkpoints of the run are damaged. The user must repair one of them, or remove
+    all of them to start again.
     """
 
 
 class CheckpointNotSaved(RuntimeError):
-    """The final checkpoint could not be written. The user must free disk space and run the script
-    again.
+    """Raised if the final checkpoint could not be written. The user must free disk space and run
+    the script again.
     """
 
 

@@ -63,8 +63,8 @@ class CheckpointLocation:
         return int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def latest(self, below: float) -> StoredCheckpoint | None:
-        """Return the newest complete remote checkpoint before step `below`; None if there is none.
-        `repair` downloads its files.
+        """Return the newest complete remote checkpoint before step `below`, or None if there is
+        none. `repair` downloads its files.
         """
         if self._remote is None:
             return None
@@ -195,14 +195,14 @@ class CheckpointLocation:
         return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def _read_facts(self, step: int) -> dict[str, Any] | None:
-        """Return the facts of a remote checkpoint; None if the checkpoint is not complete."""
+        """Return the facts of a remote checkpoint, or None if the checkpoint is not complete."""
         facts = parse_facts(self._read_mark(step))
         if facts is not None and FILES not in facts:
             add_files(facts, self._list_names(make_name(step)))
         return facts
 
     def _read_mark(self, step: int) -> str:
-        """Return the completion mark of a remote checkpoint; "" if there is none."""
+        """Return the completion mark of a remote checkpoint, or "" if there is none."""
         try:
             mark: bytes = self._remote.cat_file(f"{self._root}/{make_name(step)}/{MARK}")
         except FileNotFoundError:

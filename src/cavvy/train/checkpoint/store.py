@@ -91,7 +91,7 @@ class CheckpointStore:
         return self._thread is not None and self._thread.is_alive()
 
     def latest(self, below: float = inf) -> StoredCheckpoint | None:
-        """Return the newest complete checkpoint before step `below`; None if there is none."""
+        """Return the newest complete checkpoint before step `below`, or None if there is none."""
         return find_latest(self.folder, below)
 
     def clean(self) -> None:
@@ -240,7 +240,8 @@ class CheckpointStore:
             self.forget_old(done.step)
 
     def forget_old(self, newest: int) -> None:
-        """Remove old complete checkpoints up to the step `newest`. The last KEPT of them stay."""
+        """Remove old complete checkpoints up to the step `newest`. The last KEPT checkpoints are
+        kept."""
         complete = [
             (step, path) for step, path in _list(self.folder) if step <= newest and read_mark(path)
         ]
@@ -330,7 +331,7 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:
-    """Return the facts of a checkpoint; None if the checkpoint is not complete."""
+    """Return the facts of a checkpoint, or None if the checkpoint is not complete."""
     try:
         facts = _parse_mark(path)
         if facts is not None and FILES not in facts:
@@ -341,7 +342,7 @@ def read_mark(path: Path) -> dict[str, Any] | None:
 
 
 def _parse_mark(path: Path) -> dict[str, Any] | None:
-    """Return the facts in the completion mark; None if the mark is missing or damaged.
+    """Return the facts in the completion mark, or None if the mark is missing or damaged.
 
     Raises: OSError: the file cannot be read.
     """
@@ -352,7 +353,7 @@ def _parse_mark(path: Path) -> dict[str, Any] | None:
 
 
 def parse_facts(text: str) -> dict[str, Any] | None:
-    """Return the facts in the text of a completion mark; None if the text is damaged."""
+    """Return the facts in the text of a completion mark, or None if the text is damaged."""
     try:
         facts = json.loads(text)
     except ValueError:

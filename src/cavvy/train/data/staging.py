@@ -46,7 +46,7 @@ def count_staged(device: Any) -> int:
 
 
 class DirectBatches:
-    """Batches that are copied when they are placed."""
+    """Batches that `place` copies to the device."""
 
     def __init__(self, batches: Generator[Any], move: Move) -> None:
         self._batches, self._move = batches, move

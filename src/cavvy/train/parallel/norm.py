@@ -35,7 +35,7 @@ def clip(parameters: Iterable[Any], limit: float, pipeline: Any = None) -> Any:
 
 def sort(parameters: Iterable[Any]) -> tuple[list[Any], list[list[Any]]]:
     """Group parameters by kind: the unsharded parameters, and the sharded parameters of each mesh.
-    An optimizer cannot update different kinds at once.
+    An optimizer cannot update different kinds of tensors in one call.
     """
     plain: list[Any] = []
     split: dict[Any, list[Any]] = {}

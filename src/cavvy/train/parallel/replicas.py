@@ -25,8 +25,8 @@ Tensors = dict[str, Any]
 
 
 class RanksDiverged(RuntimeError):
-    """The ranks no longer train the same model. The newest checkpoint was saved before their models
-    became different.
+    """Raised if the ranks no longer train the same model. The newest checkpoint was saved before
+    their models became different.
     """
 
 
