@@ -30,7 +30,7 @@ USAGE = "usage: python -I -S agent.pyz [--deliver] CONFIG, or --separates FOLDER
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent and return its exit code: 0 if nothing is left to do, 2 if the configuration is
+    """Run the agent and return its exit code: 0 if no work remains, 2 if the configuration is
     wrong.
 
     With `--deliver`, the exit code is 1 if messages are left, or EX_TEMPFAIL if messages are left
@@ -152,7 +152,7 @@ def take_lock(home: str) -> int | None:
 
 def agent_lives(home: str) -> bool:
     """Return whether the agent that wrote agent.json is still alive. A later process with the same
-    process ID does not count.
+    process ID is not regarded as this agent.
     """
     try:
         with open(home + "/agent.json", encoding="utf-8") as file:

@@ -60,7 +60,7 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
 
 def list_checkpoint_volumes(config: AgentConfig, work: WorkConfig) -> list[str]:
     """Return the folder of this node that contains the checkpoints if the checkpoint's path is in a
-    volume. The list has one item, or none."""
+    volume. The list is empty or has one item."""
     if work.checkpoint is None:
         return []
     try:

@@ -3,7 +3,7 @@ environment will use. UV is the path of uv, or "" to use Python's own module `ve
 
 This program needs a tenth of the time of `python -m venv`, which runs pip to install pip. The
 program needs Python 3.6 or later. Exit code 3: the environment was created, but without pip,
-because this Python has none.
+because this Python does not contain pip.
 """
 
 import glob
