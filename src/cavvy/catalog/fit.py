@@ -182,7 +182,7 @@ def accelerator_fit(
     shared: bool = False,
     part: float = 1.0,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """Check the three accelerator constraints. Return the first one that fails (or None). The
+    """Check the three accelerator constraints. Return the first constraint that fails, or None. The
     second result is set if some alternative fails only one of the constraints: this constraint with
     its distance.
 

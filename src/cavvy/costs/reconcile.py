@@ -116,7 +116,7 @@ class CellKey(NamedTuple):
 class Difference(Struct, frozen=True, kw_only=True):
     """A difference between the bill and the ledger. A side is None if it has no such charge, or if
     its amount is not in US dollars; `billed_in` then contains the currency. `lines` contains the
-    first lines of the bill. Hours are those of machines, if both sides state hours.
+    first lines of the bill. The hours are machine hours, and are set if both sides state hours.
     """
 
     cause: DifferenceCause

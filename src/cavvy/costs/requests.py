@@ -97,8 +97,8 @@ def _post_all(
 
 
 def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
-    """Return the counts since the last division. A gateway that has started since then began at 0.
-    """
+    """Return the counts since the last division. A gateway that has started since then began "
+    "at 0."""
     found: dict[str, KeyWork] = {}
     for epoch, work in counts.items():
         for key, now in work.items():

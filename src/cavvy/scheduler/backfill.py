@@ -116,7 +116,8 @@ def _may_delay_on(
     """Return whether a job that takes the amounts `mine` of the host could delay a waiting job.
     Each item of `waits` is the list of one job's alternatives.
 
-    Each resource is checked separately, so True may be returned for a job that would delay none.
+    Each resource is checked separately, so True may be returned for a job that would delay no other
+    job.
     """
     there = [*([each] for each in gangs), *waits]
     if len(waits) > _MOST_WAITS or sum(map(len, there)) > _MOST_AMOUNTS:

@@ -24,7 +24,7 @@ class OutOfMemory(RuntimeError):
     """Raised if a single sample does not fit into memory, or one rank of a split model ran out of
     memory.
 
-    `fits` has the micro-batches that fit, by key. It is empty if none is known.
+    `fits` has the micro-batches that fit, by key. It is empty if no micro-batch is known.
     """
 
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:

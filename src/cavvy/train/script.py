@@ -239,7 +239,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 
 
 def _explain_size(name: str) -> str:
-    """Return an error message for a script that cannot be traced. It says why, and what to do."""
+    """Return an error message for a script that cannot be traced. The message gives the reason, and
+    what to do."""
     hint = "pass `output_size`" if name == "repeat_interleave" else "avoid this operation"
     return (
         f"{_own_line()}: the size of the result of {name} depends on values, which a trace does "

@@ -162,7 +162,7 @@ def check_exclusive(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_commands(table: MapNode, notes: ProblemNotes) -> None:
-    """Add problems for keys that exclude each other, and if the file has nothing to run."""
+    """Add problems for keys that exclude each other, and for files without commands."""
     check_exclusive(table, notes)
     if (
         child(table, "groups") is None
@@ -177,7 +177,7 @@ def check_commands(table: MapNode, notes: ProblemNotes) -> None:
 
 
 def check_groups(table: MapNode, forbidden: tuple[str, ...], notes: ProblemNotes) -> None:
-    """Add problems for groups with equal names, for groups with nothing to run, and for `forbidden`
+    """Add problems for groups with equal names, for groups without commands, and for `forbidden`
     keys outside the groups.
     """
     groups = child(table, "groups")

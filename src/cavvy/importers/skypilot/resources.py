@@ -521,8 +521,8 @@ def _join(found: list[ResourceSpec]) -> ResourceSpec:
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
     """Return whether every provider is combined with every region. Only then can two separate lists
-    express the combinations. An alternative that states no provider is allowed only if none states
-    one, and the same applies to regions.
+    express the combinations. Either every alternative or no alternative must state a provider, and
+    the same applies to regions.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

@@ -57,8 +57,8 @@ class TokenSpeed(Struct, frozen=True, kw_only=True):
 
 
 class RequestOptions(Struct, frozen=True, kw_only=True):
-    """How a file is converted to requests: the speed of tokens, the service time of requests that
-    state none, and the random seed of arrivals that the file states only as a rate.
+    """How a file is converted to requests: the speed of tokens, the service time of requests
+    without a stated one, and the random seed of arrivals that the file states only as a rate.
     """
 
     speed: TokenSpeed = TokenSpeed()

@@ -25,7 +25,7 @@ from cavvy.spec.tree import ScalarNode
 
 
 def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]:
-    """Return the deadline as a time, or as a duration after the submission. The other one is
+    """Return the deadline as a time, or as a duration after the submission. The other value is
     None.
     """
     text = read_text(node).strip()

@@ -204,8 +204,8 @@ def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, 
 
 def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_same: bool) -> str:
     """Return the length, "tiny" or "long", of the operation that was running or about to be called,
-    and "" if there was none. `place` is the index of the last interval that began before the
-    sample.
+    and "" if there was no operation. `place` is the index of the last interval that began before
+    the sample.
 
     Taking a sample may delay a tiny operation, so that it appears long. Therefore, if the line is
     the same as in the previous sample (`is_same`), the result depends on the median length of all
