@@ -89,7 +89,7 @@ class ChangeListener:
         self._watch._drop(self._keys, self._future)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a change. Returns False if there was none within `seconds`, or if the server
+        """Wait for a change. Returns False if no change happened within `seconds`, or if the server
         stops.
         """
         if self._watch.closed or seconds <= 0:

@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 
 
 class PeerServers:
-    """The other servers, and the commands that they have announced. `share` is None if there are
-    none; `certificate` is the file with the certificate of the listeners for nodes.
+    """The other servers, and the commands that they have announced. `share` is None if there are no
+    other servers; `certificate` is the file with the certificate of the listeners for nodes.
     """
 
     def __init__(self, share: WorkShare | None, tokens: GangTokens, certificate: str) -> None:

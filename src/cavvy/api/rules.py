@@ -35,8 +35,8 @@ class ProjectSource(StrEnum):
 
 
 class RouteRule(Struct, frozen=True):
-    """The permission that a request to a route needs. `permission` is None if the source needs
-    none.
+    """The permission that a request to a route needs. `permission` is None if the source needs no
+    permission.
     """
 
     source: ProjectSource

@@ -80,7 +80,7 @@ class OciManifest(Struct, frozen=True, kw_only=True):
 
 def parse_image(image: str) -> ImageName:
     """Return the parts of an image's name, as container engines read it. The tag is `latest` if the
-    name has none, and is ignored if it has a digest.
+    name has no tag, and is ignored if the name has a digest.
     """
     registry, _, repository = name_image(image).partition("/")
     before, at, digest = image.partition("@")
@@ -233,7 +233,7 @@ _OPENER = make_opener(CheckedRedirects)
 
 
 def _check(body: bytes, reference: str) -> bytes:
-    """Return the content after checking that it has its digest. Raises RegistrySilent."""
+    """Return the content after comparing it with its digest. Raises RegistrySilent."""
     if _DIGEST.fullmatch(reference) and reference != f"sha256:{sha256(body).hexdigest()}":
         raise RegistrySilent(f"the registry sent content that differs from {reference}")
     return body

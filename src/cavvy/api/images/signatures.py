@@ -46,8 +46,8 @@ class SignedStatement(Struct, frozen=True, kw_only=True):
 
 
 class SignaturesFound(Struct, frozen=True, kw_only=True):
-    """The statements about an image. `keyless` is True if one of them has a certificate instead of
-    a key."""
+    """The statements about an image. `keyless` is True if a statement is signed with a certificate
+    instead of a key."""
 
     statements: tuple[SignedStatement, ...] = ()
     keyless: bool = False

@@ -381,8 +381,8 @@ def say_what_to_do(job: JobRecord) -> str:
 
 
 def _waits_in_line(job: JobRecord, now: datetime) -> bool:
-    """Return whether the job has a position in the queue. It has none while it waits for its
-    schedule, its time window or the end of a delay.
+    """Return whether the job has a position in the queue. A job has no position while it waits for
+    its schedule, its time window or the end of a delay.
     """
     early = job.held_until is not None or (job.not_before is not None and job.not_before > now)
     return job.phase is JobPhase.QUEUED and not early
