@@ -118,8 +118,8 @@ def _put_out(
 
 
 def show_plan(task: "TaskSpec", file: str) -> None:
-    """Print the best offers of the configured providers. Raises CommandFailure if none fits. `file`
-    is the task's file, for the hint.
+    """Print the best offers of the configured providers. Raises CommandFailure if no offer fits.
+    `file` is the task's file, for the hint.
     """
     from cavvy.planner.candidates import join_reasons, tasks_of
 

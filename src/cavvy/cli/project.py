@@ -77,7 +77,7 @@ def move(
 @click.argument("name")
 @click.option("--stop", is_flag=True, help="Stop the jobs and services that run in it.")
 def archive(name: str, stop: bool) -> None:
-    """Archive a project, with the projects below it: nothing new starts in them.
+    """Archive a project and the projects below it, so that nothing new can start in them.
 
     Jobs, logs, costs, statements, budgets, policies and roles stay, and the names stay taken.
     `cavvy project unarchive` puts them in use again.
