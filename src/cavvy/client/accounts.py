@@ -72,7 +72,7 @@ class AccountClient:
         return self._post(f"{project_path(name)}/archive", ask, wire.ProjectView)
 
     def unarchive_project(self, name: str) -> None:
-        """Raises ApiError `project-archived` if the project above it is."""
+        """Raises ApiError `project-archived` if the parent project is archived."""
         self._change("DELETE", f"{project_path(name)}/archive")
 
     def roles(self, project: str | None) -> list[wire.RoleView]:

@@ -158,8 +158,8 @@ class ApiClient:
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
-        """Return the events whose IDs are above `after`. If there are none yet, wait up to `wait_s`
-        seconds for the first.
+        """Return the events whose IDs are above `after`. If no bytes exist yet, wait up to `wait_s`
+        seconds for the first ones.
         """
         target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
         return self._ask(target, wire.EventPage, wait_s=wait_s)
@@ -272,7 +272,7 @@ class ApiClient:
     def stop(
         self, project: str, name: str, *, reason: str = "stopped by the user"
     ) -> wire.JobListing:
-        """Request that the job stops, and return at once. If the job has ended, nothing changes."""
+        """Request that the job stops, and return at once. An ended job is not changed."""
         return self._ask(
             job_path(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )
@@ -313,7 +313,7 @@ class ApiClient:
         return self._ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
-        """Return the output from this offset on. If there is none yet, wait a little for it."""
+        """Return the output from this offset on. If there is no output yet, wait briefly for it."""
         where = f"{job_path(project, name)}/exec/{exec_id}"
         target = where + query(offset=offset, wait_s=_POLL_S)
         answer = self._call("GET", target, wait_s=_POLL_S)

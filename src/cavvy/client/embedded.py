@@ -61,8 +61,8 @@ def ensure_server(*, home: str | None = None, patience: Patience | None = None) 
 
 
 def stop_server(*, home: str | None = None, patience: Patience | None = None) -> bool:
-    """Stop the embedded server and wait until it has stopped. Returns False if none was running.
-    Nodes keep running.
+    """Stop the embedded server and wait until it has stopped. Returns False if no server was
+    running. Nodes keep running.
     """
     folder = home or default_home()
     server = read_server(folder)
