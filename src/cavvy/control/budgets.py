@@ -90,7 +90,7 @@ class BudgetKeeper:
         return find_allowance(self._covering(job), job.id, now)
 
     async def reconcile(self) -> timedelta | None:
-        """Send the alerts that are due. Without budgets, nothing is done until a hint."""
+        """Send the alerts that are due. Without budgets, this does nothing until a hint arrives."""
         self.expire()
         await self._refresh()
         now = self._clock.now()

@@ -336,7 +336,7 @@ class ControlPlane:
 
     async def put_account(self, account: str, provider: Provider) -> None:
         """From now on, use this provider under the name of an account, instead of the provider that
-        had this name before. Calls find one of the two providers at any time.
+        had this name before. At any time, calls find either the old or the new provider.
         """
         former = self._providers.get(account)
         self._providers[account] = provider

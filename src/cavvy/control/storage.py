@@ -1,5 +1,5 @@
-"""Posts to the ledger what volumes cost between jobs. The garbage collection calls it, so that one
-server does it at a time.
+"""Posts to the ledger what volumes cost between jobs. The garbage collection does this, so that
+only one server at a time posts these costs.
 """
 
 import logging

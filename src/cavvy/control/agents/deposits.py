@@ -493,7 +493,7 @@ class DepositCollection:
         self._failures = 0
 
     def ended(self, task: "asyncio.Task[None]") -> None:
-        """Record that a try has ended. If the try failed, another one follows."""
+        """Record that a try has ended. If the try failed, it is repeated."""
         self.task = None
         self.fault = None if task.cancelled() else task.exception()
         if self.fault is not None:

@@ -1,5 +1,6 @@
-"""Separates replicas whose programs listen on the same port: on the server's machine all replicas
-share its ports, so a second program could not listen, and the first one would receive its requests.
+"""Separates replicas whose programs listen on the same port. On the server's machine, all replicas
+share the machine's ports, so a second program could not listen, and the first program would receive
+its requests.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,7 +16,7 @@ def find_holder(
 ) -> str:
     """Return the service with a replica that uses, or may use, the service's port on the server's
     machine, or "" if no such service exists. If the revision `replaces` the service's other
-    revisions at once, which a canary does not, the replicas of those revisions do not count.
+    revisions at once (a canary does not), the replicas of the other revisions are ignored.
     """
     port = service.spec.port
     for other in (service, *(each for each in services if each.id != service.id)):
@@ -41,7 +42,7 @@ def list_elsewhere(task: TaskSpec, providers: Collection[str]) -> tuple[str, ...
 
 
 def keep_at(task: TaskSpec, providers: Collection[str]) -> TaskSpec:
-    """Return the task, restricted to the providers that it permits and that are among these."""
+    """Return the task, restricted to those of its permitted providers that are in `providers`."""
 
     def restrict(need: ResourceSpec) -> ResourceSpec:
         allowed = tuple(each for each in need.providers or providers if each in providers)

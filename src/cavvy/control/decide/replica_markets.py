@@ -83,8 +83,8 @@ def is_spot(replica: ServiceReplica) -> bool:
 
 
 def market_of(replica: ServiceReplica) -> str:
-    """Return the market that the replica counts for. A replica that was ordered for any market
-    counts for the market in which it runs.
+    """Return the market to which the replica belongs. A replica that was ordered for any market
+    belongs to the market in which it runs.
     """
     if replica.market:
         return replica.market
@@ -144,8 +144,9 @@ def list_missing(
     now: datetime,
 ) -> tuple[str, ...]:
     """Return the markets of the replicas to order, so that each market has as many replicas as it
-    should have. `living` are the replicas that count, and `gone` are those that are ending or have
-    ended. A spot market that has just lost or refused a replica is not used for a while.
+    should have. `living` are the replicas that run, start or will start, and `gone` are the
+    replicas that are ending or have ended. A spot market that has just lost or refused a replica is
+    not used for a while.
     """
     pausing = {
         each.market

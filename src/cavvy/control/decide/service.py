@@ -313,8 +313,9 @@ def _end(replica: ServiceReplica, reason: str, now: datetime) -> ServiceReplica:
 def _count_failures(
     service: StoredService, replicas: list[ServiceReplica], now: datetime
 ) -> StoredService:
-    """Return the service with the failures of those replicas of its newest revision that were open
-    before. A replica that has been ready for a while resets the count of consecutive failures.
+    """Return the service with its failure count updated by the replicas of its newest revision that
+    had not ended before. A replica that has been ready for a while resets the count of consecutive
+    failures.
     """
     before = {each.id: each for each in service.open}
     for replica in replicas:
@@ -338,7 +339,8 @@ def _count_failures(
 
 
 def _find_pause(service: StoredService, now: datetime) -> timedelta | None:
-    """Return how long to order no new replica, because the last ones failed to start."""
+    """Return how long to wait before ordering a new replica, because the last replicas failed to
+    start."""
     if not service.failures or service.failed_at is None:
         return None
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(service.failures - 1, 10))
@@ -378,9 +380,9 @@ def _find_missing(
 def _limit(
     service: StoredService, replicas: list[ServiceReplica], wanted: int, now: datetime
 ) -> list[ServiceReplica]:
-    """Return the replicas, of which surplus ones drain or end. Replicas of older revisions serve
-    until enough replicas of the newest revision are ready. A replica in the wrong market serves
-    until there are enough replicas without it.
+    """Return the replicas, after changing surplus replicas to draining or ending. Replicas of older
+    revisions serve until enough replicas of the newest revision are ready. A replica in the wrong
+    market serves until there are enough replicas without it.
     """
     revision, placement = service.revision, service.placement if wanted else {}
     ready = sum(each.state is ReplicaState.READY and each.revision == revision for each in replicas)
@@ -406,8 +408,9 @@ def _limit(
 def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
-    """Return the replica, which drains or ends if it is surplus. `left` is how many more replicas
-    of its kind are needed, and `spare` is how many ready replicas exceed the service's need.
+    """Return the replica, changed to draining or ending if it is surplus. `left` is how many more
+    replicas of its kind are needed, and `spare` is how many ready replicas exceed the service's
+    need.
     """
     if not _is_open(replica):
         return replica
@@ -444,8 +447,8 @@ def _rank(replica: ServiceReplica) -> int:
 def dismiss(
     replica: ServiceReplica, now: datetime, reason: str = "the replica is no longer needed"
 ) -> ServiceReplica:
-    """Return a replica that is no longer needed in the state in which it finishes its requests, or
-    ends if it has none."""
+    """Return the unneeded replica in its next state: draining until its requests are finished, or
+    ending if it has no requests."""
     if replica.state is ReplicaState.READY:
         return move(replica, ReplicaState.DRAINING, reason, now)
     if replica.state is ReplicaState.DRAINING:

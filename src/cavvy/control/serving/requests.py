@@ -64,7 +64,7 @@ class ServiceRequests:
         ceiling: Money | None,
     ) -> ServiceStatus:
         """Start a service with the name of the task, or give the existing service with this name a
-        new revision. If the task is unchanged, nothing changes. Raises StaleVersion, HostTaken.
+        new revision. An unchanged task has no effect. Raises StaleVersion, HostTaken.
         """
         await self._check_hosts(task)
         asked = CandidateRevision(

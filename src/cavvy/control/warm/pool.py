@@ -73,8 +73,8 @@ class WarmPool:
         return len(await self._of(job.project)) > 0
 
     async def find(self, job: JobRecord, allows: Allows) -> WarmGang | WarmGangNotReady | None:
-        """Return the warm gang that fits the job. If several fit, the one that has been kept
-        longest and is ready is preferred."""
+        """Return the warm gang that fits the job. If several gangs fit, the ready gang that has
+        been kept longest is preferred."""
         soon: WarmGangNotReady | None = None
         for known in await self._of(job.project):
             now = self._clock.now()
