@@ -137,7 +137,7 @@ def check_chain(
             )
         for name in ("number", "at", "account", "project", "outcome"):
             if getattr(record, name) != getattr(sealed, name):
-                raise ChainBroken(expected, f"its {name} differs from the one in its text")
+                raise ChainBroken(expected, f"its {name} differs from the number in its text")
         head = ChainHead(record.number, sealed.hash)
         yield record, head
 

@@ -180,8 +180,9 @@ class Assignment:
     """The work of one gang, which agents get with a granted claim. Contains decrypted secrets, so
     it must not be logged or stored.
 
-    This class defines the work and is encoded as it is. Nodes have only the standard library, so
-    `agent/config.py` repeats the names and types of the fields; a test compares the two.
+    This class defines the work document and is encoded without conversion. Nodes have only the
+    standard library, so `agent/config.py` repeats the names and types of the fields; a test
+    compares the two.
     """
 
     job: str

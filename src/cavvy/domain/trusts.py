@@ -153,7 +153,7 @@ def needs_limits(trust: IssuerTrust) -> bool:
 
 
 def _meets(value: object, want: str) -> bool:
-    """Return whether a claim has the wanted value. Lists and objects never do. The check takes
+    """Return whether a claim has the wanted value. Lists and objects never match. The check takes
     linear time, because strangers can choose the value, for example as the name of a branch.
     """
     if isinstance(value, bool):

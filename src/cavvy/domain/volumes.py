@@ -30,7 +30,7 @@ class KeptVolume(Struct, frozen=True, kw_only=True):
 
 
 class VolumeTerms(Struct, frozen=True, kw_only=True):
-    """What a volume costs in a month from a time on, and where its price is from."""
+    """The monthly cost of a volume from a given time on, and the source of its price."""
 
     since: datetime
     size_gib: int
@@ -48,7 +48,7 @@ class VolumeUse(Struct, frozen=True, kw_only=True):
 
 
 class VolumeOwner(Struct, frozen=True, kw_only=True):
-    """The project and the user of the job that a volume was made for."""
+    """The project and the user of the job for which a volume was created."""
 
     project: str
     user: str
