@@ -140,7 +140,7 @@ class RequestHead:
         return b""
 
     def without(self, names: frozenset[bytes]) -> bytes:
-        """Return the fields without those that have these names."""
+        """Return the fields except those with these names."""
         return b"".join(
             line + b"\r\n"
             for line in self.fields.split(b"\r\n")[:-1]

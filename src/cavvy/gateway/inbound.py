@@ -441,7 +441,7 @@ class InboundConnection(asyncio.Protocol):
         self._linger()
 
     def _give_up(self, status: int, code: AnswerCode, message: str) -> None:
-        """Abort the open request in the middle."""
+        """Abort the open request before its response is complete."""
         request, self._request = self._request, None
         started = self._started
         if request is not None:

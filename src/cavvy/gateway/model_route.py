@@ -60,8 +60,8 @@ class ModelRoutes:
     def answer(
         self, connection: "InboundConnection", head: RequestHead, now: float, clock: float
     ) -> "OpenRequest | bool | None":
-        """Return the request of a head that matches no service's own path: an open request, None if
-        the request was answered, or False if its path is not one of these routes.
+        """Return the request for a head that matches no service's own path. The result is an open
+        request, None if the request was answered, or False if its path is not one of these routes.
         """
         if not is_model_path(head):
             return False
@@ -71,9 +71,10 @@ class ModelRoutes:
         return None
 
     def find(self, name: str, head: RequestHead, clock: float) -> "list[ServiceQueue]":
-        """Return the services with this model. If several services have it, return those that the
-        request's key opens or, if the key opens none, those without keys: a service without keys
-        never takes clients from a service with keys.
+        """Return the services with this model. If several services have this model, return the
+        services that accept the request's key or, if no service accepts it, the services without
+        keys. So a service without keys never receives requests that are meant for a service with
+        keys.
         """
         found = self._services.get(name, [])
         if len(found) < 2:

@@ -1,9 +1,10 @@
 """Divides a replica's time among its requests.
 
 At each moment, the requests in flight share the replica equally. So the shares of all requests add
-up to the time in which the replica had at least one request. `_virtual` is the share of a request
-that was in flight all the time: it grows by dt / n. The share of a request is the difference
-between its end and its start, in constant time.
+up to the time in which the replica had at least one request. `_virtual` is the share of an
+imaginary request that is always in flight: it grows by dt / n, where n is the number of requests in
+flight. The share of a request is the difference between the values of `_virtual` at its end and at
+its start, so it is computed in constant time.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from cavvy.domain.request_bills import KeyWork
 
 
 class ReplicaWork:
-    """The work of one replica by key, since the gateway began. Times are monotonic seconds."""
+    """The work of one replica by key, since the gateway's start. Times are monotonic seconds."""
 
     __slots__ = ("_at", "_by_key", "_in_flight", "_virtual")
 

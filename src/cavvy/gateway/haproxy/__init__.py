@@ -1,2 +1,2 @@
-"""The second data plane: HAProxy handles the requests, and the gateway handles those that must
-wait."""
+"""The second data plane: HAProxy passes requests to replicas, and the gateway handles requests that
+must wait."""
