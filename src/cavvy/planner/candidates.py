@@ -91,8 +91,8 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
 
 
 class Candidates(Struct, frozen=True, kw_only=True):
-    """The offers that a job may use now. If there are none, `reason` states why. `hopeless` is true
-    if there are none and waiting cannot help.
+    """The offers that a job may use now. If there are no such offers, `reason` states why.
+    `hopeless` is true if there are no offers and waiting cannot help.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -323,7 +323,7 @@ def join_reasons(reasons: Sequence[str]) -> str:
 
 def merge_candidates(found: Sequence[Candidates]) -> Candidates:
     """Combine the candidates of all alternatives. The result is hopeless only if every alternative
-    is.
+    is hopeless.
     """
     if len(found) == 1:
         return found[0]

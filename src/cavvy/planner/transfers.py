@@ -68,7 +68,7 @@ def estimate_transfers(
     task: TaskSpec, offer: Offer, egress: Mapping[str, Money], starts: float
 ) -> TransferEstimate | None:
     """Return the copies of the task's inputs and outputs whose size is known, or None if there are
-    none.
+    no such copies.
 
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
     copy within one cloud is free if the bucket's region is unknown or that of the offer. Other

@@ -81,8 +81,8 @@ class UniformProgress(MarketPolicy):
 
     The expected pace is work / deadline. If the job is behind this pace and spot is unavailable, it
     runs on demand until it is ahead of the pace by two overheads. This margin prevents frequent
-    changes. Then it uses spot, or idles if there is none. A job on spot stays there as long as
-    possible. After a preemption, it prefers the cheapest spot in other regions.
+    changes. Then it uses spot, or idles if spot is unavailable. A job on spot stays there as long
+    as possible. After a preemption, it prefers the cheapest spot in other regions.
     """
 
     def __init__(self, terms: JobTerms) -> None:
