@@ -227,8 +227,8 @@ class Provider(Protocol):
         Refused."""
 
     async def launch(self, gang: GangSpec) -> None:
-        """Request all nodes or none. If a gang with this name exists, running or ended, nothing is
-        done.
+        """Request all nodes or none. Does nothing if a gang with this name exists, running or
+        ended.
 
         Raises NoCapacity, Refused (nothing is left running), TryAgain (the gang may have started:
         check with `gangs`). If machines were started and deleted again, `gangs` reports them as

@@ -20,8 +20,8 @@ class ProviderState(Protocol):
 
     async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
         """Write or delete a document if its stored version is `document.version` - 1. A document
-        that is not stored counts as version 0. If another server wrote first, nothing changes and
-        the result is False.
+        that is not stored counts as version 0. If another server wrote first, the document is not
+        changed and the result is False.
         """
 
 

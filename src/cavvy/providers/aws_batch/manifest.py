@@ -73,15 +73,20 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The image of jobs whose task names none. `{region}` stands for the region. Without "
+            "The image of jobs whose task names no image. `{region}` stands for the region. "
+            "Without "
             "this setting, each task must name an image.",
         ),
         text(
             "share",
-            "The share identifier of jobs whose task names none. Queues with a fair-share policy "
+            "The share identifier of jobs whose task names no share identifier. Queues with a "
+            "fair-share policy "
             "need it; other queues do not use it.",
         ),
-        text("job_role", "The ARN of the role whose rights the work has. The default is none."),
+        text(
+            "job_role",
+            "The ARN of the role with whose permissions the work runs. The default is none.",
+        ),
         text(
             "execution_role",
             "The ARN of the role that pulls the image, if the instances' own role does not.",

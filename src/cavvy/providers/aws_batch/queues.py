@@ -31,8 +31,8 @@ class BatchQueues:
         self.fair_share: frozenset[str] = frozenset()  # the queues with a fair-share policy
 
     def names(self) -> Sequence[str]:
-        """Return the names of the queues in the settings. Raises Refused if the settings name
-        none."""
+        """Return the names of the queues in the settings. Raises Refused if the settings name no
+        queue."""
         named = list_setting(self._settings, "queues")
         if not named:
             raise Refused("[providers.aws-batch] queues: not set; name the job queues to use")
@@ -69,7 +69,7 @@ class BatchQueues:
         return found
 
     async def _read(self, region: str, queue: Mapping[str, Any]) -> Offer | str:
-        """Return the offer of a queue, or the reason why the queue has none."""
+        """Return the offer of a queue, or the reason why the queue has no offer."""
         order = queue["computeEnvironmentOrder"]
         if (queue["state"], queue["status"]) != ("ENABLED", "VALID"):
             return "the queue is disabled or invalid"

@@ -131,7 +131,7 @@ class AzureAccount:
         return await self._ask(self._api.send("PUT", f"{path}?{query}", body))
 
     async def delete(self, kind: str, name: str, query: str = "") -> None:
-        """Start deleting a resource. If the resource does not exist, nothing is done."""
+        """Start deleting a resource. Does nothing if the resource does not exist."""
         path = await self.path(kind, name)
         await self._ask(self._api.send("DELETE", f"{path}?{_version(kind)}{query}"))
 

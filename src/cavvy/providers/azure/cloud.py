@@ -161,7 +161,7 @@ class AzureCloud:
         return self._silent
 
     async def quotas(self) -> Sequence[Quota]:
-        """Return the quotas of all regions that answer. Raises CloudFault or Refused if none
+        """Return the quotas of all regions that answer. Raises CloudFault or Refused if no region
         answers."""
         found, self._untold = await ask_regions(await self._regions(), self._quotas.read)
         return found

@@ -91,8 +91,8 @@ class BatchApi:
                 raise
 
     async def delete_job(self, job: str) -> None:
-        """Delete a job that has ended. If the job is being deleted or does not exist, nothing is
-        done."""
+        """Delete a job that has ended. Does nothing if the job is being deleted or does not
+        exist."""
         try:
             await self._api().send("DELETE", _path(f"/jobs/{quote(job)}"), None, _TYPE)
         except CloudFault as fault:

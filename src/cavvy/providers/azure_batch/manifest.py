@@ -78,7 +78,8 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The public image of jobs whose task names none. Without this setting, each task must "
+            "The public image of jobs whose task names no image. Without this setting, each "
+            "task must "
             "name an image.",
         ),
         text(

@@ -92,7 +92,7 @@ class Clusters:
         return read_cluster(told)
 
     async def _price(self, cluster: Cluster) -> Offer | str:
-        """Return the offer of a cluster, or the reason why the cluster has none."""
+        """Return the offer of a cluster, or the reason why the cluster has no offer."""
         machine = (await self._read_catalog()).get((cluster.region, cluster.size.lower()))
         if machine is None:
             return f"the catalog has no price of {cluster.size} in {cluster.region}"

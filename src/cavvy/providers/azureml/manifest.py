@@ -81,7 +81,8 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The image of jobs whose task names none. Without this setting, each task must name "
+            "The image of jobs whose task names no image. Without this setting, each task must "
+            "name "
             "an image.",
         ),
         text("experiment", "The experiment in which the studio shows the jobs.", "cavvy"),

@@ -127,8 +127,8 @@ class EcsCapacity:
         )
 
     def _make_offers(self, region: str, capacity: Capacity) -> Sequence[Offer] | str:
-        """Return the offers of one entry, or the reason why the entry has none. The function reads
-        files."""
+        """Return the offers of one entry, or the reason why the entry has no offers. The function
+        reads files."""
         if not capacity.instance_type:
             public = bool(self._settings["public_address"])
             return list_fargate(region, capacity.name, public_address=public)

@@ -95,7 +95,8 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The image of jobs whose task names none. `{region}` stands for the region. Without "
+            "The image of jobs whose task names no image. `{region}` stands for the region. "
+            "Without "
             "this setting, each task must name an image.",
         ),
         text(
@@ -103,7 +104,10 @@ MANIFEST = Manifest(
             "The ARN of the role that pulls the image and writes logs. Fargate needs it for images "
             "in Amazon ECR and for `log_group`.",
         ),
-        text("task_role", "The ARN of the role whose rights the work has. The default is none."),
+        text(
+            "task_role",
+            "The ARN of the role with whose permissions the work runs. The default is none.",
+        ),
         text(
             "log_group",
             "The log group of CloudWatch to which ECS copies the output of containers. By default, "

@@ -79,7 +79,7 @@ class LivePrices(Struct):
 
     def list_extras(self, offer: Offer, settings: Mapping[str, Scalar]) -> tuple[ExtraPrice, ...]:
         """Return the items that Google bills besides the machine, with the amounts that a node
-        usually has."""
+        usually uses."""
         usual = find_disk_type(offer, settings)
         found = []
         for name in _DISKS.values():

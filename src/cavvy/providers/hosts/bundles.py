@@ -1,5 +1,5 @@
-"""Packs the files that are sent to hosts: the supervisor, the agent, and a Python for hosts that
-have none. A file's name depends on its content.
+"""Packs the files that are sent to hosts: the supervisor, the agent, and a Python runtime for hosts
+without Python. A file's name depends on its content.
 
 The Python runtime is copied from this machine: the Python program, the standard library, the shared
 libraries that they need, and the loader. The copy runs on any Linux of the same architecture, with

@@ -170,8 +170,8 @@ def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object
 
 
 def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
-    """Label a pod so that Kueue admits all pods of its group at once. If `queue` is "", nothing is
-    done.
+    """Label a pod so that Kueue admits all pods of its group at once. Does nothing if `queue` is
+    "".
     """
     if queue:
         metadata["labels"] |= {

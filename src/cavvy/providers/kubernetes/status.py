@@ -130,7 +130,7 @@ def write(part: Sequence[PodRank] | PodGangEnd) -> str:
 
 
 def read_time(text: object) -> datetime | None:
-    """Parse a time in Kubernetes' notation; return None if there is none."""
+    """Parse a time in Kubernetes' notation; return None if the time is missing."""
     if not isinstance(text, str) or not text:
         return None
     found = datetime.fromisoformat(text.replace("Z", "+00:00"))

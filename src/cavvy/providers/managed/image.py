@@ -1,4 +1,4 @@
-"""Finds the image of a job: that of the task, of the task's options, or of the settings."""
+"""Finds the image of a job: the image in the task, in the task's options, or in the settings."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -74,7 +74,7 @@ class NebiusMarket:
         return self._regions.get(project, "")
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the offers of all projects that answer. Raises CloudFault or Refused if none
+        """Return the offers of all projects that answer. Raises CloudFault or Refused if no project
         answers."""
         now = self._now()
         if self._offers is None or now >= self._offers[0]:

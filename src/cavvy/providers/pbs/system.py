@@ -228,7 +228,7 @@ def _find_end(facts: Facts) -> datetime | None:
 
 
 def read_size(text: object) -> int:
-    """Parse a size such as `528000000kb` to whole MiB; return 0 if there is none."""
+    """Parse a size such as `528000000kb` to whole MiB; return 0 if the text is not a size."""
     found = re.fullmatch(r"(\d+)\s*([kmgt]?b)?", str(text or "").lower())
     return int(int(found[1]) * _SIZES_KIB[found[2] or "b"] / 1024) if found else 0
 
@@ -252,7 +252,7 @@ def _read_node(name: str, row: Facts, gpu: str, gpu_resource: str) -> ClusterNod
 
 
 def _length(text: object) -> timedelta | None:
-    """Parse `48:00:00`, or a number of seconds; return None if there is none."""
+    """Parse `48:00:00`, or a number of seconds; return None for any other text."""
     parts = [int(part) for part in str(text or "").split(":") if part.isdigit()]
     if not parts:
         return None
@@ -277,7 +277,7 @@ def _decode(text: str) -> dict[str, Any]:
 
 def _time(text: object) -> datetime | None:
     """Parse a time such as `Fri Nov 20 07:13:11 2026` (UTC, as requested) or seconds since the
-    epoch; return None if there is none.
+    epoch; return None for any other text.
     """
     if str(text).isdigit():
         return datetime.fromtimestamp(int(str(text)), UTC) if int(str(text)) else None

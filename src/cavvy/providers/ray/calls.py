@@ -133,7 +133,7 @@ class RayDashboard:
         return True
 
     async def stop(self, name: str) -> None:
-        """Request Ray to stop a job. If the job no longer exists, nothing is done."""
+        """Request Ray to stop a job. Does nothing if the job no longer exists."""
         try:
             await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
         except DashboardRefused as error:
@@ -141,7 +141,7 @@ class RayDashboard:
                 raise
 
     async def forget(self, name: str) -> None:
-        """Delete a job that has ended. If the job no longer exists, nothing is done."""
+        """Delete a job that has ended. Does nothing if the job no longer exists."""
         try:
             await self._ask("DELETE", f"/api/jobs/{quote(name)}")
         except DashboardRefused as error:

@@ -81,7 +81,8 @@ MANIFEST = Manifest(
         text(
             "role",
             "The ARN of the execution role of jobs. SageMaker uses it to pull the image and to "
-            "read and write `bucket`. Work in the job has its rights, too. Required.",
+            "read and write `bucket`. The work in the job also runs with its permissions. "
+            "Required.",
         ),
         text(
             "bucket",
@@ -90,7 +91,8 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The image of jobs whose task names none, in Amazon ECR. `{region}` stands for the "
+            "The image, in Amazon ECR, of jobs whose task names no image. `{region}` stands for "
+            "the "
             "job's region. Without this setting, each task must name an image.",
         ),
         text(

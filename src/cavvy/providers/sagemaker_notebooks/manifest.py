@@ -58,7 +58,8 @@ MANIFEST = Manifest(
         *ACCOUNT,
         text(
             "role",
-            "The ARN of the execution role of notebooks. Work in a session has its rights. With "
+            "The ARN of the execution role of notebooks. The work in a session runs with its "
+            "permissions. With "
             "the right sagemaker:StopNotebookInstance, a notebook whose agent has ended stops "
             "itself, even if the server is lost. Required.",
         ),

@@ -1,4 +1,5 @@
-"""Shadeform: each node is one instance of one of its clouds, which starts the agent on boot."""
+"""Shadeform: each node is an instance in one of Shadeform's clouds, and starts the agent on
+boot."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.shadeform.manifest import MANIFEST

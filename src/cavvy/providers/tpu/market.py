@@ -44,7 +44,7 @@ class TpuMarket:
         self.silent: Sequence[str] = ()
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the offers of all zones that answer. Raises CloudFault or Refused if none
+        """Return the offers of all zones that answer. Raises CloudFault or Refused if no zone
         answers."""
         now = self._now()
         if self._offers is None or now >= self._offers[0]:

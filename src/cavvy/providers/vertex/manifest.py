@@ -86,14 +86,15 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The image of jobs whose task names none, in Artifact Registry or Docker Hub. "
+            "The image, in Artifact Registry or Docker Hub, of jobs whose task names no image. "
             "`{region}` stands for the job's region. Without this setting, each task must name an "
             "image.",
         ),
         text(
             "service_account",
-            "The e-mail address of the service account that jobs run as. Work in the job has its "
-            "rights. The default is Vertex AI's own service agent for custom code.",
+            "The e-mail address of the service account that jobs run as. The work in the job "
+            "runs with its permissions. The default is Vertex AI's own service agent for custom "
+            "code.",
         ),
         text(
             "network",

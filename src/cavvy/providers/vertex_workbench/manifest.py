@@ -78,8 +78,8 @@ MANIFEST = Manifest(
             "fees",
             "Google's management fees in US dollars an hour, for each vCPU and for each GPU of a "
             f"type, such as `vCPU=0.01, T4=0.02`, from {PRICING}. Machines with other GPUs are "
-            "not offered. Required, because Google publishes these prices only on a web page; 0 "
-            "leaves a fee out of plans and bills.",
+            "not offered. Required, because Google publishes these prices only on a web page; "
+            "with 0, plans and bills do not contain the fee.",
         ),
         text(
             "machines",
@@ -90,8 +90,8 @@ MANIFEST = Manifest(
         ),
         text(
             "service_account",
-            "The e-mail address of the service account of the notebooks. Work in a session has its "
-            "rights. The default is the default account of Compute Engine.",
+            "The e-mail address of the service account of the notebooks. The work in a session "
+            "runs with its permissions. The default is the default account of Compute Engine.",
         ),
         text(
             "owner",

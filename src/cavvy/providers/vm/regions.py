@@ -31,8 +31,8 @@ async def list_regions(
     title: Callable[[str], str] = str,
 ) -> Sequence[CloudMachine]:
     """Return the machines of all regions together. `title` returns the name that a region has in
-    offers. Raises SilentRegions if some regions do not answer, and CloudFault or Refused if none
-    answers.
+    offers. Raises SilentRegions if some regions do not answer, and CloudFault or Refused if no
+    region answers.
     """
     found, faults = await _ask_each(regions, ask)
     if faults:
