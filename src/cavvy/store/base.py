@@ -374,7 +374,7 @@ class Store(Protocol):
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:
         """Observations of these markets at `since` or later, oldest first. If there are more than
-        `limit`, only the newest ones are returned.
+        `limit` rows, only the newest are returned.
         """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:

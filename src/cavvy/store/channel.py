@@ -124,8 +124,8 @@ class ReplicaChannel:
 
 
 def pack_signals(sender: str, signals: Sequence[ServerSignal]) -> Sequence[str]:
-    """Join signals, one a line, into texts that fit into a notification, each with the sender at
-    the beginning. Signals that are too long are omitted.
+    """Join signals, one on each line, into texts that fit into a notification. Each text begins
+    with the sender. Signals that are too long are omitted.
     """
     texts, text = [], sender
     for signal in signals:

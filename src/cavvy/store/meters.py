@@ -54,7 +54,7 @@ _LATE = (
 
 
 class SqlMeters:
-    """The rows of bills that no job has."""
+    """The rows of bills that do not belong to jobs."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
         self._read = read

@@ -102,8 +102,9 @@ class ArchiveStore(Protocol):
         """Raises ProjectArchived."""
 
     async def lift(self, project: str) -> None:
-        """Put a project in use again, with those below it that were archived at the same time. Does
-        nothing if the project is not archived. Raises ProjectArchived if its parent is archived.
+        """Restore an archived project, with the projects below it that were archived at the same
+        time. Does nothing if the project is not archived. Raises ProjectArchived if its parent is
+        archived.
         """
 
 

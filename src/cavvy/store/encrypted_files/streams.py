@@ -67,8 +67,9 @@ class BlobFiles:
         return self._plain(name) if hidden is None else self._sealed(hidden)
 
     def stored(self, name: str) -> Path:
-        """Return the path of a stored blob: projects that have begun to encrypt keep their older
-        blobs, and projects that have stopped keep encrypted ones. Raises StoreUnusable, StoreFull.
+        """Return the path of a stored blob: after a project begins to encrypt, its older blobs
+        remain plain, and after it stops, its older blobs remain encrypted. Raises StoreUnusable,
+        StoreFull.
         """
         hidden = self._keys.hide(name) if self._keys else None
         if hidden is not None and (sealed := self._sealed(hidden)).exists():

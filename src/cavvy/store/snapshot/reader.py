@@ -71,7 +71,7 @@ class CatalogSnapshot:
 
     @classmethod
     def open(cls, path: Path | None = None) -> "CatalogSnapshot":
-        """Open the snapshot at `path`, or the one in use if `path` is None (see
+        """Open the snapshot at `path`, or the snapshot in use if `path` is None (see
         `choose.path_in_use`). Raises SnapshotError.
         """
         if path is None:
