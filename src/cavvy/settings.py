@@ -30,7 +30,7 @@ class SettingsError(Exception):
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """One setting. Its unit is the suffix of its name, or is stated in `text`."""
+    """One setting. The setting's unit is the suffix of its name, or is stated in `text`."""
 
     name: str
     default: Scalar
@@ -213,8 +213,8 @@ def _checked(name: str, value: object, where: str) -> Scalar:
 
 
 def _scalar(text: str, name: str | None) -> Scalar:
-    """Return the value of an environment variable. Its text is parsed as TOML. If the setting is a
-    string, or if the text is not valid TOML, the value is the text itself.
+    """Return the value of an environment variable. The variable's text is parsed as TOML. If the
+    setting is a string, or if the text is not valid TOML, the value is the text itself.
     """
     setting = _BY_NAME.get(name) if name else None
     if setting is not None and isinstance(setting.default, str):

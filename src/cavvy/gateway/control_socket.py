@@ -33,7 +33,7 @@ class ReadStatistics(Struct, frozen=True, forbid_unknown_fields=True, tag="stati
 
 
 class AwaitCold(Struct, frozen=True, forbid_unknown_fields=True, tag="cold"):
-    """Wait until requests wait for the first replica of a service; the reply is sent then."""
+    """Wait until requests wait for the first replica of a service, and then send the reply."""
 
 
 class StopGateway(Struct, frozen=True, forbid_unknown_fields=True, tag="stop"):

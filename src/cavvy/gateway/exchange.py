@@ -147,8 +147,8 @@ class Exchange:
         return data
 
     def forget_large_body(self) -> None:
-        """Drop a body that is too large, or whose request is not idempotent; the request cannot be
-        retried then."""
+        """Drop a body that is too large, or whose request is not idempotent. A request without its
+        body cannot be retried."""
         if self.held_bytes > self.keep_bytes:
             self.held.clear()
             self.keep_bytes = self.held_bytes = 0

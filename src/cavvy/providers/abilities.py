@@ -243,7 +243,8 @@ HAS_PARTS: Ability[HasParts] = Ability(
     name="has parts",
     methods=("silent",),
     purpose="Reports the clusters, regions or hosts that did not answer, with the reason. A job "
-    "that fits no available offer waits for these. `FanOut` of `providers/batch/fan_out.py` "
+    "that fits no available offer waits for these parts. `FanOut` of "
+    "`providers/batch/fan_out.py` "
     "queries the parts so that a silent part does not block the others.",
 )
 SIGNALS_CHANGES: Ability[SignalsChanges] = Ability(

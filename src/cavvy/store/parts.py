@@ -1,4 +1,4 @@
-"""The interfaces of the parts of a store, which `Store` has as attributes. `store.base` defines
+"""The interfaces of the parts of a store, which are attributes of `Store`. `store.base` defines
 their errors.
 """
 

@@ -1,5 +1,5 @@
-"""The rows of a file: CSV, CSV in gzip, Parquet, or JSON with an object on each line. They are read
-one after the other, so a file of any length needs little memory.
+"""The rows of a file: CSV, CSV in gzip, Parquet, or JSON with an object on each line. The rows are
+read one after the other, so a file of any length needs little memory.
 """
 
 import csv

@@ -247,8 +247,9 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 
 
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
-    """Return the record with those of the `doomed` machines that are not its nodes, so that they
-    are billed. The time of their request is unknown, but not earlier than the time of the launch.
+    """Add the `doomed` machines that are not nodes of the record to its rolled-back machines, so
+    that they are billed. The time when they were requested is unknown, but not earlier than the
+    launch.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

@@ -102,7 +102,7 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
 
 
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
-    """Return the ways whose costs need no autoscaler."""
+    """Return the costs of the ways that can be computed without simulating the autoscaler."""
     steady = find_steady(load, terms)
     busy_hours = find_busy_s(load, terms.scaling.concurrency) / 3600
     demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr
