@@ -16,7 +16,7 @@ _LENGTH = len(PREFIX) + 43  # 256 bits in base64 without padding
 
 
 def make_token() -> str:
-    """Return a new token. It is shown once and not stored."""
+    """Return a new token. The token is shown once and not stored."""
     return PREFIX + secrets.token_urlsafe(_BYTES)
 
 

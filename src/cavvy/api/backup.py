@@ -42,7 +42,8 @@ FORMAT = 1
 
 
 class ArchiveManifest(Struct, frozen=True, kw_only=True):
-    """The last file of an archive, which describes the others. `files` has the SHA-256 of each."""
+    """The last file of an archive, which describes the others. `files` contains the SHA-256 of each
+    file."""
 
     format: int = FORMAT
     cavvy: str

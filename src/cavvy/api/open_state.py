@@ -477,8 +477,8 @@ def make_dependencies(
 
 
 def make_tidy(store: Store, blobs: ProjectBlobs) -> Callable[[datetime], Awaitable[None]]:
-    """Make a function that removes blobs of working folders that belong to no job. It does so at
-    most once a day.
+    """Make a function that removes blobs of working folders that belong to no job. The function
+    does so at most once a day.
     """
     swept: list[datetime] = []
 

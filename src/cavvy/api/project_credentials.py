@@ -76,8 +76,8 @@ class UsesAccounts(Protocol):
 
 
 class ProjectCredentials:
-    """The credentials of all projects. `problems` has the reason for each account whose credential
-    could not be decrypted.
+    """The credentials of all projects. `problems` contains the reason for each account whose
+    credential could not be decrypted.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The server's state folder. It contains the server's socket, the user's token, the log file, and a
-lock that prevents a second server from using the folder.
+"""The server's state folder. The folder contains the server's socket, the user's token, the log
+file, and a lock that prevents a second server from using the folder.
 """
 
 import asyncio
@@ -157,8 +157,8 @@ class StateDir:
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.haproxy.sock"
 
     def socket_path(self) -> str:
-        """Return the path of the socket. It is in the state folder or, if that file system cannot
-        have sockets, in a folder of this user on a local disk.
+        """Return the path of the socket. The socket is in the state folder or, if that file system
+        cannot have sockets, in a folder of this user on a local disk.
         """
         path = self.file("server.sock")
         if _fits(path) and not self.shared:

@@ -32,8 +32,8 @@ class GangTokens:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def of_claim(self, gang: str, rank: int) -> str:
-        """Return the token with which an agent first claims this rank. It is valid only for the
-        claim.
+        """Return the token with which an agent first claims this rank. The token is valid only for
+        the claim.
         """
         text = b"claim\0" + gang.encode("utf-8", "surrogatepass") + b"\0%d" % rank
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, sha256)).rstrip(b"=").decode()

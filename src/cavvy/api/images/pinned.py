@@ -19,7 +19,8 @@ _HINT = (
 
 
 class ImageVerifier:
-    """Verifies images. It has its own threads, so that slow registries delay nothing else."""
+    """Verifies images. The look-ups run in their own threads, so that slow registries delay nothing
+    else."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_TOGETHER, thread_name_prefix="images")

@@ -110,8 +110,8 @@ class MovedAnswer(Answer, frozen=True, kw_only=True):
 
 class DepositAnswer(Answer, frozen=True, kw_only=True):
     """Signed uploads for the results of ended work, which the agent uses if the server is
-    unreachable then. The first is for the manifest, the others are for the parts. The list is empty
-    if the job has no bucket.
+    unreachable when the work ends. The first is for the manifest, the others are for the parts. The
+    list is empty if the job has no bucket.
     """
 
     uploads: list[SignedAnswer]

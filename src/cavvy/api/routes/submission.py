@@ -216,8 +216,8 @@ def read_task(
 
 
 def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
-    """Make the origin of the run. Its text is the submitted text, unless the client has sent a
-    different text in `origin`. Raises ApiProblem.
+    """Make the origin of the run. The origin's text is the submitted text, unless the client has
+    sent a different text in `origin`. Raises ApiProblem.
     """
     if isinstance(ask.origin, msgspec.UnsetType):
         origin = RunOrigin()
