@@ -43,8 +43,8 @@ def command(
     PROVIDER is a provider with its own job format, such as kubernetes, slurm or pbs; a managed
     service, such as sagemaker; or `dockerfile` for an image that contains the result of the task's
     setup. The exported job runs the task's setup and work with the variables that Cavvy would set.
-    It does not restart after failures, upload or download checkpoints, or record costs. Comments in
-    the output list the steps that you must do by hand.
+    The exported job does not restart after failures, upload or download checkpoints, or record
+    costs. Comments in the output list the steps that you must do by hand.
     """
     import asyncio
 

@@ -25,8 +25,8 @@ _QUIET_S = 5  # seconds of waiting before a message names the reason
 def command(context: click.Context, project: str | None, output: str) -> None:
     """List named machines with their price and cost. `cavvy run --machine NAME` gets one.
 
-    A machine stays, and is billed, while it waits for the next job. It is released when it has had
-    no job for its keep time.
+    A machine stays, and is billed, while it waits for the next job. The machine is released when it
+    has had no job for its keep time.
     """
     if context.invoked_subcommand is not None:
         return

@@ -201,7 +201,8 @@ def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> s
 
 def _warn_of_waits(task: "TaskSpec", offered: "AvailableOffers") -> tuple[str, ...]:
     """Warn about providers whose nodes keep running, and are billed, if the server is unreachable
-    when the work ends. This affects configured providers for which no bucket for results is set.
+    when the work ends. The warning is for configured providers for which no bucket for results is
+    set.
     """
     from cavvy.cli.reach.providers import load_settings
     from cavvy.domain.units import format_duration

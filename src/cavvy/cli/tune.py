@@ -81,10 +81,10 @@ def command(
     the best plan.
 
     Two copies of the script train on this machine and take turns after each window of steps. Both
-    must fit into memory together. A change is kept if its gain exceeds the measurement noise.
-    Without --numerics, only changes with bit-identical results are tried. To use the plan, run the
-    script with CAVVY_TRAIN_PLAN=plan.json. For a script without cavvy.train, no plan is written.
-    The command shows which lines of the script to change instead.
+    copies must fit into memory together. A change is kept if its gain exceeds the measurement
+    noise. Without --numerics, only changes with bit-identical results are tried. To use the plan,
+    run the script with CAVVY_TRAIN_PLAN=plan.json. For a script without cavvy.train, no plan is
+    written. The command shows which lines of the script to change instead.
 
     \b
       cavvy tune train.py --epochs 3

@@ -55,8 +55,8 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
 
 
 def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":
-    """Return the endpoint that nodes would use according to the settings. It must not be used for
-    launches. Raises CommandFailure.
+    """Return the endpoint that nodes would use according to the settings. The endpoint must not be
+    used for launches. Raises CommandFailure.
     """
     if not settings.text("server.tls_listen"):
         return None

@@ -26,7 +26,7 @@ _CONFLICTS = {"TERM"}
 
 
 def host_key() -> Path:
-    """Return the file with the host key of all nodes. It is created on first use."""
+    """Return the file with the host key of all nodes. The file is created on first use."""
     path = Path(default_home()) / "ssh_host_key"
     if not path.exists():
         key = asyncssh.generate_private_key("ssh-ed25519", comment="cavvy")

@@ -229,9 +229,9 @@ def _ask_catalog(
 
 
 def suggest_offer(task: TaskSpec, file: str, *, is_file: bool = True) -> str:
-    """Return a hint for a task that no configured provider can run. It names the cheapest offer of
-    a provider that can be set up, and the command that sets it up. `is_file` is false if `file` is
-    a command or standard input instead of a task file.
+    """Return a hint for a task that no configured provider can run. The hint names the cheapest
+    offer of a provider that can be set up, and the command that sets it up. `is_file` is false if
+    `file` is a command or standard input instead of a task file.
     """
     installed = registry.list_known()
     wanted, driven = task.resources.choices, list[Offer]()

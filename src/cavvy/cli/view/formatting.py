@@ -29,8 +29,8 @@ def show_money(micros: int, decimals: int = 2) -> str:
 
 
 def make_money_format(amounts: Iterable[int]) -> Callable[[int], str]:
-    """Return a function that formats these amounts of micro-dollars and their sum. It uses enough
-    decimals that the printed amounts add up to the printed sum.
+    """Return a function that formats these amounts of micro-dollars and their sum. The function
+    uses enough decimals that the printed amounts add up to the printed sum.
     """
     return partial(show_money, decimals=count_decimals([Money(each) for each in amounts]))
 

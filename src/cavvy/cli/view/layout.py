@@ -131,7 +131,7 @@ def _least(head: TableColumn, cells: Sequence[str], full: int) -> int:
 def row_lines(
     heads: Sequence[TableColumn], texts: Sequence[str], widths: Mapping[int, int]
 ) -> list[str]:
-    """Return the lines of one row. `widths` has the columns that `choose_widths` chose."""
+    """Return the lines of one row. `widths` contains the columns that `choose_widths` selected."""
     beside = {index: width for index, width in widths.items() if width}
     cells = [
         wrap_text(texts[index], width) if heads[index].wrap else [_cut(texts[index], width)]
