@@ -53,7 +53,7 @@ class BudgetRequestView(Answer, frozen=True, kw_only=True):
 class BudgetView(Answer, frozen=True, kw_only=True):
     """A budget in this month. `month_limit_micros` includes the unspent amount of the last month,
     if it is carried over. The forecast is for the end of the month, with an interval of about 80 %.
-    Its values are null during the first two days of spending.
+    The forecast's values are null during the first two days of spending.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""The synchronous client of the API. It has one method per route and returns typed answers. It
-repeats requests where that is safe, and uploads only blobs that the server does not have.
+"""The synchronous client of the API. The client has one method per route and returns typed answers.
+It repeats requests where that is safe, and uploads only blobs that the server does not have.
 """
 
 import os
@@ -323,7 +323,7 @@ class ApiClient:
     def write_exec(
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
-        """Send input. If the node has not read earlier input, wait for this, up to 20 s."""
+        """Send input. If the node has not read the earlier input, wait up to 20 s until it has."""
         target = f"{job_path(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
         answer = self._call("POST", target, data, wait_s=_INPUT_S)
         return decode(answer.body, type=wire.InputTaken)

@@ -1,8 +1,8 @@
 """An HTTP/1.1 client over a Unix socket, TCP or TLS, with persistent connections.
 
-It is used instead of `http.client`, because importing that module takes as long as importing all
-other modules of a command. It supports only answers that Cavvy's server gives, with Content-Length
-or chunked bodies. A connection belongs to one thread.
+This client is used instead of `http.client`, because importing that module takes as long as
+importing all other modules of a command. It supports only answers that Cavvy's server gives, with
+Content-Length or chunked bodies. A connection belongs to one thread.
 """
 
 import select

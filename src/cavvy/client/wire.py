@@ -1,6 +1,6 @@
 """The requests and answers of the API, shared by the server and its clients.
 
-They are msgspec structs, which can be encoded and decoded fast. Money is in micro-US-dollars,
+The types are msgspec structs, which can be encoded and decoded fast. Money is in micro-US-dollars,
 durations are in seconds, and times are in UTC. `task`, `origin` and `offer` are not decoded, so
 that lists are fast; `msgspec.json.decode(job.task, type=Task)` decodes a task.
 """
@@ -202,8 +202,8 @@ class MarketListing(Answer, frozen=True, kw_only=True):
 class JobDetail(JobListing, frozen=True, kw_only=True):
     """One job with all details.
 
-    `queue_position` is 1 for the next job to start. It is null for a job that is not queued or may
-    not start yet.
+    `queue_position` is 1 for the next job to start. `queue_position` is null for a job that is not
+    queued or may not start yet.
     """
 
     task: Raw

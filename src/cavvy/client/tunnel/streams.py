@@ -1,5 +1,5 @@
-"""The two byte streams of a tunnel, one in each direction. They are sent as requests to the server,
-by one thread for each stream.
+"""The two byte streams of a tunnel, one in each direction. The streams are sent as requests to the
+server, by one thread for each stream.
 """
 
 import asyncio
