@@ -49,8 +49,8 @@ class ReplicaCount(Struct, frozen=True, kw_only=True):
 
 class ReadinessProbe(Struct, frozen=True, kw_only=True):
     """The probe of a replica: a GET of `path` must be answered with a status from 200 to 399 within
-    `timeout`. A replica is probed at the interval `every`. It has the time `start` for its first
-    answer, and is unhealthy after `failures` failures in a row. With `any_status`, every HTTP
+    `timeout`. A replica is probed at the interval `every`. The replica has the time `start` for its
+    first answer, and is unhealthy after `failures` failures in a row. With `any_status`, every HTTP
     response counts as an answer.
     """
 
@@ -267,12 +267,12 @@ class ServingMarket(Struct, frozen=True, kw_only=True):
 
 
 class ServiceReplica(Struct, frozen=True, kw_only=True):
-    """One replica of a revision of a service. It was requested in `market` ("" if the planner chose
-    the offer) and runs at `place`. It may run at these `providers`; () means all that its task
-    permits. Times are None until the event has happened. `reason` is the reason for the last
-    transition. Its program listens on `port` of its node. `gang` is the gang that runs the replica.
-    It is "" while there is no gang, and on the server's machine, where the gateway reaches the port
-    without a tunnel.
+    """One replica of a revision of a service. The replica was requested in `market` ("" if the
+    planner chose the offer) and runs at `place`. The replica may run at these `providers`; () means
+    all providers that its task permits. Times are None until the event has happened. `reason` is
+    the reason for the last transition. The replica's program listens on `port` of the node. `gang`
+    is the gang that runs the replica. `gang` is "" while there is no gang, and on the server's
+    machine, where the gateway reaches the port without a tunnel.
     """
 
     id: str
