@@ -46,8 +46,8 @@ Objections = Callable[[TaskSpec, str], Sequence[Objection]]
 
 
 class OfferedMarket(Struct, frozen=True, kw_only=True):
-    """The offers of the configured providers. `problems` has a message for each provider that gave
-    no answer or an incomplete one.
+    """The offers of the configured providers. `problems` contains a message for each provider that
+    gave no answer or an incomplete one.
 
     `blind` are the providers that did not report where their volumes are. Before `restrict`, the
     market contains the offers, volumes and problems of all projects' accounts; each account is
@@ -260,8 +260,9 @@ def _list_silent(task: TaskSpec, market: OfferedMarket) -> list[str]:
 
 
 def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
-    """Return the result if there are no offers. It is hopeless only if every provider that the job
-    may use has answered, because a provider that did not answer may have an offer that fits.
+    """Return the result if there are no offers. The result is hopeless only if every provider that
+    the job may use has answered, because a provider that did not answer may have an offer that
+    fits.
     """
     silent = _list_silent(task, market)
     if silent:

@@ -3,8 +3,8 @@ within a preemption notice.
 
 The interval follows Daly's formula (`risk.checkpoint_interval`). The loss rate is the market's
 observed rate, mixed with a prior that counts as `PRIOR_NODE_HOURS` of observation: (losses + prior
-x weight) / (observed node-hours + weight). This is the mean of a Poisson rate with a conjugate
-Gamma prior.
+x weight) / (observed node-hours + weight). The loss rate is the mean of a Poisson rate with a
+conjugate Gamma prior.
 """
 
 from datetime import timedelta

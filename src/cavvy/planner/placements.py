@@ -113,8 +113,8 @@ class LimitMiss(Struct, frozen=True, kw_only=True):
 class PlacementPlan(Struct, frozen=True, kw_only=True):
     """The ranked placements, and the numbers of offers that fit the task but break a limit.
 
-    `considered` equals `kept` plus sum(rejected.values()). `placements` has the placements that
-    break no limit, or the part of them that the `RankingView` selects.
+    `considered` equals `kept` plus sum(rejected.values()). `placements` contains the placements
+    that break no limit, or the part of them that the `RankingView` selects.
     """
 
     placements: tuple[Placement, ...]

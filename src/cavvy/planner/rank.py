@@ -199,8 +199,8 @@ def order_of(
 
 
 class _Course(Struct, frozen=True, kw_only=True):
-    """The expected times and preemptions of an offer. They are equal for all offers with the same
-    shape.
+    """The expected times and preemptions of an offer. The times and preemptions are equal for all
+    offers with the same shape.
     """
 
     run_time: timedelta | None

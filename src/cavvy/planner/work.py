@@ -110,8 +110,8 @@ def estimate(task: TaskSpec, offer: Offer) -> TimeEstimate:
 
 
 def _on_a_part(task: TaskSpec, offer: Offer) -> TimeEstimate:
-    """Return the time on a fraction of an accelerator. It is the time on a whole accelerator
-    divided by the fraction.
+    """Return the time on a fraction of an accelerator. The result is the time on a whole
+    accelerator divided by the fraction.
     """
     whole = estimate(task, replace(offer, accelerator_part=1.0))
     if whole.run_time is None:

@@ -41,7 +41,7 @@ class PolicySession:
 
     def show(self, at_s: float, quotes: tuple[SpotQuote, ...]) -> None:
         """Record the true quotes of all markets, for simulations in which the job knows everything.
-        They are valid until the next call. In such a simulation, `observe` is not used.
+        The quotes are valid until the next call. In such a simulation, `observe` is not used.
         """
         self._policy.learn(at_s, quotes)
         self._shown = quotes

@@ -63,8 +63,8 @@ ELSEWHERE = MeasuredError(median=0.15, most=0.51, steps=181, is_share=True)
 
 
 def find_kind(profile: WorkProfile) -> ModelKind:
-    """Return the kind of a model. It is derived from the shares of the model's kernels in the time
-    of a step on an H200.
+    """Return the kind of a model. The kind is derived from the shares of the model's kernels in the
+    time of a step on an H200.
     """
     times, operations = _shares(profile)
     if profile.assumed or _find_rare(times, operations):

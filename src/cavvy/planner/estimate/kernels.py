@@ -131,7 +131,8 @@ def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
 
 
 def name_kind(kernel: KernelProfile) -> str:
-    """Return the kind that determines a kernel's rate. It is more specific than `kernel.kind`."""
+    """Return the kind that determines a kernel's rate. This kind is more specific than
+    `kernel.kind`."""
     if kernel.kind == "conv" and kernel.size[0] > 1:
         return "depthwise" if kernel.size[2] <= 1 else "grouped_conv"
     if kernel.kind == "reduction":

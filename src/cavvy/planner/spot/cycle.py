@@ -18,7 +18,7 @@ do not depend on the other spells, so the best thresholds follow from the length
   available for `trust` hours.
 
 The price is then chosen so that these thresholds use exactly the available slack in the remaining
-time (dual ascent on this single constraint). It is computed again for each decision.
+time (dual ascent on this single constraint). The price is computed again for each decision.
 """
 
 from collections.abc import Callable
@@ -112,8 +112,8 @@ def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0)
     search finds none. `need` returns the hours that are needed at a price. They decrease as the
     price increases.
 
-    `guess` is the result of an earlier search. It does not change the result, but makes the search
-    unnecessary if the final bounds of the earlier search still hold.
+    `guess` is the result of an earlier search. `guess` does not change the result, but makes the
+    search unnecessary if the final bounds of the earlier search still hold.
     """
     if need(0.0) <= slack:
         return 0.0

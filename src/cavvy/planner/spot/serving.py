@@ -39,8 +39,8 @@ class ServiceTerms(Struct, frozen=True, kw_only=True):
 class ServiceView(NamedTuple):
     """The state of a service at one moment.
 
-    `ages_s` has the ages of all spot replicas in each zone, ready or not, oldest first. `lost` and
-    `failed` are the numbers of replicas lost and launches failed in each zone since the last
+    `ages_s` contains the ages of all spot replicas in each zone, ready or not, oldest first. `lost`
+    and `failed` are the numbers of replicas lost and launches failed in each zone since the last
     decision. `ready` and `on_demand` are the numbers of ready replicas on spot and on demand.
     """
 

@@ -39,7 +39,7 @@ class SpotQuote(NamedTuple):
     """The spot offer of a market at one moment. `at_risk` is true if the provider reported that it
     may soon preempt nodes in this market.
 
-    `since_s` is the estimated time of the last change of `up`. It is None if every change is
+    `since_s` is the estimated time of the last change of `up`. `since_s` is None if every change is
     observed at once, and UNSEEN if only the price is known.
     """
 
