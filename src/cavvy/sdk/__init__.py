@@ -1,3 +1,3 @@
-"""The Python interface for notebooks and scripts. Its names are imported from `cavvy`: `from cavvy
+"""The Python interface for notebooks and scripts. The names are imported from `cavvy`: `from cavvy
 import Client, Task`.
 """

@@ -211,7 +211,8 @@ def _read_seconds(timeout: TimeLimit) -> float:
 
 
 def _make_failure(job: Job, status: JobStatus) -> JobFailed:
-    """Make the exception for a job that did not succeed. It contains the end of the log."""
+    """Make the exception for a job that did not succeed. The exception's text contains the end of
+    the log."""
     lines = _read_tail(job, status)
     end = "\nThe log ends with:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
     done = "was stopped" if status.phase == "stopped" else "failed"
