@@ -76,8 +76,8 @@ def _is_ignored(folder: Path) -> bool:
 
 
 def git_environment() -> dict[str, str]:
-    """Return the environment for running git on a folder. It has no variable that would make git
-    use another folder. Git takes no optional locks and asks for no input.
+    """Return the environment for running git on a folder. The environment contains no variable that
+    would make git use another folder. Git takes no optional locks and asks for no input.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return {**kept, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
