@@ -1,4 +1,4 @@
-"""The loss of a batch that is computed in parts. It is the weighted mean over all parts.
+"""The loss of a batch that is computed in parts. The loss is the weighted mean over all parts.
 
 The weight of a mean over samples is the number of samples. Many losses are means over something
 else, for example over the tokens that are not padding. The weight of any mean is its denominator.

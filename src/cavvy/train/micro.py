@@ -1,5 +1,5 @@
-"""The micro-batch: the largest number of samples that fits into memory in one forward pass. It is
-the same on all ranks, and is searched once per GPU type.
+"""The micro-batch: the largest number of samples that fits into memory in one forward pass. The
+micro-batch is the same on all ranks, and is searched once per GPU type.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class OutOfMemory(RuntimeError):
     """Raised if a single sample does not fit into memory, or one rank of a split model ran out of
     memory.
 
-    `fits` has the micro-batches that fit, by key. It is empty if no micro-batch is known.
+    `fits` contains the micro-batches that fit, by key. `fits` is empty if no micro-batch is known.
     """
 
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:
@@ -34,7 +34,8 @@ class OutOfMemory(RuntimeError):
 
 @dataclass(slots=True)
 class MicroBatch:
-    """The current micro-batch. `known` has one size for each key and is saved in checkpoints."""
+    """The current micro-batch. `known` contains one size for each key and is saved in
+    checkpoints."""
 
     key: str
     known: dict[str, int]

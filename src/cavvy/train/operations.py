@@ -94,7 +94,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def count_flops(kind: str, packet: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
     """Return the FLOPs (a multiply-add counts as two) and the shape as a matrix product (batch, m,
-    n, k). Both are zero for operations that are not matrix products.
+    n, k). FLOPs and shape are zero for operations that are not matrix products.
     """
     name = packet.removeprefix("aten.")
     if kind == "matmul":

@@ -16,7 +16,7 @@ FULL = 0.6  # parameters are sharded if they need more than this share of the de
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A plan. It must satisfy replicas x shards x tensor x pipeline = number of ranks.
+    """A plan. A plan must satisfy replicas x shards x tensor x pipeline = number of ranks.
 
     The batch is split over replicas x shards. Each copy of the parameters is split over `shards`
     ranks (FSDP2). Each layer is split over `tensor` ranks, and the layers are distributed over

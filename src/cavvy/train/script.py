@@ -30,8 +30,8 @@ class _Done(BaseException):
 
 
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
-    """Return the work profile of the first micro-batch of a script. It covers the first forward
-    pass up to the first `optimizer.step`, or up to the second forward pass if the script
+    """Return the work profile of the first micro-batch of a script. The profile covers the first
+    forward pass up to the first `optimizer.step`, or up to the second forward pass if the script
     accumulates gradients.
 
     The script runs as `python path arguments` would run it, but on fake tensors. The number of

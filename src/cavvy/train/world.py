@@ -178,8 +178,8 @@ def _open_store(run: str) -> Any:
 
 
 def _place() -> tuple[int, int, int]:
-    """Return the rank, the number of ranks, and the rank within this node. They are read from
-    variables that torchrun sets, or that Cavvy sets for jobs with one process per node.
+    """Return the rank, the number of ranks, and the rank within this node. The numbers are read
+    from variables that torchrun sets, or that Cavvy sets for jobs with one process per node.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

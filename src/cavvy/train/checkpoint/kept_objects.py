@@ -36,8 +36,8 @@ def encode(objects: Objects) -> tuple[dict[str, str], Objects]:
 
 
 def make_targets(plain: dict[str, Any], objects: Objects) -> Objects:
-    """Return empty tensors into which the saved tensors are loaded. They are on the same devices as
-    the tensors of the script's objects.
+    """Return empty tensors into which the saved tensors are loaded. The empty tensors are on the
+    same devices as the tensors of the script's objects.
     """
     targets = {}
     for name, thing in objects.items():

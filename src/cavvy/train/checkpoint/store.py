@@ -1,11 +1,11 @@
 """A folder of checkpoints. The newest complete checkpoint can always be read, with any number of
 ranks.
 
-A checkpoint is a folder `step-N` with the files of torch's distributed checkpoint. It is complete
-when it contains `complete.json`. This file is written last, by a rename, after the files of all
-ranks are on disk. Only one save runs at a time. A background thread copies the state while the next
-step is computed. Code that changes parameters must call `join` first; otherwise the copy would
-silently mix two states.
+A checkpoint is a folder `step-N` with the files of torch's distributed checkpoint. A checkpoint is
+complete when its folder contains `complete.json`. This file is written last, by a rename, after the
+files of all ranks are on disk. Only one save runs at a time. A background thread copies the state
+while the next step is computed. Code that changes parameters must call `join` first; otherwise the
+copy would silently mix two states.
 """
 
 import json
@@ -50,7 +50,8 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A complete checkpoint. `facts` has the state of the checkpoint except for its tensors."""
+    """A complete checkpoint. `facts` contains the state of the checkpoint except for its
+    tensors."""
 
     path: Path
     step: int
@@ -260,8 +261,8 @@ def find_latest(folder: Path, below: float = inf) -> StoredCheckpoint | None:
 
 
 def count_threads(state: Any) -> int:
-    """Return the number of threads with which a rank writes its part of the state. This is also the
-    number of files.
+    """Return the number of threads with which a rank writes its part of the state. The number of
+    files is the same.
     """
     tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
     size = sum(local(tensor).nbytes for tensor in tensors)

@@ -1,8 +1,8 @@
 """The interface to data formats. A source is any object that has a length and returns the sample at
 an index.
 
-A reader is a function that opens a path or URL and returns a `Source`. It is registered under a
-name, which is written before the colon, such as "mds" in "mds:/data/shards". Shuffling, splitting
+A reader is a function that opens a path or URL and returns a `Source`. A reader is registered under
+a name, which is written before the colon, such as "mds" in "mds:/data/shards". Shuffling, splitting
 over ranks and resuming work in the same way for all sources.
 """
 

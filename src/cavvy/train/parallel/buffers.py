@@ -1,5 +1,5 @@
-"""Handles buffers that forward passes change, such as running means. They are restored before a
-step is repeated, and are kept equal on all ranks.
+"""Handles buffers that forward passes change, such as running means. The buffers are restored
+before a step is repeated, and are kept equal on all ranks.
 
 As in DistributedDataParallel, all ranks copy the buffers of the first rank.
 """

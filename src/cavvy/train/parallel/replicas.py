@@ -88,8 +88,8 @@ class ReplicaCheck:
 
 
 def are_equal(maxima: Sequence[int]) -> bool:
-    """Return whether all ranks passed the same facts. `maxima` has pairs: the maximum of a fact
-    over all ranks, and the maximum of its complement, which is the complement of the minimum.
+    """Return whether all ranks passed the same facts. `maxima` contains pairs: the maximum of a
+    fact over all ranks, and the maximum of its complement, which is the complement of the minimum.
     """
     return all(high == ~low for high, low in zip(maxima[::2], maxima[1::2], strict=True))
 
