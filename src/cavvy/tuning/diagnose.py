@@ -179,8 +179,8 @@ class Diagnoser:
         return window
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
-        """Return the median time of a step in a window. It is computed from the means of groups of
-        steps; a group has as many steps as a loader may prepare batches at once.
+        """Return the median time of a step in a window. The median is computed from the means of
+        groups of steps; a group has as many steps as a loader may prepare batches at once.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))

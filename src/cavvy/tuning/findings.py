@@ -17,9 +17,9 @@ MEMORY = (  # evidence and fix for slow data in memory
 @dataclass(frozen=True, slots=True)
 class CostFinding:
     """One cause of lost time. `lost_s` is its cost in seconds per step, and `half_s` is half the
-    width of the 95 % confidence interval by Student's t. `pairs_s` has the smallest and the largest
-    loss of a pair. It is set if the interval includes zero but at least `AGREE` pairs were measured
-    and all of them show a loss.
+    width of the 95 % confidence interval by Student's t. `pairs_s` contains the smallest and the
+    largest loss that a pair of windows showed, in seconds per step. It is set if the interval
+    includes zero but at least `AGREE` pairs were measured and all of them show a loss.
     """
 
     cause: str
@@ -96,8 +96,8 @@ class StepWindow:
         ]
 
     def shared(self) -> list[float]:
-        """Return the seconds of communication in each step without waits for other ranks. They are
-        measured on the rank with the least communication.
+        """Return the seconds of communication in each step without waits for other ranks. The
+        seconds are measured on the rank with the least communication.
         """
         by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
         return [min(each) for each in zip(*by_rank, strict=True)]

@@ -109,8 +109,8 @@ class TuningSession:
             )
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment of the script. It has no variables for reports to an agent.
-        Variables for the plan file and the levers are added.
+        """Return the environment of the script. The environment contains no variables for reports
+        to an agent. Variables for the plan file and the levers are added.
         """
         own = ("CAVVY_PROGRESS_FILE", "CAVVY_NOTICE")
         env = {name: value for name, value in os.environ.items() if name not in own}

@@ -34,7 +34,7 @@ class PlanTrial:
 
 
 class PlanTuner:
-    """Finds a faster plan for a script. For a script with a plain loop, `plan` has the chosen
+    """Finds a faster plan for a script. For a script with a plain loop, `plan` contains the chosen
     levers (see `cavvy.tuning.levers`).
 
     Raises: ScriptError: the script does not run even without a change.

@@ -61,7 +61,7 @@ def look_at_data(data: Any, count: int, size: int) -> dict[str, Any]:
 
 
 def _read_part(data: Any, chosen: list[int], number: int, took: dict[str, list[float]]) -> None:
-    """Read, transform and collate some samples. `number` is the position of the first one."""
+    """Read, transform and collate some samples. `number` is the position of the first sample."""
     many = getattr(data.source, "__getitems__", None)
     if many is not None:
         samples = _timed(took["read"], lambda: many(chosen))
@@ -99,7 +99,7 @@ class StackSampler:
 
     The time stamp is taken before the line is determined. The reason is that the sampling thread
     gets to run when an operation begins, and a short operation would end while the line is being
-    determined. `loop` has the code objects of the functions that run the training loop.
+    determined. `loop` contains the code objects of the functions that run the training loop.
     """
 
     def __init__(self, clock: Any, loop: "frozenset[Any]" = frozenset()) -> None:
@@ -149,7 +149,7 @@ class BusyLines:
         self._told: dict[str, tuple[int, int]] = {}
 
     def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
-        """Learn from a traced window. `busy` has the intervals in which operations ran, in
+        """Learn from a traced window. `busy` contains the intervals in which operations ran, in
         nanoseconds since 1970; they are sorted and do not overlap. A line that calls many tiny
         operations in each of the `steps` steps is also treated as Python.
         """
@@ -179,9 +179,9 @@ class BusyLines:
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
     """Summarize samples. `own` is the share of all time in which the user's lines ran Python within
-    the parts of a step. `between` has the nanoseconds between the parts by kind: `python`,
-    `saving`, other `work`, and the `loop` itself. `lines` has the most frequent lines of each kind
-    except `loop`, with their shares of all time.
+    the parts of a step. `between` contains the nanoseconds between the parts by kind: `python`,
+    `saving`, other `work`, and the `loop` itself. `lines` contains the most frequent lines of each
+    kind except `loop`, with their shares of all time.
     """
     own, between = 0, dict.fromkeys(("python", "saving", "work", "loop"), 0)
     found: dict[str, Counter[str]] = {kind: Counter() for kind in between if kind != "loop"}
