@@ -93,7 +93,8 @@ def list_ways(client: ApiClient) -> list[SignInWay]:
 
 
 def sign_in(client: ApiClient, id_token: str) -> SignInMade:
-    """Exchange an ID token, which is possible once. Raises ApiError `sign-in-refused`."""
+    """Exchange an ID token for a token of the server. Each ID token can be exchanged only once.
+    Raises ApiError `sign-in-refused`."""
     answer = client.send("POST", "/v1/sign-in", encode(SignInAsk(id_token=id_token)))
     return decode(answer.body, type=SignInMade)
 

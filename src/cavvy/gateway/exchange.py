@@ -51,8 +51,7 @@ class ResponseSink(Protocol):
 
 
 class Exchange:
-    """One exchange. Values that few requests change are attributes of the class until they are
-    set."""
+    """One exchange. Rarely changed values are attributes of the class until they are set."""
 
     started_at = 0.0
     held_bytes = 0

@@ -311,7 +311,7 @@ def _start(
     knowledge: MarketKnowledge,
     progress: JobProgress,
 ) -> timedelta:
-    """Return the time from a launch until the work begins. To be cautious, the estimate is the
+    """Return the time from a launch until the work begins. As a cautious estimate, this is the
     longest boot time of all markets plus the setup.
     """
     offers = [offer for place in places for offer in (place.spot, place.fixed) if offer is not None]
