@@ -316,8 +316,8 @@ _OTHERS = (
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-    """Apply `Module._apply` to fake parameters, whose data cannot be replaced in place. If the
-    number type changes, a new parameter replaces the old one.
+    """Apply `Module._apply` to fake parameters, whose data cannot be replaced in place. If the data
+    type changes, a new parameter replaces the old one.
     """
     made: dict[int, torch.nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:

@@ -24,8 +24,7 @@ class PolicySession:
     """A policy, and one job's observations of its markets.
 
     Times are seconds since the job was submitted; observations from before the submission have
-    negative times. Markets have the numbers that they have in the terms. Calls must be made in
-    order of time.
+    negative times. Markets are numbered as in the terms. Calls must be made in order of time.
     """
 
     def __init__(self, policy: MarketPolicy, usd_hr: Sequence[float]) -> None:

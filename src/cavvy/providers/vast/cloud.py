@@ -1,5 +1,5 @@
 """Calls Vast.ai's REST API (https://docs.vast.ai/api-reference). Version 1 of the API lists
-instances, because accounts made after 2 June 2026 cannot use version 0 for this.
+instances, because accounts made after 2 June 2026 cannot list instances with version 0.
 """
 
 import json
