@@ -279,7 +279,10 @@ def _change(
 
 
 def _remove(bill: DrilledBill) -> date:
-    rows, day = bill.pick()
+    return _drop(bill, *bill.pick())
+
+
+def _drop(bill: DrilledBill, rows: Sequence[Row], day: date) -> date:
     gone = {row["id"] for row in rows}
     bill.rows = [row for row in bill.rows if row["id"] not in gone]
     return day
@@ -307,10 +310,7 @@ def _change_volume(bill: DrilledBill) -> date:
 
 
 def _remove_volume(bill: DrilledBill) -> date:
-    rows, day = bill.pick_volume()
-    gone = {row["id"] for row in rows}
-    bill.rows = [row for row in bill.rows if row["id"] not in gone]
-    return day
+    return _drop(bill, *bill.pick_volume())
 
 
 def _forget_volume(bill: DrilledBill) -> date:
