@@ -432,8 +432,8 @@ async def test_terminals_are_told_only_of_providers_for_people(api: Api, issuer:
 
 async def test_a_dangerous_trust_is_refused(api: Api) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"claims": {}}, "`claims` must say which"),
-        ({"claims": {"repository": "*"}}, "`claims` must say which"),
+        ({"claims": {}}, "`claims` must restrict"),
+        ({"claims": {"repository": "*"}}, "`claims` must restrict"),
         ({"issuer": "http://issuer.example.com"}, "must begin with https://"),
         ({"issuer": "https://a.example/?x=1"}, "without a query"),
         ({"audience": ""}, "`audience` is empty"),

@@ -165,8 +165,10 @@ class Disks:
                 f"<device>{disk.device}</device><status>attached</status>"
                 f"<deleteOnTermination>{str(disk.goes).lower()}</deleteOnTermination></item>"
             )
+        made = f"{disk.made_at:%Y-%m-%dT%H:%M:%S.000Z}"
         return (
-            f"<item><volumeId>{disk.id}</volumeId><size>{disk.size_gib}</size><volumeType>{disk.type}</volumeType>"
+            f"<item><volumeId>{disk.id}</volumeId><size>{disk.size_gib}</size>"
+            f"<volumeType>{disk.type}</volumeType><createTime>{made}</createTime>"
             f"<availabilityZone>{disk.zone}</availabilityZone><status>{disk.state(self.now())}</status>"
             f"<attachmentSet>{attached}</attachmentSet><tagSet>{tags}</tagSet></item>"
         )

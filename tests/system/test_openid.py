@@ -99,7 +99,7 @@ def check_job(provider: OpenIdServer, root: User, url: str, job: User) -> None:
     root.cli("role", "grant", "ci", "member", "-p", "vision")
     add = ("trust", "add", "jobs", "--issuer", provider.url, "--audience", "other")
     add = (*add, "--account", "ci", "--scope", "view", "-p", "vision")
-    assert "must say which" in root.cli(*add, code=2)
+    assert "must restrict" in root.cli(*add, code=2)
     root.cli(*add, "--claim", "email=*@build.example.com")
     assert "no trust accepts its email" in login(
         job, url, get_id_token(provider, "ada", "other"), 1

@@ -92,7 +92,7 @@ def test_an_archive_of_a_working_server_is_restored_on_postgresql(
         again = tmp_path / "again"
         assert "backed up" in (told := run_server("backup", str(again))), told
         stop_server()
-        assert "has jobs" in run_server("restore", str(archive))
+        assert "a server with jobs" in run_server("restore", str(archive))
     with home_at(tmp_path / "two" / "third"):
         told = run_server("restore", str(again))  # the other way: from PostgreSQL to SQLite
         assert "restored; start the server" in told, told

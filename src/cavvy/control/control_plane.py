@@ -372,8 +372,7 @@ class ControlPlane:
         return receive
 
     async def _take_up(self, turn: LeaseTurn) -> None:
-        """Resume the work of newly acquired leases. This server's knowledge of gangs may be
-        outdated."""
+        """Resume the work of new leases, without this server's old knowledge of gangs."""
         if turn.lost or turn.gained:
             self._operator.start_over()
         if turn.gained:

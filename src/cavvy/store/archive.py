@@ -23,27 +23,28 @@ _MOST = 3  # names in a message
 class SqlArchive:
     """The rows of projects, as far as their archive."""
 
-    def __init__(self, write: RunTransaction) -> None:
-        self._write = write
+    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        self._read, self._write = read, write
 
     async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:
         await self._write(lambda session: _put(session, projects, at, busy=busy))
 
     async def check(self, project: str) -> None:
-        await self._write(lambda session: check_open(session, [project]))
+        # not a write, which would be recorded in the audit log as a change
+        await self._read(lambda session: check_open(session, [project], lock=False))
 
     async def lift(self, project: str) -> None:
         await self._write(lambda session: _lift(session, project))
 
 
-def check_open(session: DatabaseSession, projects: Collection[str]) -> None:
-    """Raise ProjectArchived if one of the projects is archived. It stays as it is until the
-    transaction ends.
+def check_open(session: DatabaseSession, projects: Collection[str], *, lock: bool = True) -> None:
+    """Raise ProjectArchived if one of the projects is archived. With `lock`, none of the projects
+    is archived or unarchived before the transaction ends.
     """
     where, values = in_projects("name", projects)
     # the archive's own UPDATE waits for this lock, and this lock for the UPDATE
-    lock = "" if session.driver.is_sqlite else " FOR SHARE"
-    sql = f"SELECT name, archived_at FROM projects WHERE {where} ORDER BY name{lock}"
+    ending = " FOR SHARE" if lock and not session.driver.is_sqlite else ""
+    sql = f"SELECT name, archived_at FROM projects WHERE {where} ORDER BY name{ending}"
     for name, archived_at in session.run(sql, values).fetchall():
         if archived_at is not None:
             raise ProjectArchived(f"project {name} is archived, so nothing new starts in it")

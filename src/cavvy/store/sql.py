@@ -120,7 +120,7 @@ class SqlStore:
         self.sign_ins, self.budgets = SqlSignIns(*database), SqlBudgets(*database)
         self.services, self.meters = SqlServices(*database), SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
-        self.archive, self.queued_calls = SqlArchive(self._write), SqlQueuedCalls(*database)
+        self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     async def open(self) -> None:
