@@ -96,6 +96,8 @@ def test_commands_reach_a_job_through_every_server(site: ReplicaSite) -> None:
         # From now on, `a` seems to be on another machine: `b` serves the agents of this one, and
         # reaches `a` by TLS.
         site.run("UPDATE cavvy_replicas SET host = 'elsewhere' WHERE folder LIKE '%/a'")
+        # no server of another machine ever held this lease, so none gives it back
+        site.run("UPDATE cavvy_leases SET holder = '' WHERE name LIKE 'host:%'")
         wait_until(lambda: site.ask(_AGENTS_SERVER) == [(str(site.homes["b"]),)])
         assert run(a, b, job) == (b"hello\n", 7)
         assert echo(a, b, job) == b"TYPED"
