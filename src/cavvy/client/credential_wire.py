@@ -1,6 +1,5 @@
-"""The requests and answers of the routes for credentials of projects at providers, and the client's
-methods for them.
-"""
+"""The requests and answers of the API routes that manage a project's provider credentials, and the
+client methods that call these routes."""
 
 from datetime import datetime
 

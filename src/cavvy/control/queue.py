@@ -334,6 +334,6 @@ class QueueReconciler:
 
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
     """Return whether to skip the remaining jobs: every offer already has a job waiting for it, and
-    enough jobs have a reason to show.
+    enough jobs already have the reason for which they wait.
     """
     return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)

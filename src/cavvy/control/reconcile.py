@@ -194,7 +194,7 @@ class JobReconciler:
             self._out.agents.afford(attempt.id, now + lease_paid_by(left, rate, rows.job))
 
     def _free_leases(self, rows: JobRows) -> None:
-        """Remove the limits of leases, because nothing limits the job now."""
+        """Remove the time limits of the leases, because no budget limits the job now."""
         for attempt in rows.open:
             self._operator.afford(attempt, None)
             self._out.agents.afford(attempt.id, None)

@@ -56,7 +56,7 @@ def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> Volum
 
 def settle_bill(bill: VolumeBill, uses: Mapping[str, Sequence[VolumeUse]]) -> VolumeBill:
     """The bill without what is older than two months, so that it stays small: those entries stand.
-    A line that goes on is not cut. `uses` are those of the bill's gangs.
+    A line that goes on is not cut. `uses` has the uses of the volume by the bill's gangs.
     """
     since = bill.seen_at - SETTLED_AFTER
     since = next((each.since for each in bill.lines if each.since < since < each.until), since)

@@ -28,7 +28,7 @@ class ScriptError(Exception):
 
 
 class TimeLimitReached(ScriptError):
-    """Raised when the time limit has passed. The measurements made before remain valid."""
+    """Raised when the time limit has passed. Earlier measurements remain valid."""
 
 
 class ScriptEnded(ScriptError):

@@ -81,7 +81,7 @@ async def add_trust(request: Request) -> Response:
 @router.delete(
     "/trusts/{trust}",
     **document(
-        "Stop accepting an issuer's ID tokens. The tokens and roles that the trust granted end.",
+        "Stop accepting an issuer's ID tokens, and end all tokens and roles of its trust.",
         rule=on_installation(Permission.MANAGE),
         status=204,
         errors=("trust-not-found",),

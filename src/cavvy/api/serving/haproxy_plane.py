@@ -79,7 +79,7 @@ class HaproxyPlane:
                     self._set[route.name] = wanted
 
     async def count(self, service: str, traffic: ServiceTraffic) -> ServiceTraffic:
-        """Return the traffic with the requests that HAProxy has passed to replicas by itself."""
+        """Return `traffic` plus the requests that HAProxy passed directly to replicas."""
         if service not in self._set:
             return traffic
         with suppress(OSError, StopIteration):

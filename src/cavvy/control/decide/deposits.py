@@ -1,4 +1,4 @@
-"""Decides which ranks may have left their results in a bucket."""
+"""Finds the ranks whose results could be in a bucket."""
 
 from datetime import datetime
 

@@ -94,7 +94,7 @@ _COUNTERS = (
 def _add_tried(
     total: RevisionTraffic | None, new: RevisionTraffic | None, old: RevisionTraffic | None
 ) -> RevisionTraffic | None:
-    """Return the total for the newest revision that is on trial at a gateway."""
+    """Return the total traffic of the newest revision that is on trial at a gateway."""
     if new is None or (total is not None and total.revision > new.revision):
         return total
     if total is None or total.revision < new.revision:

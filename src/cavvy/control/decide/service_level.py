@@ -17,9 +17,9 @@ _HOUR_S, _HOURS = 3600, 24
 
 
 class LevelCounts(Struct, frozen=True, kw_only=True):
-    """The requests of some time. `failed` ones were lost with their replica, or found no replica
-    within their time limit or no place in the queue. Of the answers, `timed` were compared with the
-    service's `p95`, and `slow` took longer.
+    """Counts of the requests in a period. `failed` requests were lost with their replica, found no
+    replica within their time limit, or did not fit into the queue. `timed` answers were compared
+    with the service's `p95`, and `slow` ones of them took longer than that.
     """
 
     answered: int = 0

@@ -65,8 +65,8 @@ def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
 
 
 def _are_met(options: Node) -> bool:
-    """Return whether every job's container already has these options of the container engine, which
-    are GPUs and the node's shared memory.
+    """Return whether these options of the container engine request only what every job's container
+    already has: GPUs and the node's shared memory.
     """
     texts = [each for each in (options, *items(options)) if isinstance(each, ScalarNode)]
     known = r"(--(shm-size|gpus|ipc)([= ]\S+)?\s*)+"

@@ -68,7 +68,7 @@ class RegionFacts(Struct, frozen=True, kw_only=True):
 
 
 class CapacityReservation(Struct, frozen=True, kw_only=True):
-    """A capacity reservation or capacity block that the settings list."""
+    """A capacity reservation or capacity block that is listed in the settings."""
 
     id: str
     region: str

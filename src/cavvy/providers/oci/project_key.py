@@ -1,6 +1,5 @@
-"""Checks the configuration of OCI that a project has set. The configuration may name no file of the
-server, so it contains the private key as `key_content`.
-"""
+"""Checks the configuration of OCI that a project has set. The configuration must not refer to files
+on the server, so it contains the private key itself, as `key_content`."""
 
 import configparser
 import io

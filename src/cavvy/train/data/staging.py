@@ -41,7 +41,7 @@ def open_batches(batches: Generator[Any], move: Move, device: Any) -> BatchReade
 
 
 def count_staged(device: Any) -> int:
-    """Return the maximum number of batches that are on this device before they are used."""
+    """Return the maximum number of batches that are copied to this device in advance."""
     return 2 if device.type in WITH_STREAMS else 0
 
 
