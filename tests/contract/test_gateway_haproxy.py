@@ -138,7 +138,12 @@ def test_a_killed_process_is_started_again_with_its_services(
     [pid] = find_haproxies(plane)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not find_haproxies(plane))
-    plane.keep()
+
+    def revive() -> bool:
+        plane.keep()  # the plane learns a moment later that its process has ended
+        return bool(find_haproxies(plane))
+
+    wait_for(revive)
     assert {ask(plane.port, "GET", "/echo").json["replica"] for _ in range(6)} == {
         each.name for each in replicas[:2]
     }

@@ -455,7 +455,6 @@ def test_an_unknown_command_names_its_neighbour() -> None:
         ("attach", "logs"),
         ("kill", "stop"),
         ("cancel", "stop"),
-        ("queue", "ps"),
         ("jobs", "ps"),
         ("show-gpus", "offers"),
         ("offer", "offers"),

@@ -122,6 +122,8 @@ class HaproxyPlane:
         self._process = started
         self._runtime = HaproxyRuntime(self._path)
         self._set.clear()
+        for name, counted in self._counts.items():  # the new process counts from 0
+            self._counts[name] = replace(counted, last=HaproxyLoad())
         async with asyncio.timeout(_START_S):
             while await asyncio.to_thread(read_pid, self._runtime) != started.pid:
                 if started.returncode is not None:

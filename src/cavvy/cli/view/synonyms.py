@@ -8,7 +8,7 @@ from collections.abc import Collection
 _ADVICE = {
     "launch apply submit create": "`cavvy run TASK.YAML` runs a task; with --machine NAME, its "
     "machine is kept for later jobs",
-    "queue jobs runs list ls": "`cavvy ps` lists jobs",
+    "jobs runs list ls": "`cavvy ps` lists jobs",
     "attach tail": "`cavvy logs -f NAME` follows a job, `cavvy ssh NAME` logs in to its node",
     "kill cancel terminate abort": "`cavvy stop NAME` stops a job",
     "delete remove prune": "`cavvy rm NAME` removes an ended job, `cavvy stop NAME` stops one",
