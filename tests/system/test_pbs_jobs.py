@@ -100,8 +100,11 @@ def test_a_walltime_is_asked_for_and_its_end_is_a_notice(user: User) -> None:
 
 def test_a_job_is_stopped_while_it_waits_and_while_it_runs(user: User) -> None:
     text = "{name: NAME, resources: {gpu: H100:4}, run: sleep 300}"
-    for name in ("one", "two", "three"):
+    for name in ("one", "two"):
         user.submit(text.replace("NAME", name))
+    for name in ("one", "two"):  # PBS may start jobs that arrive together in any order
+        user.wait(name, lambda job: job.phase == "running")
+    user.submit(text.replace("NAME", "three"))
     user.wait("three", lambda job: "waits at pbs: PBS: Insufficient" in job.reason)
     for name in ("three", "one", "two"):
         user.cli("stop", name)

@@ -38,7 +38,7 @@ WARM.set_forkserver_preload(
         "tests.train.programs",
     ]
 )
-LONGEST_S = 150.0
+LONGEST_S = 240.0
 Work = Callable[..., Any]
 
 
