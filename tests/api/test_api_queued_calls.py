@@ -30,12 +30,15 @@ async def submit(api: Api, **ask: Any) -> Any:
 
 async def test_a_call_is_queued_once_sent_retried_and_purged(api: Api) -> None:
     assert (await submit(api)).json()["code"] == "service-not-found"
+    listed = await api.http.get(f"{SERVICE}/calls")
+    assert listed.json()["code"] == "service-not-found", "no service and no calls"
     await api.http.put(SERVICE, json={"text": TEXT, "user": "ada"})
     body = base64.b64encode(b"hello").decode()
     # the gateway itself answers 504, because the service has no replica within the time
     ask = {"id": "one", "body": body, "path": "/x", "headers": {"Content-Type": "text/plain"}}
     assert [(await submit(api, **ask)).status_code for _ in range(2)] == [201, 200]
-    assert (await submit(api, **ask | {"path": "/y"})).json()["code"] == "key-reused"
+    reused = (await submit(api, **ask | {"path": "/y"})).json()
+    assert (reused["code"], reused["hint"]) == ("key-reused", "give this call another ID")
     assert len((await submit(api)).json()["id"]) > 10, "the server makes an ID"
 
     calls = api.app_state.store.queued_calls

@@ -51,4 +51,6 @@ def test_mistakes_are_told(folder: Path) -> None:
     assert "the file describes a job" in str(plan(folder, file="job.yaml"))
     assert "ends in .svg" in str(plan(folder, "--plot", "a.txt"))
     (folder / "day.csv").write_text("a,b\n1,2\n")
-    assert "expected one request in each row" in str(plan(folder))
+    assert "day.csv: the columns a, b belong to no known format" in str(plan(folder))
+    (folder / "day.csv").write_text("")
+    assert "day.csv: the file has no requests" in str(plan(folder))

@@ -68,7 +68,7 @@ async def submit(request: Request, project: ProjectPath, name: ServicePath) -> R
     except RowNotFound as error:
         raise ApiProblem("service-not-found", str(error)) from error
     except CallReused as error:
-        raise ApiProblem("key-reused", str(error)) from error
+        raise ApiProblem("key-reused", str(error), "give this call another ID") from error
     return reply(_view(found), 201 if new else 200)
 
 
@@ -78,6 +78,7 @@ async def submit(request: Request, project: ProjectPath, name: ServicePath) -> R
         "List calls of a service by ID, and count those in each state.",
         rule=in_path(Permission.RUN),
         answer=wire.CallQueueView,
+        errors=("service-not-found",),
     ),
 )
 async def list_calls(
@@ -89,7 +90,10 @@ async def list_calls(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     kind = None if state is None else CallState(state)
-    found, counts = await _calls(request).list(project, name, kind, after, limit)
+    try:
+        found, counts = await _calls(request).list(project, name, kind, after, limit)
+    except RowNotFound as error:
+        raise ApiProblem("service-not-found", str(error)) from error
     shown = {str(state): n for state, n in counts.items() if state is not CallState.FORGOTTEN}
     return reply(wire.CallQueueView(calls=[_view(each) for each in found], counts=shown))
 

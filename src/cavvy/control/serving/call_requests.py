@@ -50,9 +50,14 @@ class QueuedCallRequests:
     async def list(
         self, project: str, service: str, state: CallState | None, after: str, limit: int
     ) -> tuple[Sequence[QueuedCall], Mapping[CallState, int]]:
-        """Return calls by ID, and the number of calls in each state."""
+        """Return calls by ID, and the number of calls in each state. Calls outlive their service.
+        Raises RowNotFound if neither the service nor a call exists.
+        """
         found = await self._calls.list(project, service, state, after=after, limit=limit)
-        return found, await self._calls.count(project, service)
+        counts = await self._calls.count(project, service)
+        if not any(counts.values()):
+            await self._store.services.get(project, service)
+        return found, counts
 
     async def retry(self, project: str, service: str, call_id: str | None) -> int:
         """Send a dead call again, or all dead calls of a service. Return their number. Raises

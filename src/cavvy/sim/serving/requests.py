@@ -73,7 +73,11 @@ def read_requests(path: Path, options: RequestOptions | None = None) -> RequestT
     options = options or RequestOptions()
     try:
         text = _read_text(path)
+        if not text.strip():
+            raise TraceError(f"{path}: the file has no requests")
         found = sorted(_read_rows(path, text, options))
+    except TraceError:
+        raise
     except OSError as error:
         raise TraceError(f"{path}: the file cannot be read: {error.strerror or error}") from None
     except (tarfile.TarError, UnicodeDecodeError):
