@@ -58,6 +58,23 @@ async def test_a_call_is_queued_once_sent_retried_and_purged(api: Api) -> None:
     assert (await api.http.get(f"{SERVICE}/calls/one")).json()["code"] == "call-not-found"
 
 
+async def test_a_call_that_is_at_the_gateway_is_not_sent_again(api: Api) -> None:
+    await api.http.put(SERVICE, json={"text": TEXT.replace("attempts: 1", "at_once: 9")})
+
+    async def count_arrivals() -> int:
+        traffic = (await api.http.get(SERVICE)).json()["traffic"]
+        return int(traffic["arrivals"]) if traffic else 0
+
+    for number in range(1, 5):  # each submission is a reason to look at all calls that are due
+
+        async def have_arrived(number: int = number) -> bool:
+            return await count_arrivals() >= number
+
+        await submit(api, id=f"call-{number}")
+        await until(have_arrived)
+    assert await count_arrivals() == 4
+
+
 async def test_the_answer_of_the_gateway_is_a_failure_of_the_call(api: Api) -> None:
     await api.http.put(
         SERVICE, json={"text": TEXT.replace("port: 80", "port: 80, timeouts: {queue: 10ms}")}
