@@ -1,11 +1,14 @@
 """Kubernetes Deployments as services."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from cavvy.cli.main import cli
 from cavvy.domain.services import ReplicaCount
 from cavvy.domain.tasks import TaskSpec, VolumeKind
 from cavvy.importers import ReadOptions, Translation, parse_file, parse_task
@@ -161,3 +164,22 @@ def test_a_wrong_form_is_told(old: str) -> None:
         text = text.replace("kind: HorizontalPodAutoscaler", "kind: Role")
     with pytest.raises(SpecError):
         parse_task(text, options=ReadOptions(serves=True))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "said"),
+    [
+        ("command: [python, serve.py]", "", 1, "`cavvy serve` would refuse this file."),
+        ("", "", 0, "`cavvy serve` starts this service"),
+        ("command: [python, serve.py]", "command: 7", 2, "Kubernetes does not accept"),
+    ],
+)
+def test_validate_says_whether_serve_accepts_a_file(
+    tmp_path: Path, old: str, new: str, code: int, said: str
+) -> None:
+    path = tmp_path / "web.yaml"
+    path.write_text(FILE.replace(old, new) if old else FILE)
+    shown = CliRunner().invoke(cli, ["validate", str(path)])
+    assert (shown.exit_code, said in shown.output) == (code, True), shown.output
+    assert "object" not in shown.stderr, "no text of Python's"
+    assert ("`cavvy serve` starts" in shown.output) == (code == 0)

@@ -95,9 +95,11 @@ def _explain(file: str, found: "Translation") -> None:
         pairs_out(describe_task(task))
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}")
-    if _serves(found):
+    if _serves(found) and found.refused:
+        click.echo("`cavvy serve` would refuse this file.")
+    elif _serves(found):
         click.echo("note: `cavvy serve` starts this service; `cavvy run` would refuse the file.")
-    if found.refused:
+    elif found.refused:
         click.echo("`cavvy run` would refuse this file; `cavvy plan` works with it.")
 
 

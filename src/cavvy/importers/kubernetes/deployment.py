@@ -58,10 +58,11 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     if objects is not None:
         try:
             task = _read_task(objects, kept_keys)
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             # Kubernetes' own schema is not checked here, only what this module reads
-            message = f"the objects do not have the form of Kubernetes' ({error})"
-            hint = "`kubectl apply --dry-run=server -f FILE` checks them"
+            message = "a value of this Deployment or of its Service, claims or autoscaler has a "
+            message += "form that Kubernetes does not accept"
+            hint = "`kubectl apply --dry-run=server -f FILE` names the value"
             notes.add(objects.mark, message, suggestion=hint)
     return Translation(
         kind=Dialect.KUBERNETES,
