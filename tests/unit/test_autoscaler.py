@@ -16,7 +16,7 @@ from cavvy.autoscaler.observations import (
     ScalingDecision,
     ServiceObservation,
 )
-from cavvy.autoscaler.staffing import count_for_wait, count_replicas
+from cavvy.autoscaler.staffing import count_agreeing, count_for_wait, count_replicas
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
 from cavvy.domain.services import TargetKind
@@ -110,15 +110,27 @@ def test_a_start_that_takes_far_too_long_does_not_count() -> None:
 
 
 def test_replicas_end_only_if_each_of_the_last_minutes_agrees() -> None:
-    minutes = TERMS.weights.agree_min
-    decisions, _ = follow([20] * 15 + [4] * 20)
+    weights = ScalingWeights(agree_min=100.0, most_agree_min=3.0)
+    terms, minutes = replace(TERMS, weights=weights, on_time=0.95), 4
+    decisions, _ = follow([20] * 15 + [4] * 20, terms)
     before = decisions[15 * 12 - 1].wanted
     during = decisions[15 * 12 : (15 + minutes - 1) * 12]
     assert all(each.wanted >= before for each in during)
     assert decisions[-1].wanted < before
     # one minute of load in between starts the count again
-    broken, _ = follow([20] * 15 + [4] * (minutes - 1) + [20] + [4] * (minutes - 1))
+    broken, _ = follow([20] * 15 + [4] * (minutes - 1) + [20] + [4] * (minutes - 1), terms)
     assert all(each.wanted >= before - 1 for each in broken[15 * 12 :])
+
+
+def test_strict_services_and_uneven_arrivals_need_more_minutes() -> None:
+    def minutes(on_time: float, unevenness: float) -> int:
+        load = ServiceLoad(rate=1.0, service_s=1.0, unevenness=unevenness, burst=False)
+        return count_agreeing(load, replace(TERMS, on_time=on_time))
+
+    assert [minutes(0.95, z) for z in (1.0, 4.0, 16.0, 50.0)] == [1, 2, 5, 5]
+    assert [minutes(on_time, 50.0) for on_time in (0.5, 0.9, 0.99, 0.999)] == [1, 4, 8, 12]
+    assert minutes(0.0, 1.0) == 1
+    assert minutes(1.0, 50.0) == 24  # a share of 1 counts as 0.999999
 
 
 def test_a_warm_service_is_not_reduced_before_it_is_known() -> None:
@@ -210,7 +222,8 @@ def test_a_decision_is_within_bounds_and_survives_a_restart(
 
 
 def test_weights_are_values_of_the_terms() -> None:
-    weights = ScalingWeights(agree_min=1)
+    weights = ScalingWeights(most_agree_min=1.0)
     quick, _ = follow([20] * 15 + [4] * 20, replace(TERMS, weights=weights))
-    slow, _ = follow([20] * 15 + [4] * 20, replace(TERMS, weights=replace(weights, agree_min=9)))
+    weights = replace(weights, agree_min=9.0, most_agree_min=9.0)
+    slow, _ = follow([20] * 15 + [4] * 20, replace(TERMS, weights=weights))
     assert sum(each.wanted for each in quick) < sum(each.wanted for each in slow)

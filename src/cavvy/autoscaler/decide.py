@@ -15,8 +15,8 @@
     drain   = drain_s * exp(budget / allowed)
 
 Starting replicas count like ready ones, so they are not ordered twice. Replicas end only if N was
-lower in each of the last `agree_min` minutes; replicas that were ordered for a backlog end with the
-backlog. After `idle_s` without a request, `least` replicas remain.
+lower in each of the last minutes (`count_agreeing`); replicas that were ordered for a backlog end
+with the backlog. After `idle_s` without a request, `least` replicas remain.
 """
 
 from math import ceil, exp
@@ -25,7 +25,7 @@ from cavvy.autoscaler.cold_starts import expect_cold_start, list_starts, record_
 from cavvy.autoscaler.load import ServiceLoad, estimate_load, record_load
 from cavvy.autoscaler.markets import place_replicas
 from cavvy.autoscaler.observations import ScaleReason, ScalingDecision, ServiceObservation
-from cavvy.autoscaler.staffing import count_replicas
+from cavvy.autoscaler.staffing import count_agreeing, count_replicas
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.domain.values import replace
@@ -42,8 +42,9 @@ def decide(
     surplus = state.budget / _allow(terms, state)
     late = min(terms.weights.most_late, (1 - terms.on_time) * exp(terms.weights.thrift * surplus))
     need = count_replicas(load, seen, terms, late)
-    state = replace(state, needs=_record_need(terms, state, seen, need))
-    wanted, reason = _bound(terms, *_agree(terms, state, seen, load, need, surplus))
+    agreeing = count_agreeing(load, terms)
+    state = replace(state, needs=_record_need(state, seen, need, agreeing))
+    wanted, reason = _bound(terms, *_agree(terms, state, seen, load, need, surplus, agreeing))
     placement, spot = place_replicas(wanted, terms, state, seen)
     decision = ScalingDecision(wanted=wanted, reason=reason, placement=placement)
     names = tuple(market.name for market in seen.markets if market.spot)
@@ -78,12 +79,12 @@ def _allow(terms: ScalingTerms, state: ScalingState) -> float:
 
 
 def _record_need(
-    terms: ScalingTerms, state: ScalingState, seen: ServiceObservation, need: int
+    state: ScalingState, seen: ServiceObservation, need: int, agreeing: int
 ) -> tuple[tuple[int, int], ...]:
     minute = int(seen.now_s // _MINUTE_S)
     needs = dict(state.needs)
     needs[minute] = need
-    return tuple(each for each in needs.items() if each[0] > minute - terms.weights.agree_min)
+    return tuple(each for each in needs.items() if each[0] > minute - agreeing)
 
 
 def _agree(
@@ -93,6 +94,7 @@ def _agree(
     load: ServiceLoad,
     need: int,
     surplus: float,
+    agreeing: int,
 ) -> tuple[int, ScaleReason]:
     """Return the number of wanted replicas before the bounds of the service apply."""
     if state.idle_since_s is not None and seen.now_s - state.idle_since_s >= terms.idle_s:
@@ -104,7 +106,7 @@ def _agree(
         return drained, ScaleReason.BACKLOG
     if need >= before:
         return need, ScaleReason.BURST if load.burst else ScaleReason.LOAD
-    young = seen.now_s - (state.began_s or 0.0) < terms.weights.agree_min * _MINUTE_S
+    young = seen.now_s - (state.began_s or 0.0) < agreeing * _MINUTE_S
     highest = max(max(need for _, need in state.needs), drained, 1)
     if young or highest >= before:
         return before, ScaleReason.HELD

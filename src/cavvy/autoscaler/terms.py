@@ -10,7 +10,7 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
     """
 
     # an average of arrivals looks back about this long, and the search for bursts this long
-    slow_s: float = 200.0
+    slow_s: float = 150.0
     fast_s: float = 30.0
     # the recent arrivals are a burst if they exceed the average by this many standard deviations
     burst: float = 6.0
@@ -28,8 +28,9 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
     budget_s: float = 3600.0
     # how many times the allowed late requests it remembers as owed
     debt: float = 3.0
-    # replicas end only if each of the last minutes, this many, agrees
-    agree_min: int = 4
+    # how many minutes must agree before replicas end: see `count_agreeing`
+    agree_min: float = 0.87
+    most_agree_min: float = 4.0
 
 
 class ScalingTerms(Struct, frozen=True, kw_only=True):
