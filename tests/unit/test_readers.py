@@ -163,6 +163,23 @@ def test_parquet(tmp_path: Path) -> None:
         found[40]
 
 
+def test_picture_folders_of_any_sizes_are_converted(tmp_path: Path) -> None:
+    shapes = [(8, 5, 3), (3, 9, 3), (8, 5, 3), (1, 1, 3)]
+    for number, shape in enumerate(shapes):
+        folder = tmp_path / "in" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full(shape, number, "uint8")).save(folder / f"{number}.png")
+    said = CliRunner().invoke(
+        cli, ["data", "convert", f"images:{tmp_path / 'in'}", str(tmp_path / "out")]
+    )
+    assert said.exit_code == 0, said.output
+    shards = open_samples(f"mds:{tmp_path / 'out'}")
+    for place, number in enumerate((0, 2, 1, 3)):
+        picture, label = shards[place]["0"], shards[place]["1"]
+        assert (picture.shape, label) == (shapes[number], number % 2)
+        assert (picture == number).all()
+
+
 def test_picture_folders_are_converted_and_read_faster(tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / "in" / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
