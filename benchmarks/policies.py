@@ -2,8 +2,8 @@
 docs/reference/policies.md with its plots.
 
     python benchmarks/policies.py    # run all (about 15 minutes of CPU), then write the page
-    python benchmarks/policies.py serving    # run these again: single, several, serving, left-out,
-                                             # unseen, speed
+    python benchmarks/policies.py serving    # run these again: single, several, held-out, serving,
+                                             # left-out, unseen, speed
     python benchmarks/policies.py --page     # write the page again from the runs that are kept
 
 The traces are read from ../shared/data, or CAVVY_DATA. Each run is stored as one row in
@@ -19,6 +19,7 @@ from random import Random
 
 from left_out import run_left_out
 from policies_page import keep, make_page, read_results
+from spot import run_held_out
 from unseen import run_unseen
 
 from cavvy.planner.deadline.policy import PolicyMargins
@@ -62,6 +63,7 @@ def main() -> None:
     parts = {
         "single": run_single,
         "several": run_several,
+        "held-out": run_held_out,
         "serving": run_serving,
         "left-out": run_left_out,
         "unseen": run_unseen,

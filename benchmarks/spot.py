@@ -9,6 +9,8 @@ information, with the information that production has, and in addition with prod
 Tuning uses February 2023 alone; the test months are April and August 2023. The traces are read from
 ../shared/data, or CAVVY_DATA. Each figure is the total cost divided by the total optimum, and in
 the table `prices` by the cost of the best simple policy with the same knowledge.
+
+`benchmarks/policies.py held-out` stores one row for each job of the test months, for the page.
 """
 
 import argparse
@@ -42,6 +44,9 @@ COLUMNS: Mapping[str, tuple[Knows, PolicyMargins]] = {
     "with margins": (Knows.LAUNCHES, PolicyMargins(again_s=600.0)),
 }
 SIMPLE = ("on-demand", "greedy", "uniform-progress")
+HELD_OUT_WINDOWS = 20
+# the columns' names in the stored runs
+STORED = dict(zip(("auto", "auto-launches", "auto-margins"), COLUMNS, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +233,38 @@ def measure(table: str, cases: Sequence[Case]) -> Tally:
     return tally
 
 
+def list_cases(table: str, folders: Sequence[str], windows: int) -> list[Case]:
+    random = Random(f"{SEED}/{table}")
+    return [case for folder in folders for case in TABLES[table](folder, random, windows)]
+
+
+def run_held_out() -> Iterator[Mapping[str, object]]:
+    """Yield a row for each job of the test months and each column."""
+    for table in TABLES:
+        if table == "prices":
+            continue
+        for number, case in enumerate(list_cases(table, TEST, HELD_OUT_WINDOWS)):
+            optimum = find_optimum(case.world, case.start_s, case.terms)
+            for policy, column in STORED.items():
+                knows, margins = COLUMNS[column]
+                auto = find_policy("auto")
+                ran = run_job(
+                    case.world, case.start_s, case.terms, auto, knows=knows, margins=margins
+                )
+                yield {
+                    "table": table,
+                    "row": case.row,
+                    "number": number,
+                    "zones": "+".join(market.name for market in case.world.markets),
+                    "start_s": round(case.start_s),
+                    "policy": policy,
+                    "usd": f"{ran.usd:.6f}",
+                    "optimum_usd": f"{optimum:.6f}",
+                    "missed": int(ran.missed),
+                    "launches": ran.launches,
+                }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("tables", nargs="*", choices=[[], *TABLES])
@@ -235,12 +272,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=3, help="windows for each row")
     options = parser.parse_args()
     for table in options.tables or TABLES:
-        random = Random(f"{SEED}/{table}")
-        cases = [
-            case
-            for folder in (TEST if options.test else TUNING)
-            for case in TABLES[table](folder, random, options.windows)
-        ]
+        cases = list_cases(table, TEST if options.test else TUNING, options.windows)
         rows = list(dict.fromkeys(case.row for case in cases))
         measure(table, cases).print(table, rows)
 

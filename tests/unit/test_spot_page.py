@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.policies_page import make_text, read_results
+from benchmarks.policies_page import make_text, price_of_knowledge, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +40,21 @@ def test_the_runs_keep_the_bars() -> None:
         row for row in results["several"] if row["kind"] == "skynomad" and row["policy"] == "auto"
     ]
     assert total(windows) <= 1.08
+
+
+@pytest.mark.parametrize("table", ["single", "deadlines", "regions", "checkpoints"])
+def test_in_other_months_what_a_job_cannot_know_costs_at_most_three_percent(table: str) -> None:
+    rows = [row for row in read_results()["held-out"] if row["table"] == table]
+    assert not any(int(row["missed"]) for row in rows)
+    price, _ = price_of_knowledge(rows)
+    assert price <= 1.03
+
+
+def test_the_price_of_knowledge_is_a_ratio_of_totals_with_two_standard_errors() -> None:
+    costs = [("auto", 1.0), ("auto", 3.0), ("auto-margins", 2.0), ("auto-margins", 4.0)]
+    rows = [{"policy": name, "usd": str(usd)} for name, usd in costs]
+    # the ratio is 6/4; its residuals are 2 - 1.5 and 4 - 4.5
+    assert price_of_knowledge(rows) == pytest.approx((1.5, 2 * (0.5 * 2 / 1) ** 0.5 / 4))
 
 
 @pytest.mark.parametrize(("trace", "bar"), [("AWS1", 48), ("AWS2", 52), ("AWS3", 42), ("GCP1", 42)])
