@@ -216,8 +216,8 @@ def test_who_encrypts_is_known(tmp_path: Path) -> None:
     assert not logs.is_quick("p")
     logs.append(*LOG, 0, b"x")
     assert logs.is_quick("p")
-    assert CheckpointFolders(tmp_path, keys=make_keys(tmp_path)).encrypts("p")
-    assert not CheckpointFolders(tmp_path).encrypts("p")
+    assert not CheckpointFolders(tmp_path, keys=make_keys(tmp_path)).lends("p")
+    assert CheckpointFolders(tmp_path).lends("p")
 
 
 def test_a_project_has_its_own_key(tmp_path: Path) -> None:

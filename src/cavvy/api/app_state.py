@@ -23,6 +23,7 @@ from cavvy.domain.values import Struct, field
 from cavvy.settings import Settings
 from cavvy.store.base import Store
 from cavvy.store.blobs import ProjectBlobs
+from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.logs import LogStore
 from cavvy.store.secrets import SecretSealer
@@ -38,7 +39,7 @@ class AppState(Struct, kw_only=True):
 
     store: Store
     control_plane: ControlPlane
-    logs: LogStore
+    logs: LogStore | BucketLogs
     blobs: ProjectBlobs
     sealer: SecretSealer
     file_keys: FileKeys

@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from cavvy.api.files_bucket import bind_bucket, check_bucket, is_bucket, open_bucket
 from cavvy.api.state_dir import StateDir, StateDirBusy, StateDirError
 from cavvy.client.state import host_name, write_private
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
+from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.fence import Fence
 from cavvy.store.leases import RENEW_S, SWEEP_LEASE, Replica, ReplicaLeases, list_replicas
 
@@ -64,9 +66,10 @@ def choose_database(home: StateDir, settings: Settings) -> str | None:
 
 def choose_files(home: StateDir, settings: Settings, url: str | None) -> StateDir:
     """Return the folder with the keys, logs, uploads and checkpoints: the setting `server.files`,
-    or else the state folder. Raises StateDirError.
+    or else the state folder. If the setting names a bucket, the state folder has only copies of
+    the bucket's files. Raises StateDirError.
     """
-    given = settings.text("server.files") or _read(home.file(_FILES_REMEMBERED))
+    given = _files_setting(home, settings)
     if not given or os.path.realpath(given) == os.path.realpath(home.path):
         return home
     if url is None:
@@ -75,6 +78,9 @@ def choose_files(home: StateDir, settings: Settings, url: str | None) -> StateDi
             "server.files is set, but the database is a file of the state folder",
             "set server.database too: only servers on PostgreSQL share files",
         )
+    if is_bucket(given):
+        check_bucket(given, settings, uses_machine=_uses_machine(settings))
+        return home
     files = StateDir(os.path.abspath(given))
     files.prepare()
     if _uses_machine(settings) and Path(files.path) not in Path(home.path).parents:
@@ -85,6 +91,18 @@ def choose_files(home: StateDir, settings: Settings, url: str | None) -> StateDi
             f"use a state folder in {files.path}, or set enabled = false in [providers.local]",
         )
     return files
+
+
+def choose_bucket(home: StateDir, settings: Settings, url: str | None) -> BucketFolder | None:
+    """Return the bucket that `server.files` names, or None if it names a folder. Raises
+    StateDirError.
+    """
+    given = _files_setting(home, settings)
+    return open_bucket(given, home.path) if url is not None and is_bucket(given) else None
+
+
+def _files_setting(home: StateDir, settings: Settings) -> str:
+    return settings.text("server.files") or _read(home.file(_FILES_REMEMBERED))
 
 
 def refuse_used(files: StateDir) -> None:
@@ -150,7 +168,8 @@ async def join_servers(
     try:
         os.makedirs(os.path.dirname(mark), mode=0o700, exist_ok=True)
         write_private(mark, f"{home.path} on {me.host}".encode())
-        check_others(await leases.join(), files, settings, me.host)
+        in_bucket = is_bucket(_files_setting(home, settings))
+        check_others(await leases.join(), files, settings, me.host, in_bucket=in_bucket)
         yield leases
     finally:
         await leases.leave()
@@ -203,10 +222,19 @@ async def _stay(leases: ReplicaLeases) -> None:
             await leases.turn()
 
 
-def check_others(others: Sequence[Replica], files: StateDir, settings: Settings, host: str) -> None:
-    """Check that this server can share the work with the others. Raises StateDirError."""
+def check_others(
+    others: Sequence[Replica],
+    files: StateDir,
+    settings: Settings,
+    host: str,
+    *,
+    in_bucket: bool = False,
+) -> None:
+    """Check that this server can share the work with the others. Servers with files in a bucket are
+    compared by `bind_folder`. Raises StateDirError.
+    """
     for each in others:
-        if not os.path.exists(files.file(_SERVERS, each.id)):
+        if not in_bucket and not os.path.exists(files.file(_SERVERS, each.id)):
             raise StateDirError(
                 "settings-invalid",
                 f"process {each.pid} on {each.host} uses this database, but keeps keys, logs "
@@ -227,11 +255,23 @@ def _uses_machine(settings: Settings) -> bool:
     return settings.providers.get(_LOCAL, {}).get("enabled", True) is not False
 
 
-async def bind_folder(store: BindsFolder, home: StateDir, files: StateDir, url: str) -> None:
-    """Check that the keys, logs and uploaded files of this database are in the folder `files`, and
-    store the URL of the database for later starts. A new database is bound to the folder. Raises
-    StateDirError.
+async def bind_folder(
+    store: BindsFolder,
+    home: StateDir,
+    files: StateDir,
+    url: str,
+    bucket: BucketFolder | None = None,
+) -> None:
+    """Check that the keys, logs and uploaded files of this database are in the folder `files` or in
+    the bucket, and store the URL of the database for later starts. A new database is bound to the
+    folder or bucket. Raises StateDirError.
     """
+    if bucket is not None:
+        await bind_bucket(store, bucket)
+        write_private(home.file(_FILES_REMEMBERED), bucket.url.encode())
+        if _read(home.file(_REMEMBERED)) != url:
+            write_private(home.file(_REMEMBERED), url.encode())
+        return
     path = files.file(_FOLDER_ID)
     mine = _read(path)
     if not mine:

@@ -7,6 +7,7 @@ start failed.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import gc
 import logging
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
     from cavvy.api.machine_socket import MachineSocket
     from cavvy.api.node_listener.listener import NodeListener
     from cavvy.api.user_listener import UserListener
+    from cavvy.store.bucket_folder import BucketFolder
     from cavvy.store.leases import ReplicaLeases
 
 _CHORES_S = 5.0
 _OPEN_FILES = 65_536  # as in the systemd unit; 2,000 nodes need two connections each
+_BUCKET_THREADS = 64
 _MIB = 1024 * 1024
 _log = logging.getLogger("cavvy.server")
 
@@ -192,6 +195,7 @@ class _ServerRun:
         from cavvy.api.open_state import open_state
         from cavvy.domain.values import replace
 
+        bucket = None if leases is None else await self._open_bucket(leases.url)
         with files.setting_up():
             node_endpoint = listen_for_nodes(files, self._settings, shared=leases is not None)
             self._share_token(files)
@@ -205,6 +209,7 @@ class _ServerRun:
                 self._stopping.set,
                 database=leases,
                 files=files,
+                bucket=bucket,
                 node_endpoint=node_endpoint,
             ) as app_state:
                 await self._serve(app_state, listener, address, node_endpoint)
@@ -232,6 +237,21 @@ class _ServerRun:
             return
         async with join_servers(url, self._home, files, self._settings, address) as leases:
             yield files, leases
+
+    async def _open_bucket(self, url: str) -> "BucketFolder | None":
+        """Open the bucket for files, if the server uses one, and take over from the database what
+        its servers have in common.
+        """
+        from cavvy.api.database import choose_bucket
+        from cavvy.api.files_bucket import join_bucket
+
+        bucket = choose_bucket(self._home, self._settings, url)
+        if bucket is not None:
+            # each request to the bucket keeps a thread waiting
+            threads = concurrent.futures.ThreadPoolExecutor(_BUCKET_THREADS, "files")
+            asyncio.get_running_loop().set_default_executor(threads)
+            await join_bucket(bucket, url, self._home, self._settings)
+        return bucket
 
     def _share_token(self, files: StateDir) -> None:
         """Let all servers that share their files accept the same token of the user."""

@@ -28,7 +28,7 @@ from cavvy.api.serving.listener import read_listener
 from cavvy.api.serving.relays import ReplicaRelays
 from cavvy.api.serving.shared_traffic import SharedTraffic
 from cavvy.api.state_dir import StateDir
-from cavvy.api.stored_files import StoredFiles, open_stored_files
+from cavvy.api.stored_files import FilesPlace, StoredFiles, open_stored_files
 from cavvy.api.tokens import GangTokens, load_tokens
 from cavvy.client.state import write_private
 from cavvy.control.clock import WallClock
@@ -45,6 +45,7 @@ from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, Provider
 from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite, Store
 from cavvy.store.blobs import ProjectBlobs
+from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.channel import ReplicaChannel
 from cavvy.store.contacts import AgentContacts
 from cavvy.store.gateway_reports import GatewayReports
@@ -97,12 +98,13 @@ async def open_state(
     *,
     database: str | ReplicaLeases | None = None,
     files: StateDir | None = None,
+    bucket: BucketFolder | None = None,
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
     """Open the application state and start its control plane. `database` is the URL of a store, or
     this server's registration among the servers that share a PostgreSQL database; None means the
     database file in the state folder. `files` is the folder with keys, logs and uploads, by default
-    `home`.
+    `home`; with a `bucket`, the folder has copies of its files.
 
     Raises StoreError, ProviderError, StateDirError.
     """
@@ -119,12 +121,13 @@ async def open_state(
     try:
         files = files or home
         if leases is not None:
-            await bind_folder(cast(BindsFolder, store), home, files, url)
+            await bind_folder(cast(BindsFolder, store), home, files, url, bucket)
             address = f"unix:{files.agents_path()}"
         installation = await store.installation()
         if database is None and kept != installation:
             write_private(home.file("installation"), installation.encode())
-        parts = _ServerParts(home, files, settings, address, store, installation, share)
+        place = FilesPlace(root=Path(files.path), shared=share is not None, bucket=bucket, url=url)
+        parts = _ServerParts(home, files, place, settings, address, store, installation, share)
         with files.setting_up():
             app_state = _make_state(parts, node_endpoint)
         app_state.stop = stop
@@ -159,6 +162,7 @@ class _ServerParts(Struct, frozen=True):
 
     home: StateDir
     files: StateDir
+    place: FilesPlace
     settings: Settings
     address: str  # path of the socket for agents on this machine
     store: Store
@@ -206,8 +210,8 @@ class _ServerParts(Struct, frozen=True):
 def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppState:
     watch, root, settings = parts.make_watch(), parts.root, parts.settings
     tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
-    seen, files = watched(parts.store, watch), open_stored_files(settings, root, parts.shares)
-    downloads, endpoint = _serve_nodes(node_endpoint, tokens, root)
+    seen, files = watched(parts.store, watch), open_stored_files(settings, parts.place)
+    downloads, endpoint = _serve_nodes(node_endpoint, tokens, root, parts.place.bucket)
     dependencies = make_dependencies(seen, sealer, tokens, files, parts.address)
     context = make_context(parts.installation, root, parts.address, endpoint, _CLOCK.now)
     execs = JobExecs(watch)
@@ -233,7 +237,7 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
         address=parts.address,
         started_at=_CLOCK.now(),
         share=parts.share,
-        on_network=parts.files.shared,
+        on_network=parts.files.shared or parts.place.bucket is not None,
         downloads=downloads,
         node_endpoint=endpoint.address if endpoint else None,
     )
@@ -264,14 +268,17 @@ def _make_control_plane(
 
 
 def _serve_nodes(
-    listener: NodeListener | None, tokens: GangTokens, root: Path
+    listener: NodeListener | None,
+    tokens: GangTokens,
+    root: Path,
+    bucket: BucketFolder | None,
 ) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
     """Return the downloads for nodes outside this machine and the address at which they reach the
     server, or None if they cannot reach it.
     """
     if listener is None:
         return None, None
-    downloads = NodeDownloads(root / "downloads")
+    downloads = NodeDownloads(root / "downloads", bucket and bucket.below("downloads"))
     return downloads, listener.describe(downloads, tokens, make_archive, root / "bundles")
 
 

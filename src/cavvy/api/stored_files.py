@@ -8,8 +8,12 @@ from cavvy.control.agents.deposits import DepositDependencies
 from cavvy.domain.values import Struct
 from cavvy.settings import Settings, SettingsError
 from cavvy.store.blobs import ProjectBlobs
+from cavvy.store.bucket_folder import BucketFolder
+from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.checkpoints.folders import CheckpointFolders
+from cavvy.store.database_locks import DatabaseLocks
 from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys, parse_project_places
+from cavvy.store.encrypted_files.key_files import KeyRows
 from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid
 from cavvy.store.logs import LogStore
 
@@ -28,16 +32,36 @@ class StoredFiles(Struct, frozen=True, kw_only=True):
     deposits: DepositDependencies
 
 
-def open_stored_files(settings: Settings, root: Path, shared: bool) -> StoredFiles:
-    """Open the stored files. `shared` is true if other servers write to these files too. Raises
-    SettingsError.
+class FilesPlace(Struct, frozen=True, kw_only=True):
+    """Where the stored files are: in the folder `root`, which other servers use too if it is
+    `shared`, or in a `bucket`, whose servers share only the database `url`.
     """
-    keys, logs_mib = _open_keys(settings, root), settings.whole("logs.job_mib")
-    logs = LogStore(root / "logs", limit=logs_mib * _MIB, shared=shared, keys=keys)
+
+    root: Path
+    shared: bool = False
+    bucket: BucketFolder | None = None
+    url: str = ""
+
+
+def open_stored_files(settings: Settings, place: FilesPlace) -> StoredFiles:
+    """Open the stored files. Raises SettingsError."""
+    root, bucket = place.root, place.bucket
+    keys, limit = open_file_keys(settings, place), settings.whole("logs.job_mib") * _MIB
+    logs: LogStore | BucketLogs
+    if bucket is None:
+        logs = LogStore(root / "logs", limit=limit, shared=place.shared, keys=keys)
+    else:
+        logs = BucketLogs(bucket.below("logs"), limit=limit, keys=keys)
     return StoredFiles(
         keys=keys,
-        blobs=ProjectBlobs(root / "folders", keys),
-        folders=CheckpointFolders(root / "storage", shared=shared, keys=keys),
+        blobs=ProjectBlobs(root / "folders", keys, bucket and bucket.below("folders")),
+        folders=CheckpointFolders(
+            root / "storage",
+            shared=place.shared,
+            keys=keys,
+            bucket=bucket and bucket.below("storage"),
+            locks=None if bucket is None else DatabaseLocks(place.url),
+        ),
         deposits=DepositDependencies(
             url=settings.text("server.results_url"),
             logs=logs,
@@ -46,7 +70,7 @@ def open_stored_files(settings: Settings, root: Path, shared: bool) -> StoredFil
     )
 
 
-def _open_keys(settings: Settings, root: Path) -> FileKeys:
+def open_file_keys(settings: Settings, place: FilesPlace) -> FileKeys:
     """Return the object that encrypts stored files. Raises SettingsError if the settings name no
     valid location of a key.
     """
@@ -58,7 +82,8 @@ def _open_keys(settings: Settings, root: Path) -> FileKeys:
             former=" ".join(former).replace(",", " ").split(),
             server=settings.text("secrets.key"),
         )
-        return FileKeys(root / "file-keys", root / "key", places)
+        rows = KeyRows(place.url) if place.bucket is not None else None
+        return FileKeys(place.root / "file-keys", place.root / "key", places, rows)
     except KeyPlaceInvalid as error:
         hint = f"{KEY_PLACES}; or server, for the key that encrypts secrets"
         raise SettingsError(f"the settings [files]: {error}", hint) from error

@@ -8,7 +8,8 @@ import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from hashlib import sha256
 from io import FileIO
@@ -20,6 +21,7 @@ from msgspec import MsgspecError, Struct
 from msgspec.json import Decoder
 
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull, StoreUnusable
+from cavvy.store.bucket_folder import AT_ONCE, BucketFolder
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.encrypted_files.streams import (
     BlobFiles,
@@ -34,6 +36,7 @@ _FOLDERS = 8
 # together
 _SYNCS = 8
 _AT_ONCE = 1 << 20  # bytes that are read at once
+_COPIES = timedelta(days=1)  # time for which the copy of a blob in a bucket is kept without use
 _HASH = re.compile(r"[0-9a-f]{64}")
 _PROJECT = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
@@ -56,13 +59,15 @@ class BlobStore:
 
         Raises HashMismatch if a name is not a SHA-256.
         """
-        return [name for name in dict.fromkeys(hashes) if not _touch(self._target(name))]
+        targets = {name: self._target(name) for name in hashes}
+        missing = self._files.find_missing(list(targets.values()))
+        return [name for name, path in targets.items() if path in missing]
 
     def put(self, name: str, chunks: Iterable[bytes]) -> None:
         """Store the bytes whose SHA-256 in hexadecimal is `name`, unless they are stored already.
         Raises HashMismatch, StoreFull.
         """
-        if _touch(self._target(name)):
+        if not self.missing([name]):
             return
         with self.writer(name) as writer:
             for chunk in chunks:
@@ -93,8 +98,8 @@ class BlobStore:
                 with _create(part) as file:
                     self._files.create(file.fileno(), path).append(blobs[name])
             _sync_all(parts)
-            for part, path in zip(parts, fresh, strict=True):
-                os.replace(part, path)
+            with ThreadPoolExecutor(AT_ONCE, "keep") as pool:
+                list(pool.map(self._files.keep, parts, fresh))
             _sync_all(list({path.parent for path in fresh}))
         except OSError as error:
             raise _told(error, fresh[0]) from error
@@ -111,7 +116,7 @@ class BlobStore:
         HashMismatch (then send the blob again from the beginning), StoreFull.
         """
         path = self._target(name)
-        if _touch(path):
+        if not self._files.find_missing([path]):
             return size
         part = path.with_name(f"{path.name}.part")
         try:
@@ -128,7 +133,9 @@ class BlobStore:
                     here = offset + len(data)
                 if here < size:
                     return here
-                _finish_part(file, stored, part, path, name)
+                _check_part(file, stored, part, name)
+                self._files.keep(part, path)
+                _sync(path.parent)
         except OSError as error:
             raise _told(error, part) from error
         return size
@@ -182,13 +189,18 @@ class BlobStore:
 
     def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
         """Remove the blobs that are not in `wanted`, and unfinished uploads, if they are older than
-        `older_than`. Returns the number of bytes freed.
+        `older_than`. Returns the number of bytes freed. Of blobs in a bucket, also remove the
+        copies on this disk that were not used for a day.
 
         Because of the age limit, blobs that were uploaded for a job are kept even if the job's
         submission has not arrived yet.
         """
         freed, limit = 0, older_than.timestamp()
-        kept = {self._stored(name).name for name in wanted if _HASH.fullmatch(name)}
+        known = (self._files.names(name) for name in wanted if _HASH.fullmatch(name))
+        kept = frozenset[str]().union(*known)
+        if self._files.bucket is not None:
+            freed += self._files.bucket.sweep(kept, older_than=older_than)
+            kept, limit = frozenset(), min(limit, (self._files.bucket.now() - _COPIES).timestamp())
         for path in self._root.glob("??/*"):
             if path.name in kept:
                 continue
@@ -196,7 +208,7 @@ class BlobStore:
                 status = path.stat()
                 if status.st_mtime < limit:
                     path.unlink()
-                    freed += status.st_size
+                    freed += status.st_size if self._files.bucket is None else 0
             except FileNotFoundError:
                 continue
         return freed
@@ -275,8 +287,10 @@ class ProjectBlobs:
     access to the files of another project.
     """
 
-    def __init__(self, root: Path, keys: FileKeys | None = None) -> None:
-        self._root, self._keys = root, keys
+    def __init__(
+        self, root: Path, keys: FileKeys | None = None, bucket: BucketFolder | None = None
+    ) -> None:
+        self._root, self._keys, self._bucket = root, keys, bucket
         self._stores: dict[str, BlobStore] = {}
 
     def of(self, project: str) -> BlobStore:
@@ -286,17 +300,19 @@ class ProjectBlobs:
             raise RowNotFound(f"{project!r} cannot be the name of a project")
         if project not in self._stores:
             root = self._root / project
-            files = make_blob_files(root, self._keys, project, "folders")
+            bucket = None if self._bucket is None else self._bucket.below(project)
+            files = make_blob_files(root, self._keys, project, "folders", bucket)
             self._stores[project] = BlobStore(root, files)
         return self._stores[project]
 
     def sweep(self, snapshots: Collection[str], *, older_than: datetime) -> int:
-        """Call `sweep_folders` for each project. The method blocks on disk I/O."""
-        try:
-            names = sorted(path.name for path in self._root.iterdir() if path.is_dir())
-        except FileNotFoundError:
-            return 0
-        found = [self.of(name) for name in names if _PROJECT.fullmatch(name)]
+        """Call `sweep_folders` for each project. The method blocks on I/O."""
+        names = set()
+        with suppress(FileNotFoundError):
+            names |= {path.name for path in self._root.iterdir() if path.is_dir()}
+        if self._bucket is not None:
+            names |= {each.key.partition("/")[0] for each in self._bucket.list()}
+        found = [self.of(name) for name in sorted(names) if _PROJECT.fullmatch(name)]
         return sum(sweep_folders(each, snapshots, older_than=older_than) for each in found)
 
 
@@ -358,12 +374,13 @@ class BlobWriter:
     def _finish(self, file: FileIO) -> None:
         _check(self._name, self._hash.hexdigest())
         os.fsync(file.fileno())
-        _put_in_place(self._part, self._path)
+        self._files.keep(self._part, self._path)
+        _sync(self._path.parent)
 
 
-def _finish_part(file: FileIO, stored: OpenFile, part: Path, path: Path, name: str) -> None:
-    """Complete the blob after all of its parts have arrived. If the hash is wrong, or a part cannot
-    be read again, delete the parts and raise HashMismatch.
+def _check_part(file: FileIO, stored: OpenFile, part: Path, name: str) -> None:
+    """Check and flush the blob after all of its parts have arrived. If the hash is wrong, or a part
+    cannot be read again, delete the parts and raise HashMismatch.
     """
     digest = sha256()
     try:
@@ -378,7 +395,6 @@ def _finish_part(file: FileIO, stored: OpenFile, part: Path, path: Path, name: s
             f"the bytes of blob {name} have the hash {digest.hexdigest()}; send them again"
         )
     os.fsync(file.fileno())
-    _put_in_place(part, path)
 
 
 def _create(part: Path) -> FileIO:
@@ -394,11 +410,6 @@ def _check_name(name: str) -> None:
 def _check(name: str, found: str) -> None:
     if found != name:
         raise HashMismatch(f"the bytes of blob {name} have the hash {found}; send them again")
-
-
-def _put_in_place(part: Path, path: Path) -> None:
-    os.replace(part, path)
-    _sync(path.parent)
 
 
 def _sync_all(paths: Sequence[Path]) -> None:
@@ -417,16 +428,6 @@ def _sync(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def _touch(path: Path) -> bool:
-    """Return whether the file exists. Set the file time to now, so that garbage collection keeps
-    the file."""
-    try:
-        os.utime(path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _told(error: OSError, path: Path) -> Exception:

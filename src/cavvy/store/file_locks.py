@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from zlib import crc32
 
@@ -30,15 +31,15 @@ class FileLocks:
         finally:
             os.close(file)
 
-    def try_hold(self, name: str) -> int | None:
+    def try_hold(self, name: str) -> FileIO | None:
         """Return the open file of the lock with this name, or None if the lock is held. Closing the
         file releases the lock.
         """
-        file = self._open(name)
+        file = FileIO(self._open(name), "r+b")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(file)
+            file.close()
             return None
         return file
 

@@ -36,7 +36,7 @@ _KNOWN = (
 )
 _BLOCK = 65536  # block size in bytes for reading backwards from the end
 # names of projects or jobs that can be used as names of folders
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FILE = re.compile(r"(\d+)\.(\d+)\.log(?:\.(\d{20})(\.sealed)?)?")
 _PLAIN = SegmentFiles()
 
@@ -151,7 +151,7 @@ class LogStore:
             if i < 0 or offset >= log.segments[i].end:
                 following = log.segments[i + 1].start
                 dropped = following - offset
-                return LogSlice(data=_gap_line(dropped), next=following, dropped=dropped)
+                return LogSlice(data=gap_line(dropped), next=following, dropped=dropped)
             segment = log.segments[i]
             with suppress(FileNotFoundError):  # the segment was dropped meanwhile, so try again
                 size = min(limit, segment.end - offset)
@@ -206,7 +206,7 @@ class LogStore:
 
     def _folder(self, project: str, job_id: str) -> Path:
         for name in (project, job_id):
-            if not _NAME.fullmatch(name):
+            if not NAME.fullmatch(name):
                 raise RowNotFound(
                     f"invalid name {name!r}: names may contain only letters, digits and . _ -"
                 )
@@ -328,16 +328,17 @@ def _backwards(log: _Log, files: SegmentFiles) -> Iterator[bytes]:
     following = log.end
     for segment in reversed(log.segments):
         if segment.end < following:
-            yield _gap_line(following - segment.end)
+            yield gap_line(following - segment.end)
         with suppress(FileNotFoundError):
             for at in range((segment.size - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):
                 yield files.read(segment, at, min(_BLOCK, segment.size - at))
         following = segment.start
     if following > 0:
-        yield _gap_line(following)
+        yield gap_line(following)
 
 
-def _gap_line(dropped: int) -> bytes:
+def gap_line(dropped: int) -> bytes:
+    """Return the line that readers get in place of dropped bytes."""
     return b"\n[cavvy: %d bytes of the log were dropped here: it passed its limit]\n" % dropped
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from cavvy.client.state import write_private
+from cavvy.store.bucket_folder import BucketFolder
 
 # how many seconds files of older servers are kept, because nodes that are booting may still need
 # them
@@ -15,10 +16,12 @@ _KEPT_S = 60 * 24 * 3600.0
 
 
 class NodeDownloads:
-    """A folder of files named by the SHA-256 of their contents."""
+    """A folder of files named by the SHA-256 of their contents. With a bucket, nodes can download
+    the files of each server from every server.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, bucket: BucketFolder | None = None) -> None:
+        self._folder, self._bucket = folder, bucket
         self._known: set[str] = set()
 
     def put(self, content: bytes) -> str:
@@ -32,13 +35,19 @@ class NodeDownloads:
                 os.utime(path)
             else:
                 write_private(str(path), content)
+            if self._bucket is not None and self._bucket.find(name) is None:
+                self._bucket.put(name, content)
             self._known.add(name)
         return name
 
     def find(self, name: str) -> Path | None:
-        """Return the path of the file with this hash, or None if there is none."""
+        """Return the path of the file with this hash, or None if there is none. Blocks."""
         path = self._folder / name
-        return path if len(name) == 64 and name.isalnum() and path.is_file() else None
+        if len(name) != 64 or not name.isalnum():
+            return None
+        if self._bucket is not None:
+            self._bucket.fetch(path)
+        return path if path.is_file() else None
 
     def _drop_old(self) -> None:
         oldest = time.time() - _KEPT_S

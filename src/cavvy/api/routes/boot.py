@@ -2,6 +2,7 @@
 secrets, and nodes check their hashes.
 """
 
+from asyncio import to_thread
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -29,7 +30,7 @@ async def fetch(
     request: Request, digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 ) -> Response:
     downloads = app_state_of(request).downloads
-    path = downloads.find(digest) if downloads is not None else None
+    path = await to_thread(downloads.find, digest) if downloads is not None else None
     if path is None:
         raise ApiProblem("blob-not-found", f"this server has no file with the hash {digest}")
     return FileResponse(path, media_type="application/octet-stream")

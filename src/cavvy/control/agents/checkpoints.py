@@ -8,7 +8,6 @@ between this machine and other nodes, its newest state is copied once, before th
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -106,10 +105,7 @@ class Checkpoints:
         every_s = every.total_seconds() if every else None
         shared = not stored and (
             self._folders is None
-            or (
-                self._shares_files(attempt.offer.provider)
-                and not self._folders.encrypts(job.project)
-            )
+            or (self._shares_files(attempt.offer.provider) and self._folders.lends(job.project))
         )
         if self._folders is not None and not stored:
             async with self._alone(job.id):
@@ -399,7 +395,7 @@ class Checkpoints:
             try:
                 yield
             finally:
-                os.close(held)
+                held.close()
 
     def _lock(self, job_id: str) -> asyncio.Lock:
         return self._locks.setdefault(job_id, asyncio.Lock())

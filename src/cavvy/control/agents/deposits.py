@@ -44,6 +44,7 @@ from cavvy.store.base import (
     StoreFull,
 )
 from cavvy.store.blobs import BlobStore
+from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.logs import LogStore
 from cavvy.store.objects.base import (
     ObjectBucket,
@@ -87,7 +88,7 @@ class DepositDependencies(Struct, frozen=True, kw_only=True):
     """
 
     url: str
-    logs: LogStore
+    logs: LogStore | BucketLogs
     read: Callable[[bytes, datetime], tuple[DepositManifest, Sequence[AgentMessage]]]
 
 

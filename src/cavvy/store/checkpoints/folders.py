@@ -25,6 +25,8 @@ from cavvy.agent.allowed_folders import check_regular, open_below, walk_below
 from cavvy.domain.checkpoints import CheckpointFile, RemovedCheckpoints
 from cavvy.store.base import HashMismatch, RowNotFound, StoreFull
 from cavvy.store.blobs import BlobStore
+from cavvy.store.bucket_folder import BucketFolder
+from cavvy.store.database_locks import NamedLocks
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.encrypted_files.streams import make_blob_files
 from cavvy.store.file_locks import FileLocks
@@ -42,24 +44,36 @@ NO_ATTEMPT = -1  # the attempt number returned for a folder that was never used
 
 class CheckpointFolders:
     """The checkpoint folders of all jobs. Jobs share no files, so each job's folder can be cleaned
-    separately. If other servers use the folders too (`shared`), `locks` contains a lock for each
-    job.
+    separately. If other servers use the folders too (`shared`), or the files are in a `bucket`,
+    `locks` contains a lock for each job.
     """
 
-    def __init__(self, root: Path, *, shared: bool = False, keys: FileKeys | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        shared: bool = False,
+        keys: FileKeys | None = None,
+        bucket: BucketFolder | None = None,
+        locks: NamedLocks | None = None,
+    ) -> None:
         self.root = root
-        self._keys = keys
-        self.locks = FileLocks(root / ".locks") if shared else None
+        self._keys, self._bucket = keys, bucket
+        self.locks: NamedLocks | None = locks or (FileLocks(root / ".locks") if shared else None)
 
     def blobs(self, project: str, job_id: str) -> BlobStore:
         """Return the files of the job's uploaded checkpoints, and their manifests."""
-        root = self._job(project, job_id) / "blobs"
-        return BlobStore(root, make_blob_files(root, self._keys, project, f"storage/{job_id}"))
+        root, bucket = self._job(project, job_id) / "blobs", self._bucket
+        if bucket is not None:
+            bucket = bucket.below(project).below(job_id).below("blobs")
+        files = make_blob_files(root, self._keys, project, f"storage/{job_id}", bucket)
+        return BlobStore(root, files)
 
-    def encrypts(self, project: str) -> bool:
-        """Return whether the project's files are encrypted, in which case no work may write to a
-        folder on this machine."""
-        return self._keys is not None and self._keys.of(project).encrypts
+    def lends(self, project: str) -> bool:
+        """Return whether work may write to a folder on this machine: not if the project's files are
+        encrypted, or are in a bucket."""
+        encrypts = self._keys is not None and self._keys.of(project).encrypts
+        return self._bucket is None and not encrypts
 
     def last_user(self, project: str, job_id: str) -> int:
         """Return the number of the attempt that could last write to the folder, or NO_ATTEMPT if
@@ -153,14 +167,17 @@ class CheckpointFolders:
         it at the same time.
         """
         job, fault = self._job(project, job_id), ""
-        held = _size_of(job)
+        held = _size_of(job) if self._bucket is None else 0
         try:
+            if self._bucket is not None:
+                held = self._bucket.below(project).below(job_id).delete_all("")
             while job.exists():
                 with suppress(FileNotFoundError):
                     shutil.rmtree(job)
         except OSError as error:
             fault = error.strerror or str(error)
-        return RemovedCheckpoints(bytes=held - _size_of(job), kept=fault)
+        left = _size_of(job) if self._bucket is None else 0
+        return RemovedCheckpoints(bytes=held - left, kept=fault)
 
     def _job(self, project: str, job_id: str) -> Path:
         return self.root / project / job_id

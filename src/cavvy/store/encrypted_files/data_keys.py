@@ -1,18 +1,16 @@
 """The data keys that encrypt the files of projects.
 
-`ROOT/PROJECT/NUMBER` is a data key of a project. Like a secret, it is encrypted with a key that no
-folder of data contains. The data key with the highest number encrypts new files.
-`ROOT/PROJECT/names` is a key that turns the hash of a blob into a name that reveals nothing without
-this key. Without these small files, or without the key that encrypts them, the files of the project
-are lost.
+`PROJECT/NUMBER` is a data key of a project. Like a secret, it is encrypted with a key that no
+folder of data contains. The data key with the highest number encrypts new files. `PROJECT/names` is
+a key that turns the hash of a blob into a name that reveals nothing without this key. Without these
+small values, or without the key that encrypts them, the files of the project are lost. They are in
+the folder `file-keys` or in the database (`key_files.py`).
 """
 
 import hmac
-import os
 import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -20,19 +18,20 @@ from threading import Lock
 from cavvy.domain.values import Struct
 from cavvy.store.base import KeyUnusable, StoreUnusable
 from cavvy.store.encrypted_files.blocks import ID_BYTES, FileKey
+from cavvy.store.encrypted_files.key_files import KeyFiles, KeyFolder
 from cavvy.store.keys import (
     KEY_BYTES,
     KeyPlaceInvalid,
     KeyRing,
     WrappingKey,
     explain_key_errors,
-    flush_folder,
 )
 from cavvy.store.secrets import SecretSealer, find_key_id
 
 _NUMBER_BYTES = 4
 _NAMES = "names"
 SERVER_KEY = "server"
+_OF_SERVERS = "_servers"  # in place of a project's name, for values that all servers share
 
 
 class FileKeyPlaces(Struct, frozen=True, kw_only=True):
@@ -57,13 +56,16 @@ class FileKeyUse(Struct, frozen=True, kw_only=True):
 
 
 class FileKeys:
-    """The data keys of all projects, below the folder `root`. The methods block on disk I/O, and on
-    AWS KMS at the first use of a key.
+    """The data keys of all projects, below the folder `root` or in `files`. The methods block on
+    I/O, and on AWS KMS at the first use of a key.
     """
 
-    def __init__(self, root: Path, folder_key: Path, places: FileKeyPlaces) -> None:
+    def __init__(
+        self, root: Path, folder_key: Path, places: FileKeyPlaces, files: KeyFiles | None = None
+    ) -> None:
         """Raises KeyPlaceInvalid."""
-        self._root, self._folder_key, self._places = root, folder_key, places
+        self._files: KeyFiles = files or KeyFolder(root)
+        self._folder_key, self._places = folder_key, places
         known = dict.fromkeys((places.common, places.server, *places.former))
         self._former = [place for place in known if place not in ("", SERVER_KEY)]
         self._rings: dict[str, KeyRing] = {}
@@ -77,9 +79,23 @@ class FileKeys:
         if project not in self._projects:
             encrypts = bool(self._places.projects.get(project, self._places.common))
             self._projects[project] = ProjectFileKeys(
-                self._root / project, SecretSealer(self._ring(project)), encrypts=encrypts
+                self._files, project, SecretSealer(self._ring(project)), encrypts=encrypts
             )
         return self._projects[project]
+
+    def share(self, name: str, value: bytes) -> bytes:
+        """Store a value for all servers, unless one is stored under this name, and return the
+        stored value. Raises StoreUnusable, StoreFull.
+        """
+        return self.of(_OF_SERVERS).share(name, value)
+
+    def export(self) -> Iterator[tuple[str, bytes]]:
+        """Yield all encrypted data keys, by the names of their files. Raises OSError,
+        StoreUnusable.
+        """
+        for project in self._files.projects():
+            for name in self._files.names(project):
+                yield f"{project}/{name}", self._files.read(project, name)
 
     def keys(self) -> Iterator[WrappingKey]:
         """Yield the keys that can encrypt or decrypt data keys. Raises StoreUnusable."""
@@ -87,11 +103,10 @@ class FileKeys:
             yield from ring.all()
 
     def uses(self) -> Iterator[FileKeyUse]:
-        """Yield all data keys. Raises OSError."""
-        for path in sorted(self._root.glob("*/*")):
-            if not path.name.endswith(".part"):
-                key_id = find_key_id(path.read_bytes())
-                yield FileKeyUse(project=path.parent.name, name=path.name, key_id=key_id)
+        """Yield all data keys. Raises OSError, StoreUnusable."""
+        for path, sealed in self.export():
+            project, _, name = path.partition("/")
+            yield FileKeyUse(project=project, name=name, key_id=find_key_id(sealed))
 
     def rotate(self) -> tuple[int, Sequence[tuple[str, str, str]]]:
         """Encrypt all data keys again with the current key of their project, and make new ones for
@@ -106,9 +121,9 @@ class FileKeys:
             except StoreUnusable as error:
                 problems.append((each.project, f"files: {each.name}", str(error)))
         failed = {project for project, _, _ in problems}
-        for path in sorted(self._root.glob("*")):
-            if path.name not in failed:
-                self.of(path.name).renew()
+        for project in self._files.projects():
+            if project not in failed:
+                self.of(project).renew()
         return count, problems
 
     def _ring(self, project: str) -> KeyRing:
@@ -125,9 +140,11 @@ class ProjectFileKeys:
     encrypted; existing keys decrypt older files.
     """
 
-    def __init__(self, folder: Path, sealer: SecretSealer, *, encrypts: bool) -> None:
+    def __init__(
+        self, files: KeyFiles, project: str, sealer: SecretSealer, *, encrypts: bool
+    ) -> None:
         self.encrypts = encrypts
-        self._folder, self._sealer = folder, sealer
+        self._files, self._project, self._sealer = files, project, sealer
         self._known: dict[str, bytes] = {}  # the plain keys that this process has used
         self._newest = ""
         self._lock = Lock()
@@ -139,7 +156,7 @@ class ProjectFileKeys:
 
     def current(self) -> FileKey:
         """Return the key for new files. Raises StoreUnusable, StoreFull."""
-        with self._lock, explain_key_errors(self._folder):
+        with self._lock, explain_key_errors(self._place("")):
             newest = max(self._numbers(), default=0)
             if not newest:
                 self._make("1")
@@ -150,11 +167,11 @@ class ProjectFileKeys:
     def find(self, key_id: bytes) -> FileKey:
         """Return the key with the ID in the header of a file. Raises StoreUnusable."""
         number = int.from_bytes(key_id[:_NUMBER_BYTES], "big")
-        with self._lock, explain_key_errors(self._folder / str(number)):
+        with self._lock, explain_key_errors(self._place(str(number))):
             key = self._numbered(number)
         if key.id != key_id:
             raise KeyUnusable(
-                f"{self._folder / str(number)} is not the data key that encrypted it; restore the "
+                f"{self._place(str(number))} is not the data key that encrypted it; restore the "
                 "right one from a backup"
             )
         return key
@@ -163,8 +180,8 @@ class ProjectFileKeys:
         """Return the name under which an encrypted blob with this SHA-256 is stored, or None if the
         project has no encrypted files. Raises StoreUnusable, StoreFull.
         """
-        with self._lock, explain_key_errors(self._folder / _NAMES):
-            if _NAMES not in self._known and not (self._folder / _NAMES).exists():
+        with self._lock, explain_key_errors(self._place(_NAMES)):
+            if _NAMES not in self._known and _NAMES not in self._files.names(self._project):
                 if not self.encrypts:
                     return None
                 self._make(_NAMES)
@@ -172,24 +189,29 @@ class ProjectFileKeys:
 
     def renew(self) -> None:
         """Make a new key for new files. Raises StoreUnusable, StoreFull."""
-        with self._lock, explain_key_errors(self._folder):
+        with self._lock, explain_key_errors(self._place("")):
             newest = max(self._numbers(), default=0)
             if newest and self.encrypts:
                 self._make(str(newest + 1))
 
     def reseal(self, name: str) -> None:
         """Encrypt a data key with the current key. Raises StoreUnusable, StoreFull."""
-        with self._lock, explain_key_errors(self._folder / name):
+        with self._lock, explain_key_errors(self._place(name)):
             self._known.pop(name, None)
-            part = self._write_part(name, self._load(name))
-            os.replace(part, self._folder / name)
-            flush_folder(self._folder)
+            self._files.replace(self._project, name, self._seal(name, self._load(name)))
+
+    def share(self, name: str, value: bytes) -> bytes:
+        """See `FileKeys.share`."""
+        with self._lock, explain_key_errors(self._place(name)):
+            if name not in self._files.names(self._project):
+                self._make(name, value)
+            return self._load(name)
+
+    def _place(self, name: str) -> Path:
+        return self._files.place(self._project, name)
 
     def _numbers(self) -> list[int]:
-        try:
-            return [int(name) for name in os.listdir(self._folder) if name.isdecimal()]
-        except FileNotFoundError:
-            return []
+        return [int(name) for name in self._files.names(self._project) if name.isdecimal()]
 
     def _numbered(self, number: int) -> FileKey:
         material = self._load(str(number))
@@ -200,32 +222,20 @@ class ProjectFileKeys:
     def _load(self, name: str) -> bytes:
         """Raises StoreUnusable, OSError."""
         if name not in self._known:
-            sealed = (self._folder / name).read_bytes()
-            text = self._sealer.open(self._folder.name, f"files/{name}", sealed)
+            sealed = self._files.read(self._project, name)
+            text = self._sealer.open(self._project, f"files/{name}", sealed)
             self._known[name] = b64decode(text)
         return self._known[name]
 
-    def _make(self, name: str) -> None:
+    def _make(self, name: str, material: bytes = b"") -> None:
         """Create a key in one step; if another server has just created this key, use that key."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = self._write_part(name, secrets.token_bytes(KEY_BYTES))
-        with suppress(FileExistsError):
-            os.link(part, self._folder / name)
-        part.unlink()
-        flush_folder(self._folder)
+        self._files.prepare(self._project)
+        material = material or secrets.token_bytes(KEY_BYTES)
+        self._files.create(self._project, name, self._seal(name, material))
 
-    def _write_part(self, name: str, material: bytes) -> Path:
-        sealed = self._sealer.seal(
-            self._folder.name, f"files/{name}", b64encode(material).decode("ascii")
-        )
-        part = self._folder / f"{name}.{secrets.token_hex(4)}.part"
-        with open(
-            os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb"
-        ) as file:
-            file.write(sealed)
-            file.flush()
-            os.fsync(file.fileno())
-        return part
+    def _seal(self, name: str, material: bytes) -> bytes:
+        text = b64encode(material).decode("ascii")
+        return self._sealer.seal(self._project, f"files/{name}", text)
 
 
 def parse_project_places(text: str) -> dict[str, str]:

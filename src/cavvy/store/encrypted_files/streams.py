@@ -1,12 +1,16 @@
 """Blobs as files: plain files, and encrypted files, whose names and contents reveal nothing without
-the key.
+the key. If the server's files are in a bucket, the files on the disk are copies of its objects.
 """
 
 import io
 import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.encrypted_files.blocks import (
     BLOBS,
     create_encrypted,
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".sealed"
 _AT_ONCE = 16 * BLOBS.plain  # bytes that are decrypted together
+# An older object in a bucket counts as missing, so that it is sent again before garbage collection
+# may remove it, because the time of an object cannot be changed.
+_FRESH = timedelta(days=3)
 
 
 class OpenFile(Protocol):
@@ -53,11 +60,18 @@ class PlainFile:
 
 class BlobFiles:
     """The files of one folder of blobs. `keys` are the keys of the folder's project, and `label`
-    distinguishes the folder from others; without keys, all files are plain.
+    distinguishes the folder from others; without keys, all files are plain. With `bucket`, the
+    blobs are in the bucket, and the files are copies.
     """
 
-    def __init__(self, root: Path, keys: ProjectFileKeys | None, label: str) -> None:
-        self.root = root
+    def __init__(
+        self,
+        root: Path,
+        keys: ProjectFileKeys | None,
+        label: str,
+        bucket: BucketFolder | None = None,
+    ) -> None:
+        self.root, self.bucket = root, bucket
         self._keys, self._label = keys, label
 
     def target(self, name: str) -> Path:
@@ -68,13 +82,47 @@ class BlobFiles:
 
     def stored(self, name: str) -> Path:
         """Return the path of a stored blob: after a project begins to encrypt, its older blobs
-        remain plain, and after it stops, its older blobs remain encrypted. Raises StoreUnusable,
-        StoreFull.
+        remain plain, and after it stops, its older blobs remain encrypted. A blob that is only in
+        the bucket is fetched. Raises StoreUnusable, StoreFull, OSError.
         """
         hidden = self._keys.hide(name) if self._keys else None
-        if hidden is not None and (sealed := self._sealed(hidden)).exists():
+        if hidden is not None and self._fetch(sealed := self._sealed(hidden)):
             return sealed
-        return self._plain(name)
+        plain = self._plain(name)
+        self._fetch(plain)
+        return plain
+
+    def names(self, name: str) -> set[str]:
+        """Return the names that the file of a blob may have. Raises StoreUnusable, StoreFull."""
+        hidden = self._keys.hide(name) if self._keys else None
+        return {name} if hidden is None else {name, f"{hidden}{_SUFFIX}"}
+
+    def find_missing(self, paths: Sequence[Path]) -> set[Path]:
+        """Return which of the paths have no stored blob. Garbage collection keeps the others for
+        some time. Raises StoreUnusable.
+        """
+        if self.bucket is None:
+            return {path for path in paths if not _touch(path)}
+        found = self.bucket.find_all([self.bucket.name_of(path) for path in paths])
+        oldest = self.bucket.now() - _FRESH
+        return {
+            path
+            for path, each in zip(paths, found, strict=True)
+            if each is None or each.changed_at is None or each.changed_at < oldest
+        }
+
+    def keep(self, part: Path, path: Path) -> None:
+        """Store the finished file `part` under its name: in the bucket too, before the blob counts
+        as stored. Raises StoreUnusable, OSError.
+        """
+        if self.bucket is not None:
+            self.bucket.send(self.bucket.name_of(path), part)
+        os.replace(part, path)
+
+    def _fetch(self, path: Path) -> bool:
+        if self.bucket is None:
+            return path.exists()
+        return _touch(path) or self.bucket.fetch(path)
 
     def create(self, fd: int, path: Path) -> OpenFile:
         """Begin the new file `fd` of the blob that will be stored at `path`. Raises StoreUnusable,
@@ -121,10 +169,25 @@ def is_encrypted(path: Path) -> bool:
     return path.name.endswith(_SUFFIX)
 
 
-def make_blob_files(root: Path, keys: FileKeys | None, project: str, label: str) -> BlobFiles:
+def make_blob_files(
+    root: Path,
+    keys: FileKeys | None,
+    project: str,
+    label: str,
+    bucket: BucketFolder | None = None,
+) -> BlobFiles:
     """Return the files of a folder of blobs of a project; the files are plain if the server has no
     keys."""
-    return BlobFiles(root, None if keys is None else keys.of(project), label)
+    return BlobFiles(root, None if keys is None else keys.of(project), label, bucket)
+
+
+def _touch(path: Path) -> bool:
+    """Return whether the file exists. Set the file time to now, so that garbage collection keeps
+    the file."""
+    with suppress(FileNotFoundError):
+        os.utime(path)
+        return True
+    return False
 
 
 class _DecryptedFile(io.RawIOBase):

@@ -1,0 +1,136 @@
+"""The bucket that `server.files` may name, so that servers on several machines need no shared
+folder: its choice, its binding to the database, and what else the servers must have in common.
+"""
+
+import os
+import secrets
+from asyncio import to_thread
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol, cast
+
+from cavvy.api.node_listener.certificate import load_certificate
+from cavvy.api.state_dir import StateDir, StateDirError
+from cavvy.api.stored_files import FilesPlace, open_file_keys
+from cavvy.api.tokens import load_tokens
+from cavvy.client.state import write_private
+from cavvy.settings import Settings
+from cavvy.store.base import StoreUnusable
+from cavvy.store.bucket_folder import BucketFolder
+from cavvy.store.encrypted_files.data_keys import FileKeys
+from cavvy.store.objects.base import ObjectBucket, ObjectError
+from cavvy.store.objects.locations import open_place
+from cavvy.store.open import open_store
+
+SCHEMES = ("s3://", "gs://", "az://")
+_ID = "files.id"  # the object with the ID of the files
+# Each server has a copy of these files in its state folder. The originals are in the database,
+# encrypted with the key of secrets.
+_SHARED = ("agents.key", "tls.pem", "token")
+
+
+class BindsFiles(Protocol):
+    """A store in a database, to which files belong."""
+
+    async def bind(self, key: str, value: str) -> str:
+        """Store a fact of the installation unless the fact is known, and return the stored
+        value.
+        """
+
+
+def is_bucket(place: str) -> bool:
+    """Return whether `server.files` names a bucket."""
+    return place.startswith(SCHEMES)
+
+
+def check_bucket(url: str, settings: Settings, *, uses_machine: bool) -> None:
+    """Check that servers with these settings can keep their files in the bucket. Raises
+    StateDirError.
+    """
+    if not settings.text("secrets.key"):
+        raise StateDirError(
+            "settings-invalid",
+            f"server.files is {url}, but the key of secrets would be in the state folder, which "
+            "other servers do not have",
+            "set secrets.key to the same key for all servers: file:PATH, env:NAME or aws-kms:KEY",
+        )
+    if uses_machine:
+        raise StateDirError(
+            "settings-invalid",
+            f"server.files is {url}, but jobs on the server's own machine need a folder",
+            "set enabled = false in [providers.local], or set server.files to a folder",
+        )
+
+
+def open_bucket(url: str, root: str, environment: Mapping[str, str] = os.environ) -> BucketFolder:
+    """Open the bucket, whose files have copies below `root`. Raises StateDirError."""
+
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    try:
+        location = open_place(url, environment, now)
+    except ObjectError as error:
+        raise StateDirError(
+            "settings-invalid",
+            f"server.files ({url}): {error}",
+            "give the server's process the keys of the bucket in its environment",
+        ) from error
+    assert isinstance(location.place, ObjectBucket)
+    prefix = location.key.strip("/")
+    return BucketFolder(location.place, url, f"{prefix}/" if prefix else "", Path(root), now)
+
+
+async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
+    """Check that the files of this database are in this bucket. A new database is bound to it.
+    Raises StateDirError, StoreUnusable.
+    """
+    url = bucket.url
+    there = (await to_thread(bucket.get, _ID) or b"").decode()
+    bound = await store.bind("files", there or secrets.token_hex(16))
+    where = await store.bind("files_at", url)
+    if not there and where == url:
+        await to_thread(bucket.put, _ID, bound.encode())
+    elif bound != there or where != url:
+        raise StateDirError(
+            "settings-invalid",
+            f"the logs and uploaded files of this database are in {where}, not in {url}",
+            "set server.files to that place; a new bucket needs a new database",
+        )
+
+
+async def join_bucket(bucket: BucketFolder, url: str, home: StateDir, settings: Settings) -> None:
+    """Bind the database to the bucket, and give all servers of the database the same values. Raises
+    StateDirError, StoreError, OSError.
+    """
+    store = open_store(url)
+    await store.open()  # which creates the tables
+    try:
+        await bind_bucket(cast(BindsFiles, store), bucket)
+    finally:
+        await store.close()
+    place = FilesPlace(root=Path(home.path), bucket=bucket, url=url)
+    await to_thread(share_values, home, open_file_keys(settings, place))
+
+
+def share_values(home: StateDir, keys: FileKeys) -> None:
+    """Give all servers the same key of agents' tokens, certificate for nodes and token of the user:
+    those of the server that starts first. Blocks. Raises StateDirError, StoreError, OSError.
+    """
+    load_tokens(home.file("agents.key"))
+    load_certificate(home.file("tls.pem"))
+    home.token()
+    for name in _SHARED:
+        path = Path(home.file(name))
+        own = path.read_bytes()
+        try:
+            shared = keys.share(name, own)
+        except StoreUnusable as error:
+            raise StateDirError(
+                "settings-invalid",
+                f"{name}, which all servers of the database share, cannot be read: {error}",
+                "set secrets.key to the same key for all servers",
+            ) from error
+        if shared != own:
+            write_private(str(path), shared)
