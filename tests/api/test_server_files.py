@@ -9,16 +9,23 @@ from pathlib import Path
 
 import pytest
 from tests.contract.store_suite import NOW, begin, make_store, store_url, submit
+from tests.memory_bucket import MemoryBucket
 
 from cavvy import settings
+from cavvy.api import files_bucket
 from cavvy.api.adopt import MOVED, adopt
 from cavvy.api.backup import back_up
-from cavvy.api.database import hold_alone, join_servers
+from cavvy.api.database import choose_bucket, hold_alone, join_servers
+from cavvy.api.files_bucket import join_bucket
 from cavvy.api.restore import restore
 from cavvy.api.state_dir import StateDir, StateDirError
+from cavvy.domain.values import replace
 from cavvy.settings import Settings
 from cavvy.store.base import SealedSecret, Store, StoreUnusable
+from cavvy.store.bucket_folder import BucketFolder
+from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.keys import KeyRing
+from cavvy.store.objects.locations import ObjectLocation
 from cavvy.store.open import open_store
 from cavvy.store.secrets import SecretSealer
 
@@ -154,3 +161,50 @@ async def test_a_server_that_starts_meanwhile_is_told_to_wait(
                 pass
     async with join_servers(url, home, files, given, "unix:/nowhere"):
         pass
+
+
+def test_an_archive_of_a_bucket_is_restored_into_another_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = MemoryBucket(NOW)
+
+    def open_memory(url: str, *_: object) -> ObjectLocation:
+        return ObjectLocation(place=storage, key=url.removeprefix("s3://data/"))
+
+    monkeypatch.setattr(files_bucket, "open_place", open_memory)
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "key").chmod(0o600)
+
+    def use(name: str) -> tuple[str, StateDir, Settings, BucketFolder]:
+        url = store_url("postgres", tmp_path)
+        home, given = name_home(tmp_path / name, url)
+        named = {"server.files": f"s3://data/{name}", "secrets.key": f"file:{tmp_path}/key"}
+        given = replace(given, values={**given.values, **named})
+        bucket = choose_bucket(home, given, url)
+        assert bucket is not None
+        return url, home, given, bucket
+
+    url, home, given, bucket = use("old")
+    fill(open_store(url), Path(home.path))
+    asyncio.run(join_bucket(bucket, url, home, given))
+    logs = BucketLogs(bucket.below("logs"))
+    logs.append("p", "j1", 1, 0, 0, b"a line\n")
+    bucket.put("folders/p/ab/abcd", b"")
+    archive = io.BytesIO()
+    manifest = back_up(home, given, archive)
+    assert {each for each in manifest.files if each.startswith(("folders", "logs"))} == {
+        key.removeprefix("old/") for key in storage.objects if "/p/" in key
+    }
+    new_url, new_home, new_given, new_bucket = use("new")
+    archive.seek(0)
+    restore(new_home, new_given, archive, new_url, dry_run=False)
+    assert BucketLogs(new_bucket.below("logs")).read("p", "j1", 1, 0).data == b"a line\n"
+    assert new_bucket.get("folders/p/ab/abcd") == b""
+    asyncio.run(join_bucket(new_bucket, new_url, new_home, new_given))
+    keys = [Path(each.file("agents.key")).read_bytes() for each in (home, new_home)]
+    assert keys[0] == keys[1]
+    archive.seek(0)
+    third_url = store_url("postgres", tmp_path)
+    third = name_home(tmp_path / "third", third_url)
+    with pytest.raises(StateDirError, match=r"server\.files names a folder"):
+        restore(*third, archive, third_url, dry_run=False)

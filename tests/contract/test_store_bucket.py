@@ -1,5 +1,7 @@
 """Blobs, logs and keys of servers that keep their files in a bucket, and share no folder."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -63,18 +65,26 @@ def pair(tmp_path: Path, bucket: MemoryBucket) -> tuple[Server, Server]:
 
 
 @pytest.fixture
-def sealed_pair(tmp_path: Path, bucket: MemoryBucket) -> tuple[Server, Server]:
+def url(tmp_path: Path) -> str:
+    made = store_url("postgres", tmp_path)
+    prepare(make_driver(made, journal="auto"), lambda: "i")
+    return made
+
+
+@pytest.fixture
+def sealed_pair(tmp_path: Path, bucket: MemoryBucket, url: str) -> Iterator[tuple[Server, Server]]:
     (tmp_path / "key").write_bytes(b"k" * 32)
     (tmp_path / "key").chmod(0o600)
-    url = store_url("postgres", tmp_path)
-    prepare(make_driver(url, journal="auto"), lambda: "i")
     places = FileKeyPlaces(common=f"file:{tmp_path}/key")
 
-    def make(name: str) -> Server:
-        keys = FileKeys(tmp_path / name, tmp_path / name / "key", places, KeyRows(url))
-        return Server(tmp_path / name, bucket, keys)
+    with ExitStack() as stack:
 
-    return make("a"), make("b")
+        def make(name: str) -> Server:
+            keys = FileKeys(tmp_path / name, tmp_path / name / "key", places, KeyRows(url))
+            stack.callback(keys.close)
+            return Server(tmp_path / name, bucket, keys)
+
+        yield make("a"), make("b")
 
 
 def test_a_blob_of_one_server_is_read_by_another(pair: tuple[Server, Server]) -> None:
@@ -207,25 +217,33 @@ def test_with_a_key_the_bucket_shows_nothing(
 
 
 def test_all_servers_share_the_first_value_and_rotate_it(
-    sealed_pair: tuple[Server, Server], tmp_path: Path
+    sealed_pair: tuple[Server, Server], tmp_path: Path, url: str
 ) -> None:
-    url = store_url("postgres", tmp_path)
-    prepare(make_driver(url, journal="auto"), lambda: "i")
-    old, new = FileKeyPlaces(common=f"file:{tmp_path}/key"), tmp_path / "new"
-    one, other = (FileKeys(tmp_path, tmp_path / "no", old, KeyRows(url)) for _ in range(2))
-    assert one.share("token", b"first") == other.share("token", b"second") == b"first"
-    assert one.of("p").hide("x") == other.of("p").hide("x")
-    first = one.of("p").current()
-    assert other.of("p").current() == first
-    new.write_bytes(b"n" * 32)
-    new.chmod(0o600)
-    places = FileKeyPlaces(common=f"file:{new}", former=[f"file:{tmp_path}/key"])
-    rotated = FileKeys(tmp_path, tmp_path / "no", places, KeyRows(url))
-    assert rotated.rotate() == (3, [])
-    after = FileKeys(tmp_path, tmp_path / "no", FileKeyPlaces(common=f"file:{new}"), KeyRows(url))
-    assert after.share("token", b"third") == b"first"
-    assert after.of("p").hide("x") == one.of("p").hide("x")
-    assert after.of("p").current() != first
+    (tmp_path / "new").write_bytes(b"n" * 32)
+    (tmp_path / "new").chmod(0o600)
+    old, new = (f"file:{tmp_path}/{name}" for name in ("key", "new"))
+    with closing(KeyRows(url)) as rows:
+
+        def make(place: str, *former: str) -> FileKeys:
+            places = FileKeyPlaces(common=place, former=former)
+            return FileKeys(tmp_path, tmp_path / "no", places, rows)
+
+        one, other = make(old), make(old)
+        assert one.share("token", b"first") == other.share("token", b"second") == b"first"
+        assert one.of("p").hide("x") == other.of("p").hide("x")
+        first = one.of("p").current()
+        assert other.of("p").current() == first
+        assert make(new, old).rotate() == (3, [])
+        after = make(new)
+        assert after.share("token", b"third") == b"first"
+        assert after.of("p").hide("x") == one.of("p").hide("x")
+        assert after.of("p").current() != first
+        assert sorted(name for name, _ in after.export()) == [
+            "_servers/token",
+            "p/1",
+            "p/2",
+            "p/names",
+        ]
 
 
 @pytest.fixture

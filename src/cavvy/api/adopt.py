@@ -22,6 +22,7 @@ from cavvy.api.database import (
     SCHEMES,
     BindsFolder,
     bind_folder,
+    choose_bucket,
     choose_files,
     hold_alone,
     refuse_used,
@@ -85,6 +86,12 @@ def adopt(
             "set CAVVY_HOME to a new folder",
         )
     files = choose_files(home, settings, url)
+    if (bucket := choose_bucket(home, settings, url)) is not None:
+        raise StateDirError(
+            "settings-invalid",
+            f"the files of {origin.path} cannot be moved to {bucket.url}",
+            "set server.files to a folder, or use a new database with the bucket",
+        )
     if os.path.realpath(files.path) == os.path.realpath(origin.path):
         files = origin
     elif files is not home:

@@ -1,10 +1,10 @@
 """Writes an archive of a whole server: `cavvy server backup`.
 
 The archive is a tar file: `cavvy.db`, the keys, the other files of the state folder or of
-`server.files`, and last `manifest.json`, which names the SHA-256 of every file and of the rows of
-every table. An archive without this file is incomplete. The database is copied first, so that all
-files to which its rows refer exist when the files are read. A PostgreSQL database is copied from
-one snapshot into a SQLite file, so an archive can be restored into either.
+`server.files`, which may be a bucket, and last `manifest.json`, which names the SHA-256 of every
+file and of the rows of every table. An archive without this file is incomplete. The database is
+copied first, so that all files to which its rows refer exist when the files are read. A PostgreSQL
+database is copied from one snapshot into a SQLite file, so an archive can be restored into either.
 
 The server may run during the backup.
 """
@@ -24,13 +24,15 @@ from typing import BinaryIO
 from msgspec.json import encode, format
 
 from cavvy import __version__
-from cavvy.api.database import choose_database, choose_files
+from cavvy.api.database import choose_bucket, choose_database, choose_files
+from cavvy.api.files_bucket import IN_BUCKET
 from cavvy.api.folder_copy import list_files, list_keys
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.client.state import host_name
 from cavvy.domain.values import Struct
 from cavvy.settings import Settings
 from cavvy.store.base import StoreUnusable
+from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.drivers import DatabaseDriver, make_driver, translate
 from cavvy.store.encrypted_files.data_keys import SERVER_KEY
 from cavvy.store.migrate import HEAD, prepare
@@ -60,23 +62,26 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
     """Write the archive of the server of this state folder. Raises StateDirError, StoreError,
     OSError.
     """
-    url, root = _find_database(home, settings)
+    url, root, bucket = _find_database(home, settings)
     with tempfile.TemporaryDirectory(prefix="backup-", dir=home.path) as folder:
         copy = Path(folder) / DATABASE
         tables, installation = _copy_database(url, copy)
         _check_keys(root, tables, settings)
         with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
             files = {DATABASE: _add(archive, copy, DATABASE)}
-            for name in (*list_keys(root), *list_files(root)):
+            names = list_files(root) if bucket is None else ()
+            for name in (*list_keys(root), *names):
                 if digest := _add(archive, root / name, str(name)):
                     files[str(name)] = digest
+            if bucket is not None:
+                files |= _add_objects(archive, bucket, Path(folder) / "object")
             manifest = ArchiveManifest(
                 cavvy=__version__,
                 revision=HEAD,
                 installation=installation,
                 made_at=datetime.now(UTC),
                 host=host_name(),
-                folder=str(root),
+                folder=str(root) if bucket is None else bucket.url,
                 tables=tables,
                 files=files,
             )
@@ -84,10 +89,10 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
     return manifest
 
 
-def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path]:
-    """Return the database, and the folder whose files belong to it."""
+def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path, BucketFolder | None]:
+    """Return the database, and the folder and bucket whose files belong to it."""
     if os.path.exists(home.file(DATABASE)):
-        return f"sqlite:///{home.file(DATABASE)}", Path(home.path)
+        return f"sqlite:///{home.file(DATABASE)}", Path(home.path), None
     url = choose_database(home, settings)
     if url is None:
         raise StateDirError(
@@ -95,7 +100,8 @@ def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path]:
             f"no server has used the state folder {home.path}",
             "CAVVY_HOME names the state folder of a server; run this command as the server's user",
         )
-    return url, Path(choose_files(home, settings, url).path)
+    files = choose_files(home, settings, url)
+    return url, Path(files.path), choose_bucket(home, settings, url)
 
 
 def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -> None:
@@ -188,6 +194,16 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> str:
         archive.addfile(info, source)
         archive.members.clear()  # type: ignore[attr-defined]  # it would fill the memory
         return source.hash.hexdigest()
+
+
+def _add_objects(archive: tarfile.TarFile, bucket: BucketFolder, part: Path) -> dict[str, str]:
+    """Add the objects that belong to the database, and return their hashes."""
+    hashes: dict[str, str] = {}
+    for folder in IN_BUCKET:
+        for each in bucket.list(f"{folder}/"):
+            if bucket.save(each.key, part) and (digest := _add(archive, part, each.key)):
+                hashes[each.key] = digest
+    return hashes
 
 
 def _add_bytes(archive: tarfile.TarFile, name: str, data: bytes) -> None:

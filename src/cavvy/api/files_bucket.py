@@ -4,6 +4,7 @@ folder: its choice, its binding to the database, and what else the servers must 
 
 import os
 import secrets
+import shutil
 from asyncio import to_thread
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from cavvy.store.objects.locations import open_place
 from cavvy.store.open import open_store
 
 SCHEMES = ("s3://", "gs://", "az://")
+IN_BUCKET = ("folders", "logs", "storage")  # folders of the bucket that belong to the database
 _ID = "files.id"  # the object with the ID of the files
 # Each server has a copy of these files in its state folder. The originals are in the database,
 # encrypted with the key of secrets.
@@ -100,6 +102,36 @@ async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
         )
 
 
+def refuse_other_form(folder: str, bucket: BucketFolder | None) -> None:
+    """Raise StateDirError if an archive has files of a folder, but must be restored into a bucket,
+    or the reverse, because logs have another form there.
+    """
+    if is_bucket(folder) != (bucket is not None):
+        raise StateDirError(
+            "settings-invalid",
+            f"the archive was made of files in {folder}, but server.files names "
+            f"{'a folder' if bucket is None else bucket.url}",
+            "restore archives of a bucket into a bucket, and others into a folder",
+        )
+
+
+def send_files(bucket: BucketFolder, folder: Path) -> None:
+    """Upload the restored files in `folder` that belong into the bucket, and delete them there.
+    Blocks. Raises StoreError, OSError.
+    """
+    if bucket.get(_ID) is not None:
+        raise StateDirError(
+            "not-empty",
+            f"{bucket.url} belongs to a server with jobs: it contains {_ID}",
+            "set server.files to a new bucket or folder of a bucket",
+        )
+    for name in IN_BUCKET:
+        for path in sorted((folder / name).rglob("*")):
+            if path.is_file():
+                bucket.send(path.relative_to(folder).as_posix(), path)
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
 async def join_bucket(bucket: BucketFolder, url: str, home: StateDir, settings: Settings) -> None:
     """Bind the database to the bucket, and give all servers of the database the same values. Raises
     StateDirError, StoreError, OSError.
@@ -111,7 +143,11 @@ async def join_bucket(bucket: BucketFolder, url: str, home: StateDir, settings: 
     finally:
         await store.close()
     place = FilesPlace(root=Path(home.path), bucket=bucket, url=url)
-    await to_thread(share_values, home, open_file_keys(settings, place))
+    keys = open_file_keys(settings, place)
+    try:
+        await to_thread(share_values, home, keys)
+    finally:
+        keys.close()
 
 
 def share_values(home: StateDir, keys: FileKeys) -> None:

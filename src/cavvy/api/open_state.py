@@ -132,8 +132,11 @@ async def open_state(
             app_state = _make_state(parts, node_endpoint)
         app_state.stop = stop
         app_state.database = url.partition(":")[0].partition("+")[0]
-        async with _running(app_state):
-            yield app_state
+        try:
+            async with _running(app_state):
+                yield app_state
+        finally:
+            app_state.file_keys.close()
     finally:
         await store.close()
 

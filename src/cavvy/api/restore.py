@@ -20,11 +20,13 @@ from cavvy.api.backup import DATABASE, ArchiveManifest
 from cavvy.api.database import (
     BindsFolder,
     bind_folder,
+    choose_bucket,
     choose_database,
     choose_files,
     hold_alone,
     refuse_used,
 )
+from cavvy.api.files_bucket import refuse_other_form, send_files
 from cavvy.api.open_state import load_providers, make_context, make_credentials, open_sealer
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.api.unpacked import unpack
@@ -38,6 +40,7 @@ from cavvy.domain.values import Struct
 from cavvy.providers.abilities import CLOSEABLE, ability
 from cavvy.providers.base import Provider
 from cavvy.settings import Settings
+from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.drivers import make_driver, translate
 from cavvy.store.fence import Fence, check_fence
 from cavvy.store.migrate import prepare
@@ -76,14 +79,19 @@ def restore(
     files = home if dry_run else choose_files(home, settings, url)
     if files is not home:
         refuse_used(files)
+    bucket = None if dry_run else choose_bucket(home, settings, url)
     unpacked = Path(files.file(_UNPACKED))
     shutil.rmtree(unpacked, ignore_errors=True)
     unpacked.mkdir(mode=0o700)
     try:
         manifest = unpack(archive, unpacked, whole=not dry_run)
+        if not dry_run:
+            refuse_other_form(manifest.folder, bucket)
         report = asyncio.run(_compare_copy(unpacked, settings, manifest, dry_run=dry_run))
         if not dry_run:
-            _put_in_place(home, files, unpacked, url)
+            if bucket is not None:
+                send_files(bucket, unpacked)
+            _put_in_place(home, files, unpacked, url, bucket)
     finally:
         shutil.rmtree(unpacked, ignore_errors=True)
     return report
@@ -171,7 +179,13 @@ class _Accounts:
                 await closeable.close()
 
 
-def _put_in_place(home: StateDir, files: StateDir, unpacked: Path, url: str | None) -> None:
+def _put_in_place(
+    home: StateDir,
+    files: StateDir,
+    unpacked: Path,
+    url: str | None,
+    bucket: BucketFolder | None,
+) -> None:
     """Move the files to their final location, and then the database."""
     for each in sorted(unpacked.iterdir()):
         if each.name.startswith(DATABASE):
@@ -183,16 +197,18 @@ def _put_in_place(home: StateDir, files: StateDir, unpacked: Path, url: str | No
     if url is None:
         os.replace(unpacked / DATABASE, home.file(DATABASE))
     else:
-        asyncio.run(_fill_database(home, files, unpacked / DATABASE, url))
+        asyncio.run(_fill_database(home, files, unpacked / DATABASE, url, bucket))
 
 
-async def _fill_database(home: StateDir, files: StateDir, copy: Path, url: str) -> None:
+async def _fill_database(
+    home: StateDir, files: StateDir, copy: Path, url: str, bucket: BucketFolder | None
+) -> None:
     async with hold_alone(url, home) as fence:
         await asyncio.to_thread(_copy, copy, url, fence)
         store = open_store(url)
         await store.open()
         try:
-            await bind_folder(cast(BindsFolder, store), home, files, url)
+            await bind_folder(cast(BindsFolder, store), home, files, url, bucket)
         finally:
             await store.close()
 

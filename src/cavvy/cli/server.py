@@ -26,7 +26,7 @@ for each in (setup, adopt, backup, restore):
 # Options that set a setting of the server for this start.
 _OPTIONS = {
     "database": ("URL", "Keep jobs in this PostgreSQL database; remembered for later starts."),
-    "files": ("FOLDER", "The folder for keys, logs and uploads that servers of --database share."),
+    "files": ("PLACE", "The folder or bucket for the files that servers of --database share."),
     "listen": ("ADDRESS:PORT", "Also listen on this address for users."),
     "tls-cert": ("FILE", "The certificate for --listen, in PEM; needed for other machines."),
     "tls-key": ("FILE", "The key of the certificate, in PEM."),
@@ -174,7 +174,8 @@ def _set(chosen: Mapping[str, str | None]) -> None:
 
     for name, value in chosen.items():
         if value:
-            path = os.path.abspath(value) if name.startswith(("tls_", "files")) else value
+            is_path = name.startswith(("tls_", "files")) and "://" not in value
+            path = os.path.abspath(value) if is_path else value
             os.environ[f"CAVVY_SERVER_{name.upper()}"] = path
 
 

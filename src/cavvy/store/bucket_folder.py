@@ -117,9 +117,10 @@ class BucketFolder:
         """Download the object of this file, unless the file exists. Return whether it now exists.
         Raises OSError.
         """
-        if path.exists():
-            return True
-        name = self.name_of(path)
+        return path.exists() or self.save(self.name_of(path), path)
+
+    def save(self, name: str, path: Path) -> bool:
+        """Download an object to a file. Return whether the object exists. Raises OSError."""
         if (found := self.find(name)) is None or found.size is None:
             return False
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")

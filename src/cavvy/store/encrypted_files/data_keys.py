@@ -126,6 +126,10 @@ class FileKeys:
                 self.of(project).renew()
         return count, problems
 
+    def close(self) -> None:
+        """Close the connection to the keys, if there is one."""
+        self._files.close()
+
     def _ring(self, project: str) -> KeyRing:
         place = self._places.projects.get(project, self._places.common)
         if place in ("", SERVER_KEY):

@@ -38,6 +38,7 @@ class KeyFiles(Protocol):
         """Store a key, unless another server has stored one under this name."""
 
     def replace(self, project: str, name: str, sealed: bytes) -> None: ...
+    def close(self) -> None: ...
 
 
 class KeyFolder:
@@ -77,6 +78,9 @@ class KeyFolder:
         part = self._write_part(project, name, sealed)
         os.replace(part, self.place(project, name))
         flush_folder(self._root / project)
+
+    def close(self) -> None:
+        """No file stays open."""
 
     def _write_part(self, project: str, name: str, sealed: bytes) -> Path:
         part = self._root / project / f"{name}.{secrets.token_hex(4)}.part"
@@ -126,6 +130,13 @@ class KeyRows:
         sql = 'UPDATE meta SET value = ? WHERE "key" = ?'
         values = (b64encode(sealed).decode("ascii"), _fact(project, name))
         self._do(lambda session: session.run(sql, values))
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another one."""
+        with self._lock:
+            if self._session is not None:
+                self._session.close()
+            self._session = None
 
     def _names(self, prefix: str) -> Sequence[str]:
         """Return the ends of the names of all facts that begin with `prefix`."""
