@@ -15,8 +15,8 @@ from cavvy import settings
 from cavvy.api import files_bucket
 from cavvy.api.adopt import MOVED, adopt
 from cavvy.api.backup import back_up
-from cavvy.api.database import choose_bucket, hold_alone, join_servers
-from cavvy.api.files_bucket import join_bucket
+from cavvy.api.database import choose_bucket, choose_files, hold_alone, join_servers
+from cavvy.api.files_bucket import bind_bucket, join_bucket
 from cavvy.api.restore import restore
 from cavvy.api.state_dir import StateDir, StateDirError
 from cavvy.domain.values import replace
@@ -208,3 +208,55 @@ def test_an_archive_of_a_bucket_is_restored_into_another_bucket(
     third = name_home(tmp_path / "third", third_url)
     with pytest.raises(StateDirError, match=r"server\.files names a folder"):
         restore(*third, archive, third_url, dry_run=False)
+
+
+@pytest.mark.parametrize(
+    ("settings_text", "told"),
+    [
+        ("[providers.local]\nenabled = false\n", "the key of secrets would be in the state folder"),
+        ('[secrets]\nkey = "env:KEY"\n', "jobs on the server's own machine need a folder"),
+    ],
+)
+def test_a_bucket_needs_what_all_servers_can_have(
+    tmp_path: Path, settings_text: str, told: str
+) -> None:
+    home, _ = name_home(tmp_path)
+    (tmp_path / "settings.toml").write_text(settings_text)
+    given = settings.load(
+        {
+            "CAVVY_HOME": home.path,
+            "CAVVY_CONFIG": str(tmp_path / "settings.toml"),
+            "CAVVY_SERVER_FILES": "s3://data/team",
+        }
+    )
+    with pytest.raises(StateDirError, match=told):
+        choose_files(home, given, "postgresql://x")
+    with pytest.raises(StateDirError, match="the database is a file of the state folder"):
+        choose_files(home, given, None)
+
+
+class BoundStore:
+    """The facts of an installation."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, str] = {}
+
+    async def bind(self, key: str, value: str) -> str:
+        return self.facts.setdefault(key, value)
+
+
+@pytest.mark.anyio
+async def test_a_database_is_bound_to_one_bucket(tmp_path: Path) -> None:
+    storage = MemoryBucket(NOW)
+
+    def open_at(name: str) -> BucketFolder:
+        return BucketFolder(storage, f"s3://data/{name}", f"{name}/", tmp_path, lambda: NOW)
+
+    bound = BoundStore()
+    await bind_bucket(bound, open_at("two"))
+    await bind_bucket(bound, open_at("two"))
+    with pytest.raises(StateDirError, match="are in s3://data/two, not in s3://data/three"):
+        await bind_bucket(bound, open_at("three"))
+    storage.objects["copy/files.id"] = storage.objects["two/files.id"]
+    with pytest.raises(StateDirError, match="are in s3://data/two, not in s3://data/copy"):
+        await bind_bucket(bound, open_at("copy"))

@@ -126,17 +126,13 @@ async def open_state(
         installation = await store.installation()
         if database is None and kept != installation:
             write_private(home.file("installation"), installation.encode())
-        place = FilesPlace(root=Path(files.path), shared=share is not None, bucket=bucket, url=url)
-        parts = _ServerParts(home, files, place, settings, address, store, installation, share)
+        parts = _ServerParts(home, files, bucket, settings, address, store, installation, share)
         with files.setting_up():
             app_state = _make_state(parts, node_endpoint)
         app_state.stop = stop
         app_state.database = url.partition(":")[0].partition("+")[0]
-        try:
-            async with _running(app_state):
-                yield app_state
-        finally:
-            app_state.file_keys.close()
+        async with _running(app_state):
+            yield app_state
     finally:
         await store.close()
 
@@ -149,6 +145,7 @@ async def _running(app_state: AppState) -> AsyncIterator[None]:
             yield
         finally:
             await app_state.control_plane.stop()
+            app_state.file_keys.close()
 
 
 def _make_share(leases: ReplicaLeases) -> WorkShare:
@@ -165,7 +162,7 @@ class _ServerParts(Struct, frozen=True):
 
     home: StateDir
     files: StateDir
-    place: FilesPlace
+    bucket: BucketFolder | None
     settings: Settings
     address: str  # path of the socket for agents on this machine
     store: Store
@@ -176,6 +173,17 @@ class _ServerParts(Struct, frozen=True):
     def root(self) -> Path:
         """The folder with keys, logs and uploads."""
         return Path(self.files.path)
+
+    @property
+    def place(self) -> FilesPlace:
+        """Where the stored files are."""
+        url = "" if self.share is None else self.share.url
+        return FilesPlace(root=self.root, shared=self.shares, bucket=self.bucket, url=url)
+
+    @property
+    def on_network(self) -> bool:
+        """Whether each use of a file is a request to another machine."""
+        return self.files.shared or self.bucket is not None
 
     @property
     def shares(self) -> bool:
@@ -214,7 +222,7 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
     watch, root, settings = parts.make_watch(), parts.root, parts.settings
     tokens, sealer = load_tokens(parts.files.file("agents.key")), open_sealer(settings, root)
     seen, files = watched(parts.store, watch), open_stored_files(settings, parts.place)
-    downloads, endpoint = _serve_nodes(node_endpoint, tokens, root, parts.place.bucket)
+    downloads, endpoint = _serve_nodes(node_endpoint, tokens, parts)
     dependencies = make_dependencies(seen, sealer, tokens, files, parts.address)
     context = make_context(parts.installation, root, parts.address, endpoint, _CLOCK.now)
     execs = JobExecs(watch)
@@ -240,7 +248,7 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
         address=parts.address,
         started_at=_CLOCK.now(),
         share=parts.share,
-        on_network=parts.files.shared or parts.place.bucket is not None,
+        on_network=parts.on_network,
         downloads=downloads,
         node_endpoint=endpoint.address if endpoint else None,
     )
@@ -273,16 +281,17 @@ def _make_control_plane(
 def _serve_nodes(
     listener: NodeListener | None,
     tokens: GangTokens,
-    root: Path,
-    bucket: BucketFolder | None,
+    parts: _ServerParts,
 ) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
     """Return the downloads for nodes outside this machine and the address at which they reach the
     server, or None if they cannot reach it.
     """
     if listener is None:
         return None, None
-    downloads = NodeDownloads(root / "downloads", bucket and bucket.below("downloads"))
-    return downloads, listener.describe(downloads, tokens, make_archive, root / "bundles")
+    downloads = NodeDownloads(
+        parts.root / "downloads", parts.bucket and parts.bucket.below("downloads")
+    )
+    return downloads, listener.describe(downloads, tokens, make_archive, parts.root / "bundles")
 
 
 def make_notes(home: StateDir) -> StopNotes | None:
