@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
 from tests.contract.store_suite import store_url
 from tests.memory_bucket import MemoryBucket
 
@@ -23,6 +24,9 @@ from cavvy.store.drivers import make_driver
 from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys
 from cavvy.store.encrypted_files.key_files import KeyRows
 from cavvy.store.migrate import prepare
+from cavvy.store.objects.base import ObjectBucket
+from cavvy.store.objects.http import ask
+from cavvy.store.objects.locations import open_place
 
 NOW = datetime(2026, 1, 20, tzinfo=UTC)
 KEY = ("p", "j1", 1, 0)
@@ -294,3 +298,23 @@ def test_any_appends_through_two_servers(steps: list[tuple[int, int, bool, bool]
             assert piece.data == bytes(i % 251 for i in range(offset, piece.next))
         offset = piece.next
     assert offset == end
+
+
+def test_a_large_blob_is_sent_in_parts(tmp_path: Path) -> None:
+    storage = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    storage.start()
+    try:
+        endpoint = "http://{}:{}".format(*storage.get_host_and_port())
+        ask("PUT", f"{endpoint}/data", b"")
+        keys = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "s"}
+        keys["AWS_ENDPOINT_URL_S3"] = endpoint
+        place = open_place("s3://data/x", keys, lambda: datetime.now(UTC)).place
+        assert isinstance(place, ObjectBucket)
+        source, copy = tmp_path / "source", tmp_path / "copies" / "large"
+        source.write_bytes(bytes(range(256)) * 70_000)  # 17.1 MiB
+        folder = BucketFolder(place, "s3://data/x", "x/", copy.parent, lambda: NOW)
+        folder.send("large", source)
+        assert folder.fetch(copy)
+        assert copy.read_bytes() == source.read_bytes()
+    finally:
+        storage.stop()
