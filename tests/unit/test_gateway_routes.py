@@ -3,11 +3,20 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from cavvy.api.serving.gateway_route import list_routes
-from cavvy.domain.services import RateScope, RequestRate, ServiceSpec
+from cavvy.domain.services import BatchRule, RateScope, RequestRate, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
-from cavvy.gateway.config import check_routes
+from cavvy.gateway.config import (
+    Affinity,
+    BatchTerms,
+    GatewayConfigError,
+    ServiceRoute,
+    check_routes,
+)
+from cavvy.gateway.haproxy.configuration import is_direct
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -37,3 +46,17 @@ def test_a_service_that_the_gateway_would_refuse_is_closed() -> None:
     bad, good = list_routes([make("bad", 1, rates=(rate,)), make("good", 0)])
     assert (bad.name, bad.prefix, bad.keyed, bad.keys, bad.rates) == ("bad", "/p/bad", True, (), ())
     assert (good.name, good.keyed) == ("good", False)
+
+
+def test_requests_that_are_joined_pass_the_gateway() -> None:
+    rule = BatchRule(most=8, wait=timedelta(milliseconds=20), input="in", output="out")
+    [route] = list_routes([make("joined", 0, hosts=("a.example",), batch=rule)])
+    assert route.batch == BatchTerms(max=8, wait_s=0.02, input="in", output="out")
+    [plain] = list_routes([make("plain", 0, hosts=("a.example",))])
+    assert (is_direct(route), is_direct(plain)) == (False, True)
+
+
+def test_joined_requests_cannot_be_separated_by_affinity() -> None:
+    route = ServiceRoute(name="both", batch=BatchTerms(), affinity=Affinity(by="header"))
+    with pytest.raises(GatewayConfigError, match="both batch and affinity"):
+        check_routes((route,))

@@ -52,6 +52,7 @@ TABLES: dict[str, Any] = {
     "service.timeouts": keys.ServiceTimeoutKeys,
     "service.rate": keys.ServiceRate,
     "service.limits": keys.ServiceLimits,
+    "service.batch": keys.ServiceBatch,
     "service.slo": keys.ServiceSlo,
     "service.update": keys.ServiceUpdateKeys,
     "service.queue": keys.ServiceQueueKeys,

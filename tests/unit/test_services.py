@@ -11,6 +11,7 @@ from cavvy.domain.services import (
     COMING_REPLICAS,
     REPLICA_MOVES,
     SERVING,
+    BatchRule,
     EventTrigger,
     QueueTerms,
     RateScope,
@@ -43,6 +44,7 @@ service:
   keys: true
   rate: [{requests: 100, per: 1m, burst: 20, each: header, header: X-User, prefix: /v1/}, 5]
   limits: {body: 100MiB, waiting: 50}
+  batch: {max: 32, wait: 20ms, input: inputs, output: outputs}
   slo: {p95: 2s, availability: 99.9%}
   regions: [eu]
   residency: eu
@@ -82,6 +84,9 @@ def test_a_service_is_read_with_all_keys() -> None:
         RequestRate(requests=5, burst=5),
     )
     assert (service.keys, service.limits) == (True, RequestLimits(body_mib=100, waiting=50))
+    assert service.batch == BatchRule(
+        most=32, wait=timedelta(milliseconds=20), input="inputs", output="outputs"
+    )
     assert service.probe.start == timedelta(minutes=10)
     assert service.slo.availability == pytest.approx(0.999)
     assert service.budget == HourlyRate(40_000_000)
@@ -113,6 +118,21 @@ def test_each_target_is_read(target: str, kind: TargetKind, value: float) -> Non
     assert "0 to 3" in dict(describe_task(task))["replicas"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"), [("vllm", "forms batches itself"), ("onnxruntime", "takes tensors")]
+)
+def test_batches_are_refused_for_engines(engine: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        parse_file(f"service: {{engine: {engine}, model: m, batch: 8}}\n")
+
+
+def test_batches_are_read_and_described() -> None:
+    text = "run: serve\nservice: {port: 1, batch: 8}\n"
+    assert read(text).batch == BatchRule(most=8)
+    (task,) = parse_file(text).tasks
+    assert "8 instances at most" in dict(describe_task(task))["batches"]
+
+
 def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
     text = "run: serve\nservice: {readiness_probe: /, replicas: 2}\n"
     assert parse_file(text).kind == "SkyPilot"
@@ -136,6 +156,9 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, update: {weight: 10%}}", "`weight` is for canaries only"),
         ("{port: 1, update: {strategy: canary, weight: 0.5%}}", "not a whole percentage"),
         ("{port: 1, residency: mars}", "is not an area"),
+        ("{port: 1, batch: 1}", "batch"),
+        ("{port: 1, batch: {max_latency: 1s}}", "write `wait`"),
+        ("{port: 1, batch: 8, models: a}", "streams, which cannot be divided"),
         ("{port: 1, readiness_probe: /}", "write `probe`"),
         ("{port: 1}\nschedule: 0 3 * * *", "`schedule` has no meaning with `service`"),
         ("{port: 1}\nkeep: 1h", "`keep` has no meaning with `service`"),

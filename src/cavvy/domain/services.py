@@ -107,6 +107,18 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
     waiting: int = 10_000
 
 
+class BatchRule(Struct, frozen=True, kw_only=True):
+    """How the gateway joins requests: up to `most` instances of a replica's next batch, which waits
+    for further requests at most the time `wait` while the replica is free. `input` and `output` are
+    the keys of the arrays in the JSON bodies of requests and responses.
+    """
+
+    most: int = 16
+    wait: timedelta = timedelta(milliseconds=10)
+    input: str = "instances"
+    output: str = "predictions"
+
+
 class ServiceLevel(Struct, frozen=True, kw_only=True):
     """The service level: 95 of 100 requests are answered within `p95`, and `availability` is the
     share of answered requests. None means no target.
@@ -166,9 +178,10 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
 
     `concurrency` is the number of requests that a replica can work on at once. With `keys`,
     requests need one of the service's keys. A replica that will end has the time `drain` to finish
-    its requests. Replicas run in `regions`, and requests and replicas must not leave the area
-    `residency`; () and None permit all. `budget` limits the price of all replicas together. With
-    `price_header`, responses state the cost of their requests.
+    its requests. With `batch`, the gateway joins requests that wait. Replicas run in `regions`, and
+    requests and replicas must not leave the area `residency`; () and None permit all. `budget`
+    limits the price of all replicas together. With `price_header`, responses state the cost of
+    their requests.
     """
 
     port: int
@@ -185,6 +198,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     keys: bool = False
     rates: tuple[RequestRate, ...] = ()
     limits: RequestLimits = RequestLimits()
+    batch: BatchRule | None = None
     slo: ServiceLevel = ServiceLevel()
     regions: tuple[str, ...] = ()
     residency: str | None = None

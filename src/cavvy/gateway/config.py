@@ -77,6 +77,15 @@ class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     percent: Annotated[int, msgspec.Meta(ge=1, le=99)]
 
 
+class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests with JSON bodies may be sent to a replica as one; see `joined_bodies.py`."""
+
+    max: Annotated[int, msgspec.Meta(ge=2, le=256)] = 16  # instances of a batch
+    wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.01  # for others while a replica is free
+    input: Annotated[str, msgspec.Meta(min_length=1)] = "instances"  # the array in a request
+    output: Annotated[str, msgspec.Meta(min_length=1)] = "predictions"  # in a response
+
+
 class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A service: the requests that belong to it, and how these requests are passed on."""
 
@@ -95,6 +104,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     silence_s: Seconds | None = None  # without a byte in either direction after that; None: any
     cold_start_s: Seconds | None = None  # an estimate until the gateway has measured one
     affinity: Affinity | None = None
+    batch: BatchTerms | None = None
     canary: CanaryShare | None = None
     models: tuple[str, ...] = ()  # names by which /v1/chat/completions and its like select it
     keys: tuple[ClientKey, ...] = ()
@@ -149,13 +159,18 @@ def read_config(path: Path) -> GatewayConfig:
 
 
 def check_routes(services: tuple[ServiceRoute, ...]) -> None:
-    """Raise GatewayConfigError if two services have a name or a route in common."""
+    """Raise GatewayConfigError if two services have a name or a route in common, or if one joins
+    requests that affinity would separate."""
     seen: dict[tuple[str, str], str] = {}
     names = set()
     for service in services:
         if service.name in names:
             raise GatewayConfigError(f"service {service.name}: two services have this name")
         names.add(service.name)
+        if service.batch is not None and service.affinity is not None:
+            raise GatewayConfigError(
+                f"service {service.name}: it has both batch and affinity; delete one of them"
+            )
         for host in service.hosts or ("",):
             other = seen.setdefault((host.lower(), service.prefix), service.name)
             if other != service.name:

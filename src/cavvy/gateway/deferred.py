@@ -272,7 +272,7 @@ class DeferredCalls:
         exchange.key_id = call.key_id
         sink.exchange = exchange
         exchange.feed(call.body, True)
-        service.admit(exchange)
+        exchange.begin()
 
     async def finish(self, call_id: str, result: StoredResult) -> None:
         await self._call(lambda: self.store.put_result(call_id, result))

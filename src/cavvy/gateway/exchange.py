@@ -14,6 +14,7 @@ from cavvy.gateway.heads import NO_LENGTH, RequestHead, ResponseHead
 from cavvy.gateway.own_answers import AnswerCode
 
 if TYPE_CHECKING:
+    from cavvy.gateway.batches import BatchPart, JoinedBatch
     from cavvy.gateway.service_queue import ServiceQueue
     from cavvy.gateway.upstream import ReplicaPool, UpstreamConnection
 
@@ -67,7 +68,11 @@ class Exchange:
     key_id = ""  # of the client's key
     work_mark = 0.0  # when it was given to the replica, in the replica's divided time
     price = b""  # a field of the response, if the service shows prices
+    part: "BatchPart | None" = None  # what it contributes to a batch, if it may be joined
+    carrier: "Exchange | None" = None  # the batch in which it was sent
+    batch: "JoinedBatch | None" = None  # its members, if it is a batch itself
     _begun = _admitted = False
+    _joins = False
     _prefix = b""
     _size = 0
 
@@ -93,7 +98,14 @@ class Exchange:
 
     def begin(self) -> None:
         """Begin when the head has arrived, perhaps with a part of the body."""
-        self._begun = True
+        if not self._begun:
+            self._begun = True
+            batches = self.service.batches
+            self._joins = batches is not None and batches.may_join(self.head)
+            if self._joins and not self.body_done:
+                self.sink.want_body()  # of a client that waits for "100 Continue"
+        if self._joins and not self._has_joinable_body():
+            return
         affinity = self.service.route.affinity
         if affinity is None or self._find_key(affinity):
             self._admitted = True
@@ -136,6 +148,16 @@ class Exchange:
         self.affinity_key = hash_key(key) if key else None
         return True
 
+    def _has_joinable_body(self) -> bool:
+        """Read a complete body that may be joined; return False if more of it must arrive. A body
+        that is too large to be held is not joined."""
+        if not self.body_done:
+            return self.held_bytes > self.service.memo.limits.hold_bytes
+        batches = self.service.batches
+        if batches is not None:
+            self.part = batches.read_part(self, self.arrived_at)
+        return True
+
     def take_bytes(self) -> bytes:
         """Return the first bytes for a replica: the head and the body so far."""
         held = self.held
@@ -151,6 +173,15 @@ class Exchange:
         if self.held_bytes > self.keep_bytes:
             self.held.clear()
             self.keep_bytes = self.held_bytes = 0
+
+    @property
+    def weight(self) -> int:
+        """The number of requests for which it counts when its replica's time is divided."""
+        return 1 if self.part is None else self.part.instances
+
+    def is_taken(self) -> bool:
+        """Return whether a replica is working on it."""
+        return (self.carrier or self).upstream is not None
 
     def can_retry(self) -> bool:
         return self.head.idempotent and self.attempts < 2 and self.held_bytes <= self.keep_bytes

@@ -169,7 +169,7 @@ class HeadMemo:
     """
 
     def __init__(self, limits: GatewayLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._requests: dict[bytes, RequestHead] = {}
         self._responses: dict[bytes, ResponseHead] = {}
 
@@ -177,7 +177,7 @@ class HeadMemo:
         """Raises HeadError."""
         head = self._requests.get(data)
         if head is None:
-            head = parse_request(data, self._limits)
+            head = parse_request(data, self.limits)
             if len(data) <= _MEMO_BYTES and not (head.authorization or head.api_key):
                 if len(self._requests) >= _MEMO_HEADS:
                     self._requests.clear()

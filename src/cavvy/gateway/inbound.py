@@ -178,7 +178,7 @@ class InboundConnection(asyncio.Protocol):
         route = request.service.route
         bound_s = route.silence_s
         if not request.responding:
-            if request.upstream and now - request.started_at > route.response_s:
+            if request.is_taken() and now - request.started_at > route.response_s:
                 self._give_up(504, AnswerCode.SILENT, "the replica took too long to answer")
         elif self._moved or not self._moved_at:
             self._moved, self._moved_at = False, now

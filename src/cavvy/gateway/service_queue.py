@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
 
+from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import replace
 from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, make_ring
+from cavvy.gateway.batches import JoinedBatch, ServiceBatches
 from cavvy.gateway.canary import CanarySplit
 from cavvy.gateway.client_keys import ServiceKeys, holds_service_key
 from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
@@ -48,6 +50,9 @@ class ServiceQueue:
         self.guarded = bool(self.keys or self.rates)
         self.counters = ServiceCounters(now)
         self.canary = None if route.canary is None else CanarySplit(route.canary)
+        self.batches: ServiceBatches | None = None
+        if route.batch is not None:
+            self.batches = ServiceBatches(route.batch, route, self._dispatch)
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._replicas: list[ReplicaPool] = []
         self._draining: set[ReplicaPool] = set()
@@ -64,24 +69,31 @@ class ServiceQueue:
         self.counters.arrivals += 1
         if not self._waiting or all(each.avoid is not None for each in self._waiting):
             position = self._choose(exchange)
-            if position >= 0:
+            if position >= 0 and not self._is_early(exchange, self._replicas[position]):
                 self._start(exchange, self._replicas[position], exchange.arrived_at)
                 return
         self._wait(exchange, exchange.arrived_at)
+        if self.batches is not None and self._count_free():
+            self._dispatch()  # the batch that waits for others may be large enough now
 
     def abort(self, exchange: Exchange) -> None:
         """Abort the request, because the client has disconnected."""
         self.counters.aborted += 1
         if exchange in self._waiting:
             del self._waiting[exchange]
-        upstream = exchange.upstream
+        carrier = exchange.carrier or exchange
+        if carrier.batch is not None:
+            if carrier.batch.dividing or carrier.batch.list_present():
+                return
+            carrier.gone = True
+        upstream = carrier.upstream
         if upstream is not None:
-            exchange.upstream = None
+            carrier.upstream = None
             pool, now = upstream.pool, monotonic()
             upstream.abort()
             if self.canary is not None:
-                self.canary.record(pool.address.canary, exchange.failed, now - exchange.started_at)
-            self.free(pool, exchange, now)
+                self.canary.record(pool.address.canary, carrier.failed, now - carrier.started_at)
+            self.free(pool, carrier, now)
 
     def list_credentials(self, head: RequestHead) -> bytes:
         """Return the credential fields for the replica, which are passed on only if the service has
@@ -104,10 +116,31 @@ class ServiceQueue:
 
     # what replicas call
 
+    def record_answer(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
+        """Record a complete response of a replica."""
+        taken_s = work_s = now - exchange.started_at
+        batch, batches = exchange.batch, self.batches
+        if batch is not None and batch.spoiled:
+            return  # its members will be answered later
+        if batches is not None and not exchange.failed:
+            if batch is not None:
+                work_s = batches.count_work_s(pool, batch.instances, taken_s)
+            elif exchange.part is not None:
+                work_s = batches.count_work_s(pool, exchange.part.instances, taken_s)
+        members = (exchange,) if batch is None else batch.list_present()
+        for each in members:
+            share_s = work_s / len(members)
+            self.counters.record_answer(each.arrived_at, each.started_at, now, share_s)
+            if now - each.arrived_at > self.slow_s:
+                self.counters.slow += 1
+        if self.canary is not None:
+            self.canary.record(pool.address.canary, exchange.failed, taken_s)
+
     def free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
         """Free a slot of the replica; the first waiting request takes it."""
         self.counters.change_in_flight(-1, now, exchange.started_at)
-        pool.work.end(exchange.key_id, now)
+        for each in (exchange,) if exchange.batch is None else exchange.batch.members:
+            pool.work.end(each.key_id, now, each.weight)
         pool.in_flight -= 1
         if pool.draining:
             if not pool.in_flight:
@@ -115,7 +148,7 @@ class ServiceQueue:
             return
         room = not pool.cooling and pool.in_flight < pool.concurrency
         waiting = self._find_waiting(pool) if self._waiting and room else None
-        if waiting is None:
+        if waiting is None or self._is_early(waiting, pool):
             self._set_load(pool)
         else:
             self._start(self._take(waiting), pool, now)
@@ -128,6 +161,12 @@ class ServiceQueue:
 
     def requeue(self, exchange: Exchange, now: float) -> None:
         """Queue a request again that no replica has seen, before all waiting requests."""
+        if exchange.batch is not None:
+            for each in exchange.batch.members:
+                each.attempts -= 1
+                each.avoid = exchange.avoid
+            self._requeue_members(exchange.batch, now)
+            return
         position = self._choose(exchange)
         if position >= 0:
             self._start(exchange, self._replicas[position], now)
@@ -136,6 +175,11 @@ class ServiceQueue:
 
     def lose(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         """Handle a replica's connection that ended in the middle of a request."""
+        if exchange.batch is not None:
+            for each in exchange.batch.list_present():
+                each.carrier = None
+                self.lose(each, pool, now)
+            return
         if exchange.responding:
             self.counters.lost += 1
             exchange.sink.cut()
@@ -149,7 +193,21 @@ class ServiceQueue:
                 502, AnswerCode.LOST, "the replica ended in the middle of the request", None
             )
 
+    def requeue_alone(self, batch: JoinedBatch) -> None:
+        """Send each request of a batch again, alone, because the batch was answered with an error
+        or its response could not be divided."""
+        if self.batches is not None:
+            self.batches.count_spoiled()
+        for each in batch.members:
+            each.attempts -= 1
+            each.part = None
+        self._requeue_members(batch, monotonic())
+
     def refuse_answer(self, exchange: Exchange) -> None:
+        if exchange.batch is not None:
+            for each in exchange.batch.list_present():
+                self.refuse_answer(each)
+            return
         self.counters.lost += 1
         if exchange.responding:
             exchange.sink.cut()
@@ -206,6 +264,10 @@ class ServiceQueue:
         self.counters = old.counters
         self.keys.adopt(old.keys)
         self.rates.adopt(old.rates)
+        if old.batches is not None:
+            old.batches.close()
+            if self.batches is not None:
+                self.batches.adopt(old.batches)
         if old.canary is not None and self.route.canary == old.route.canary:
             self.canary = old.canary
         self._cold_starts = old._cold_starts
@@ -213,6 +275,8 @@ class ServiceQueue:
         self._waiting = old._waiting
         for exchange in self._waiting:
             exchange.service = self
+            if self.route.batch != old.route.batch:
+                exchange.part = None
         self._replicas, self._draining = old._replicas, old._draining
         for pool in (*self._replicas, *self._draining):
             pool.service = self
@@ -274,13 +338,17 @@ class ServiceQueue:
             p99_s=find_quantile(counters.latency, 0.99),
             keys_used=dict(self.keys.used),
             replicas=tuple(pool.describe() for pool in (*self._replicas, *self._draining)),
-            work={name: dict(each.describe(now)) for name, each in self._work.items() if each},
+            work=self._describe_work(now),
             canary=None if self.canary is None else self.canary.describe(),
             slow=counters.slow,
             unserved=counters.unserved,
+            batches=None if self.batches is None else self.batches.describe(),
         )
 
     # inside
+
+    def _describe_work(self, now: float) -> dict[str, dict[str, KeyWork]]:
+        return {name: dict(each.describe(now)) for name, each in self._work.items() if each}
 
     def _choose(self, exchange: Exchange) -> int:
         loads: Sequence[int] = self._loads
@@ -302,15 +370,45 @@ class ServiceQueue:
         return choose_least(loads, self._turn)
 
     def _start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
-        exchange.started_at = now
-        counters = self.counters
-        counters.change_in_flight(1, now, now)
-        counters.started += 1
-        exchange.work_mark = pool.work.begin(exchange.key_id, now)
-        if now - exchange.arrived_at > self._late_s:
-            counters.late += 1
+        """Start the request, with others if they can be joined."""
+        if self.batches is not None and exchange.part is not None:
+            members = self.batches.choose(exchange, self._waiting, pool, self._count_free(), now)
+            for each in members[1:]:
+                self._count_start(self._take(each), pool, now)
+            if len(members) > 1:
+                self._count_start(exchange, pool, now)
+                exchange = self.batches.join(members, pool)
+                exchange.started_at = now
+        if exchange.batch is None:
+            self._count_start(exchange, pool, now)
+        self.counters.change_in_flight(1, now, now)
         pool.start(exchange)
         self._set_load(pool)
+
+    def _count_start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
+        exchange.started_at = now
+        self.counters.started += 1
+        exchange.work_mark = pool.work.begin(exchange.key_id, now, exchange.weight)
+        if now - exchange.arrived_at > self._late_s:
+            self.counters.late += 1
+
+    def _is_early(self, exchange: Exchange, pool: ReplicaPool) -> bool:
+        """Return whether the request should wait for others with which it can be joined."""
+        if self.batches is None or exchange.part is None:
+            return False
+        return self.batches.is_early(exchange, self._waiting, pool, self._count_free(), monotonic())
+
+    def _count_free(self) -> int:
+        """Return the number of free slots."""
+        return sum(
+            max(0, pool.concurrency - pool.in_flight) for pool in self._replicas if not pool.cooling
+        )
+
+    def _requeue_members(self, batch: JoinedBatch, now: float) -> None:
+        for each in reversed(batch.list_present()):
+            each.carrier = None
+            self._wait(each, now, first=True)
+        self._dispatch()
 
     def _set_load(self, pool: ReplicaPool) -> None:
         full = pool.cooling or pool.in_flight >= pool.concurrency
@@ -373,11 +471,15 @@ class ServiceQueue:
         """
         now = monotonic()
         for exchange in list(self._waiting):
+            if exchange not in self._waiting:
+                continue  # it is in the batch of an earlier one
             position = self._choose(exchange)
             if position < 0 and exchange.avoid is not None:
                 continue
             if position < 0:
                 return
+            if self._is_early(exchange, self._replicas[position]):
+                continue
             self._start(self._take(exchange), self._replicas[position], now)
 
 

@@ -51,6 +51,12 @@ class ReplicaFacts(Struct, frozen=True, kw_only=True):
     draining: bool
 
 
+class BatchFacts(Struct, frozen=True, kw_only=True):
+    formed: int  # batches of several requests
+    joined: int  # the requests in them
+    spoiled: int  # batches whose requests were sent again, each alone
+
+
 class ServiceFacts(Struct, frozen=True, kw_only=True):
     """The statistics of a service at one moment."""
 
@@ -69,7 +75,8 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     backlog: int
     concurrency_s: float  # the integral of the requests in flight
     waited_s: float  # the sum of all waits for a replica
-    service_s: float  # the sum of all times from the replica's start to its last byte
+    service_s: float  # the sum of all times from the replica's start to its last byte; of requests
+    # that may be joined, the share in the time of a full batch
     cold_starts: int
     cold_start_s: float | None  # measured, smoothed
     arrivals_per_s: tuple[int, ...]  # of the last 60 whole seconds, the newest last
@@ -85,6 +92,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     epoch: str = EPOCH
     slow: int = 0  # of those answered, after more than `slow_s` since they arrived
     unserved: int = 0  # of those refused, by a full queue or because no replica took them in time
+    batches: BatchFacts | None = None
 
 
 class ServiceCounters:
@@ -130,10 +138,13 @@ class ServiceCounters:
         self.in_flight += change
         self.starts_s += change * started_at
 
-    def record_answer(self, arrived_at: float, started_at: float, now: float) -> None:
+    def record_answer(
+        self, arrived_at: float, started_at: float, now: float, work_s: float
+    ) -> None:
+        """Count an answer. `work_s` is how long the replica was busy with the request."""
         self.answered += 1
         self.waited_s += started_at - arrived_at
-        self.service_s += now - started_at
+        self.service_s += work_s
         bucket = bucket_of(int((now - arrived_at) * 1e6))
         self.latency[bucket] = self.latency.get(bucket, 0) + 1
 

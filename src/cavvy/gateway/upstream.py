@@ -4,6 +4,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
+from cavvy.gateway.batching import BatchTimes
 from cavvy.gateway.bodies import Body, OpenBody, make_body
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.exchange import Exchange
@@ -137,13 +138,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._tunnel = True
             exchange.sink.switch(head, rest)
             return
-        pool = self.pool
-        if pool.service.route.price_header:
-            share_s = pool.work.share_s(exchange.work_mark, monotonic())
-            exchange.price = b"%b: %d\r\n" % (
-                PRICE_FIELD,
-                round(pool.address.rate_micros * share_s / 3600),
-            )
+        if self.pool.service.route.price_header and exchange.batch is None:
+            exchange.price = self.pool.price(exchange, monotonic())
         if head.length == len(rest):  # the usual small response
             exchange.sink.respond(head, rest, True)
             self._finish(exchange, reusable=not head.close)
@@ -182,6 +178,7 @@ class ReplicaPool:
         self.address = address
         self.concurrency = address.concurrency or service.route.concurrency
         self.work = service.find_work(address.id)
+        self.batch_times = BatchTimes()
         self.in_flight = 0
         self.draining = False
         self.cooling = False
@@ -254,14 +251,16 @@ class ReplicaPool:
             else:
                 self._idle.append(connection)
         now = monotonic()
-        counters = self.service.counters
-        counters.record_answer(exchange.arrived_at, exchange.started_at, now)
-        if now - exchange.arrived_at > self.service.slow_s:
-            counters.slow += 1
-        canary = self.service.canary
-        if canary is not None:
-            canary.record(self.address.canary, exchange.failed, now - exchange.started_at)
+        self.service.record_answer(exchange, self, now)
         self.service.free(self, exchange, now)
+
+    def price(self, exchange: Exchange, now: float) -> bytes:
+        """Return the field of a response with the cost of its request so far, if the service shows
+        prices."""
+        if not self.service.route.price_header:
+            return b""
+        share_s = self.work.share_s(exchange.work_mark, now, exchange.weight)
+        return b"%b: %d\r\n" % (PRICE_FIELD, round(self.address.rate_micros * share_s / 3600))
 
     def forget(self, connection: UpstreamConnection) -> None:
         """Forget an idle connection that the replica has closed."""

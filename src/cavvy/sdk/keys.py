@@ -286,6 +286,15 @@ class ServiceLimits(TypedDict, total=False):
     waiting: Whole
 
 
+class ServiceBatch(TypedDict, total=False):
+    """How requests to a service are joined into batches."""
+
+    max: Whole
+    wait: Length
+    input: str
+    output: str
+
+
 class ServiceSlo(TypedDict, total=False):
     """The service level of a service."""
 
@@ -336,6 +345,7 @@ class Service(TypedDict):
     keys: NotRequired[Switch]
     rate: NotRequired[Number | ServiceRate | Sequence[ServiceRate]]
     limits: NotRequired[ServiceLimits]
+    batch: NotRequired[Whole | ServiceBatch]
     slo: NotRequired[ServiceSlo]
     regions: NotRequired[str | Sequence[str]]
     residency: NotRequired[str]

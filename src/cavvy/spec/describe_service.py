@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from cavvy.domain.services import (
+    BatchRule,
     EventTrigger,
     QueueTerms,
     RateScope,
@@ -38,6 +39,7 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "callers", "need a key of the service" if service.keys else ""
     yield "rate", "; ".join(_rate(each) for each in service.rates)
     yield "largest body", _body(service.limits)
+    yield "batches", "" if service.batch is None else _batch(service.batch)
     promises = []
     if service.slo.p95 is not None:
         promises.append(f"95% answered within {format_duration(service.slo.p95)}")
@@ -120,6 +122,13 @@ def _body(limits: RequestLimits) -> str:
     if limits == RequestLimits():
         return ""
     return f"{format_memory(limits.body_mib)}; at most {limits.waiting} requests wait"
+
+
+def _batch(batch: BatchRule) -> str:
+    return (
+        f"requests with the array {batch.input} are joined, {batch.most} instances at most, and "
+        f"wait for others at most {batch.wait.total_seconds() * 1000:g}ms"
+    )
 
 
 def _count(number: float, noun: str) -> str:

@@ -8,10 +8,10 @@ import msgspec
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
-from cavvy.domain.services import RequestRate
+from cavvy.domain.services import BatchRule, RequestRate
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.values import replace
-from cavvy.gateway.config import CanaryShare, ClientKey, RateLimit, ServiceRoute
+from cavvy.gateway.config import BatchTerms, CanaryShare, ClientKey, RateLimit, ServiceRoute
 
 _MIB = 1 << 20
 _CLOSED = "the budget of this service is spent for this month"
@@ -73,9 +73,16 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
         keys=tuple(keys) if spec.keys else (),
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
+        batch=None if spec.batch is None else _make_batch(spec.batch),
         canary=canary,
         closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
+    )
+
+
+def _make_batch(rule: BatchRule) -> BatchTerms:
+    return BatchTerms(
+        max=rule.most, wait_s=rule.wait.total_seconds(), input=rule.input, output=rule.output
     )
 
 

@@ -55,7 +55,7 @@ def is_direct(service: ServiceRoute) -> bool:
     by_body = service.affinity is not None and service.affinity.by == "prefix"
     guarded = service.keyed or service.keys or service.rates
     by_gateway = guarded or by_body or service.canary or service.price_header or service.closed
-    return bool(service.hosts) and not (service.prefix or by_gateway)
+    return bool(service.hosts) and not (service.prefix or by_gateway or service.batch)
 
 
 def write_configuration(

@@ -57,6 +57,9 @@ def list_service_notes(service: ServiceSpec) -> list[str]:
             bool(service.keys or service.rates or service.hosts)
             or service.limits != RequestLimits()
         ),
+        "service.batch: without the gateway, each request reaches the program alone": (
+            service.batch is not None
+        ),
     }
     return [note for note, is_so in notes.items() if is_so]
 

@@ -8,6 +8,7 @@ from typing import Any
 from cavvy.catalog.regions import AREAS
 from cavvy.domain.queued_calls import names_parent
 from cavvy.domain.services import (
+    BatchRule,
     EventTrigger,
     QueueTerms,
     RateScope,
@@ -278,6 +279,26 @@ _LIMITS = section(
 )
 
 
+def _read_key(text: str) -> str:
+    if not 0 < len(text) <= 100:
+        raise WrongValue(f"{shown(text)} cannot be the key of an array")
+    return text
+
+
+_INSTANCES = whole(2, 256)
+_ARRAY = text_kind("the key of an array", _read_key)
+_BATCH = either(
+    _INSTANCES,
+    lambda most: BatchRule(most=most),
+    section(
+        "service.batch",
+        lambda table: table.make(BatchRule),
+        max=FieldSpec(_INSTANCES, to=("most",)),
+        wait=length_kind(timedelta(0), timedelta(seconds=10)),
+        input=_ARRAY,
+        output=_ARRAY,
+    ),
+)
 _QUEUE = section(
     "service.queue",
     lambda table: table.make(QueueTerms),
@@ -336,7 +357,34 @@ def _build(table: SectionReader) -> ServiceSpec | None:
             "the probe's timeout exceeds the time between probes",
             suggestion="lower `timeout` or raise `every`",
         )
+    if spec is not None and spec.batch is not None:
+        _check_batch(table)
     return spec
+
+
+def _check_batch(table: SectionReader) -> None:
+    """Refuse batches for programs whose responses the gateway cannot divide."""
+    engine = table.get("engine")
+    if engine == "onnxruntime":
+        table.wrong(
+            "batch",
+            "the engine onnxruntime takes tensors, which the gateway does not join",
+            expected="a program that takes arrays of instances",
+            suggestion="delete `batch`",
+        )
+    elif engine is not None:
+        table.wrong(
+            "batch",
+            f"the engine {engine} forms batches itself",
+            expected="a program without batches of its own",
+            suggestion="delete `batch`",
+        )
+    elif table.get("models"):
+        table.wrong(
+            "batch",
+            "responses of language models can be streams, which cannot be divided",
+            suggestion="delete `batch` or `models`",
+        )
 
 
 _SOURCE = text_kind("a model's name or path", filled)
@@ -379,6 +427,7 @@ SERVICE = section(
     keys=FLAG,
     rate=FieldSpec(ListKind(_RATE, single=True), to=("rates",)),
     limits=_LIMITS,
+    batch=_BATCH,
     slo=_SLO,
     regions=ListKind(
         text_kind("a region's name, or an area such as eu, us or asia", filled), single=True

@@ -1,0 +1,181 @@
+"""Decides how many waiting requests a replica gets as one batch, and how long to wait for more.
+
+The time of a batch of n instances is modelled as t(n) = a * n + b. `BatchTimes` fits the model to
+the past batches of one replica. A larger batch shares b among more requests, so:
+
+    size    the longest run of the waiting requests, oldest first, that has at most `max` instances
+            and would end before each of its requests is due. A request that would be late even in
+            the smallest batch does not count. While a replica is new, a batch has at most twice as
+            many instances as the largest one that it has answered.
+    wait    only if the replica is the last free one, and only while waiting for the next request
+            lowers the sum of the latencies; see `pays_to_wait`.
+"""
+
+from collections.abc import Sequence
+from math import ceil, inf, sqrt
+
+from cavvy.domain.values import Struct
+
+_KEEP = 0.98  # the weight of a batch falls to a third within fifty batches
+_KEEP_SCALE = 0.9
+_OUTLIER = 4.0  # deviations further than so many usual ones count as if they were so far
+_MARGIN = 2.0  # the usual deviations by which a batch may exceed its expected time
+_FEW = 4.0  # batches from which the model is used
+_KEEP_GAP = 0.9
+_GAPS = 3.0  # an expected request that is so many gaps late is no longer expected
+
+
+class WaitingRequest(Struct, frozen=True):
+    """A waiting request: its number of instances, and the time at which its answer is due."""
+
+    instances: int
+    due_at: float
+
+
+class BatchTimes:
+    """The times that one replica took for its batches, and the model that fits them.
+
+    The fit is by least squares with exponential forgetting. An outlier is moved to a few usual
+    deviations before it counts, so that one slow batch changes little; the usual deviation grows
+    with each outlier, so that a replica that has become slower is learnt within some ten batches.
+    """
+
+    __slots__ = ("_nn", "_nt", "_scale", "_sum_n", "_sum_t", "_weight", "largest")
+
+    def __init__(self) -> None:
+        self._weight = self._sum_n = self._sum_t = self._nn = self._nt = 0.0
+        self._scale = 0.0  # the usual deviation from the model, in seconds
+        self.largest = 0  # instances
+
+    @property
+    def known(self) -> bool:
+        """Whether there were enough batches to use the model."""
+        return self._weight >= _FEW
+
+    def add(self, instances: int, taken_s: float) -> None:
+        """Record a batch."""
+        self.largest = max(self.largest, instances)
+        if self.known:
+            expected_s = self.expect_s(instances)
+            scale = max(self._scale, expected_s / 100)
+            deviation = max(-_OUTLIER * scale, min(_OUTLIER * scale, taken_s - expected_s))
+            self._scale = _KEEP_SCALE * scale + (1 - _KEEP_SCALE) * abs(deviation)
+            taken_s = expected_s + deviation
+        self._weight = _KEEP * self._weight + 1
+        self._sum_n = _KEEP * self._sum_n + instances
+        self._sum_t = _KEEP * self._sum_t + taken_s
+        self._nn = _KEEP * self._nn + instances * instances
+        self._nt = _KEEP * self._nt + instances * taken_s
+
+    def fit(self) -> tuple[float, float]:
+        """Return a and b, both at least 0. If all batches had nearly the same size, the two cannot
+        be told apart; b is then 0, which promises nothing from larger batches.
+        """
+        if not self._weight:
+            return 0.0, 0.0
+        mean_n, mean_t = self._sum_n / self._weight, self._sum_t / self._weight
+        spread = self._nn / self._weight - mean_n * mean_n
+        if sqrt(max(spread, 0.0)) < 0.05 * mean_n:
+            return mean_t / mean_n, 0.0
+        slope = max(0.0, (self._nt / self._weight - mean_n * mean_t) / spread)
+        if slope * mean_n > mean_t:
+            return self._nt / self._nn, 0.0
+        return slope, mean_t - slope * mean_n
+
+    def expect_s(self, instances: int) -> float:
+        """Return the expected time of a batch."""
+        slope, base = self.fit()
+        return slope * instances + base
+
+    def bound_s(self, instances: int) -> float:
+        """Return the time that a batch will hardly exceed; 0 while the model is not known."""
+        if not self.known:
+            return 0.0
+        return self.expect_s(instances) + _MARGIN * self._scale
+
+    def count_work_s(self, instances: int, taken_s: float, most: int, most_s: float) -> float:
+        """Return the part of a batch's time that its requests would have taken in a full batch,
+        which has `most` instances or as many as end within `most_s`. The autoscaler counts this
+        time, because a busy replica answers more requests by larger batches before it is full.
+        """
+        if not self.known:
+            return taken_s
+        slope, base = self.fit()
+        if slope * most + base > most_s:
+            most = max(1, int((most_s - base) / slope)) if slope else 1
+        return min(taken_s, instances * (slope + base / max(most, instances)))
+
+
+class ArrivalGaps:
+    """The mean time between requests that may be joined. Gaps longer than `longest_s` count as that
+    long."""
+
+    __slots__ = ("_longest_s", "instances", "last_at", "mean_s")
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self.mean_s = longest_s
+        self.last_at = -inf
+        self.instances = 1.0  # the mean of a request
+
+    def add(self, instances: int, now: float) -> None:
+        gap_s = min(now - self.last_at, self._longest_s)
+        self.mean_s = _KEEP_GAP * self.mean_s + (1 - _KEEP_GAP) * gap_s
+        self.instances = _KEEP_GAP * self.instances + (1 - _KEEP_GAP) * instances
+        self.last_at = now
+
+
+def choose_size(
+    waiting: Sequence[WaitingRequest], times: BatchTimes, most: int, free: int, now: float
+) -> int:
+    """Return how many of the waiting requests, at least one, form the next batch. They are divided
+    evenly among the `free` slots of the replicas.
+    """
+    most = min(most, 2 * max(times.largest, 1))
+    smallest_s = times.bound_s(1)
+    total, due_at, size = 0, inf, 0
+    for each in waiting[: max(1, ceil(len(waiting) / max(free, 1)))]:
+        total += each.instances
+        if now + max(smallest_s, times.bound_s(each.instances)) <= each.due_at:
+            due_at = min(due_at, each.due_at)
+        if size and (total > most or now + times.bound_s(total) > due_at):
+            break
+        size += 1
+    return size
+
+
+def pays_to_wait(requests: int, more: float, gap_s: float, times: BatchTimes) -> bool:
+    """Return whether the sum of the latencies falls if k waiting `requests` wait for the next one,
+    with m = `more` instances, which is expected after the time g = `gap_s`.
+
+    If the batch of n instances starts now, the next request starts when it ends. The latencies are
+    k * t(n) and t(n) + t(m) - g. If the batch waits, they are k * (g + t(n + m)) and t(n + m). The
+    difference is (k + 1) * g + k * a * m - b, so waiting pays if it is negative.
+    """
+    if not times.known:
+        return False
+    slope, base = times.fit()
+    return (requests + 1) * gap_s + requests * slope * more < base
+
+
+def find_start(
+    waiting: Sequence[WaitingRequest],
+    first_at: float,
+    gaps: ArrivalGaps,
+    times: BatchTimes,
+    most: int,
+    wait_s: float,
+    now: float,
+) -> float:
+    """Return when the batch of all waiting requests should start: `now`, or a later time if it
+    pays to wait. The oldest one arrived at `first_at` and waits for others at most `wait_s`. This
+    time is found again with each request that arrives.
+    """
+    total = sum(each.instances for each in waiting)
+    more = gaps.instances
+    most = min(most, 2 * max(times.largest, 1))
+    if total + more > most or not pays_to_wait(len(waiting), more, gaps.mean_s, times):
+        return now
+    due_at = min(each.due_at for each in waiting) - times.bound_s(ceil(total + more))
+    until = min(first_at + wait_s, gaps.last_at + _GAPS * gaps.mean_s, due_at)
+    return max(now, until)

@@ -1,0 +1,70 @@
+"""Joins the JSON bodies of requests into one, and divides the response among the requests.
+
+This is the format of the prediction API of TensorFlow Serving, which is version 1 of KServe's
+protocol: a request is `{"instances": [...], ...}`, and its response `{"predictions": [...], ...}`
+with one prediction for each instance. Other names of the two arrays can be configured, and a
+response may also be the array alone. Numbers and texts are copied byte by byte.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from cavvy.domain.values import Struct
+
+_decode_table = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode = msgspec.json.encode
+
+
+class JoinableBody(Struct, frozen=True):
+    """The instances of a request's body, and its other values as bytes. Bodies with the same other
+    values can be joined.
+    """
+
+    instances: tuple[msgspec.Raw, ...]
+    others: bytes
+
+
+def read_body(body: bytes, name: str) -> JoinableBody | None:
+    """Return the parts of a body whose array is called `name`, or None if the body does not have
+    this form or asks for a stream."""
+    try:
+        table = _decode_table(body)
+        instances = _decode_array(table.pop(name))
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError):
+        return None
+    if not instances or bytes(table.get("stream", b"")) == b"true":
+        return None
+    return JoinableBody(tuple(instances), _encode(dict(sorted(table.items()))) if table else b"{}")
+
+
+def join_bodies(bodies: Iterable[JoinableBody], name: str) -> bytes:
+    """Return one body with the instances of all `bodies`, whose other values are the same."""
+    found = list(bodies)
+    table: dict[str, object] = dict(_decode_table(found[0].others))
+    table[name] = [each for body in found for each in body.instances]
+    return _encode(table)
+
+
+def split_response(body: bytes, name: str, counts: Sequence[int]) -> list[bytes] | None:
+    """Return a response for each request, given the numbers of their instances, or None if the
+    response does not have one prediction for each instance."""
+    table: dict[str, object] | None = None
+    try:
+        if body.lstrip()[:1] == b"[":
+            rows = _decode_array(body)
+        else:
+            found = _decode_table(body)
+            rows = _decode_array(found[name])
+            table = dict(found)
+    except (msgspec.DecodeError, KeyError, UnicodeDecodeError):
+        return None
+    if len(rows) != sum(counts):
+        return None
+    parts, at = [], 0
+    for count in counts:
+        mine = rows[at : at + count]
+        at += count
+        parts.append(_encode(mine if table is None else {**table, name: mine}))
+    return parts
