@@ -58,6 +58,18 @@ async def test_a_call_is_queued_once_sent_retried_and_purged(api: Api) -> None:
     assert (await api.http.get(f"{SERVICE}/calls/one")).json()["code"] == "call-not-found"
 
 
+async def test_a_full_queue_accepts_only_calls_that_it_has(api: Api) -> None:
+    await api.http.put(SERVICE, json={"text": TEXT.replace("attempts: 1", "waiting: 2")})
+    assert [(await submit(api, id=each)).status_code for each in ("one", "two")] == [201, 201]
+    refused = await submit(api, id="three")
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue-full")
+    assert int(refused.headers["retry-after"]) > 0
+    assert (await submit(api, id="two")).status_code == 200
+    assert (await submit(api, id="two", path="/y")).json()["code"] == "key-reused"
+    assert (await api.http.delete(f"{SERVICE}/calls?state=waiting")).json() == {"calls": 2}
+    assert (await submit(api, id="three")).status_code == 201
+
+
 async def test_a_call_that_is_at_the_gateway_is_not_sent_again(api: Api) -> None:
     await api.http.put(SERVICE, json={"text": TEXT.replace("attempts: 1", "at_once: 9")})
 

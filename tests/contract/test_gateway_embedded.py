@@ -460,6 +460,28 @@ def test_errors_of_a_canary_are_counted_and_no_request_waits_for_it(
     assert plane.facts("canary")["canary"]["new"]["requests"] == 0, "another revision"
 
 
+def test_a_body_is_read_only_if_some_service_knows_the_key(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    try:
+        plane.set_services(KEYED_MODEL)
+        plane.set_replicas("keyed-model", replicas[:1])
+        head = {"host": "any.example", "content_length": "100000", "expect": "100-continue"}
+        with Talk(plane.port) as talk:
+            talk.send(write_request("POST", "/v1/completions", **head, x_api_key="wrong"))
+            refused = talk.read()
+            assert (refused.status, refused.interim) == (401, [])
+        with Talk(plane.port) as talk:
+            body = b'{"model": "org/private"}'
+            head["content_length"] = str(len(body))
+            talk.send(write_request("POST", "/v1/completions", **head, x_api_key=KEY))
+            wait_for(lambda: talk.socket.recv(25))
+            talk.send(body)
+            assert talk.read().status == 200
+    finally:
+        plane.set_services(*SERVICES)
+
+
 def test_another_service_gets_neither_the_requests_nor_the_keys_of_a_model(
     plane: Embedded, replicas: list[ReplicaStandIn]
 ) -> None:

@@ -43,6 +43,12 @@ async def test_an_id_is_one_call_and_its_result_is_written_once(store: Store) ->
     assert [each.id for each in await calls.list("p", "s", after="a", limit=1)] == ["b"]
     assert await calls.count("p", "s") == {CallState.DONE: 1, CallState.WAITING: 2}
     assert await calls.count("p", "other") == {}
+    assert [await calls.has_waiting("p", "s", number) for number in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
+    assert not await calls.has_waiting("p", "other", 1)
 
 
 async def test_a_call_of_an_event_is_forgotten_and_not_added_again(store: Store) -> None:

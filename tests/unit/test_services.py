@@ -50,7 +50,7 @@ service:
   residency: eu
   budget: $40/h
   update: {strategy: canary, weight: 0.2, requests: 500, within: 10m}
-  queue: {attempts: 3, backoff: 1m, keep: 1d, at_once: 8}
+  queue: {attempts: 3, backoff: 1m, keep: 1d, at_once: 8, waiting: 9}
   events: {bucket: "s3://photos/in/", path: /files, every: 5s}
 """
 
@@ -95,7 +95,7 @@ def test_a_service_is_read_with_all_keys() -> None:
         strategy=UpdateStrategy.CANARY, weight=20, requests=500, within=timedelta(minutes=10)
     )
     assert service.queue == QueueTerms(
-        attempts=3, backoff=timedelta(minutes=1), keep=timedelta(days=1), at_once=8
+        attempts=3, backoff=timedelta(minutes=1), keep=timedelta(days=1), at_once=8, waiting=9
     )
     assert service.events == (
         EventTrigger(bucket="s3://photos/in/", path="/files", every=timedelta(seconds=5)),

@@ -64,7 +64,8 @@ class CallCount(Answer, frozen=True, kw_only=True):
 def submit_call(
     client: ApiClient, project: str, service: str, ask: QueuedCallAsk
 ) -> QueuedCallView:
-    """Add a call to the queue of a service. Raises ApiError `service-not-found`, `key-reused`."""
+    """Add a call to the queue of a service. Raises ApiError `service-not-found`, `key-reused`,
+    `queue-full`."""
     path, body = _path(project, service), encode(ask)
     if not ask.id:
         return decode(client.send("POST", path, body).body, type=QueuedCallView)

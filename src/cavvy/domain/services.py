@@ -152,13 +152,14 @@ class QueueTerms(Struct, frozen=True, kw_only=True):
     """How queued calls are sent. A call is sent `attempts` times at most. The pause after the first
     failure is `backoff`; it doubles with each failure. Results are stored for the time `keep`.
     `at_once` limits the calls that are sent at the same time; 0 means twice as many as all replicas
-    can work on.
+    can work on. While `waiting` calls wait, no more are accepted.
     """
 
     attempts: int = 5
     backoff: timedelta = timedelta(seconds=10)
     keep: timedelta = timedelta(days=7)
     at_once: int = 0
+    waiting: int = 100_000
 
 
 class EventTrigger(Struct, frozen=True, kw_only=True):

@@ -56,6 +56,9 @@ class ModelRoutes:
         for service in services:
             for name in service.route.models:
                 self._services.setdefault(name, []).append(service)
+        # services without keys first, since each client may call these
+        every = {id(each): each for found in self._services.values() for each in found}
+        self._callable = sorted(every.values(), key=lambda each: bool(each.keys))
 
     def answer(
         self, connection: "InboundConnection", head: RequestHead, now: float, clock: float
@@ -66,6 +69,10 @@ class ModelRoutes:
         if not is_model_path(head):
             return False
         if head.method == b"POST":
+            if self._callable and not any(_may_call(each, head, clock) for each in self._callable):
+                message = "each service with a model needs one of its keys"
+                connection.refuse(401, AnswerCode.NO_KEY, message, head)  # its body is not read
+                return None
             return ModelRequest(self, connection, head, now, clock)
         connection.reply(self._write_list(head, clock), head)
         return None

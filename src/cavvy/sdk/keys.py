@@ -318,6 +318,7 @@ class ServiceQueueKeys(TypedDict, total=False):
     backoff: Length
     keep: Length
     at_once: Whole
+    waiting: Whole
 
 
 class ServiceEvent(TypedDict):

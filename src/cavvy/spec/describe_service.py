@@ -61,7 +61,8 @@ def _queue(queue: QueueTerms) -> str:
     sent = f"{queue.at_once} at once, " if queue.at_once else ""
     return (
         f"are sent {sent}{queue.attempts} times at most, {format_duration(queue.backoff)} after "
-        f"the first failure; results are kept {format_duration(queue.keep)}"
+        f"the first failure; results are kept {format_duration(queue.keep)}; at most "
+        f"{queue.waiting} wait"
     )
 
 

@@ -30,6 +30,10 @@ _DUE = (
     f"SELECT document FROM queued_calls WHERE {_OWN} AND state = 'waiting' "
     "ORDER BY due_at, call_id LIMIT ?"
 )
+_WAITING = (
+    "SELECT COUNT(*) FROM (SELECT 1 AS one FROM queued_calls "
+    f"WHERE {_OWN} AND state = 'waiting' LIMIT ?) AS first"
+)
 _FORGET = (
     "UPDATE queued_calls SET state = 'forgotten', request = NULL, answer = NULL, "
     "expires_at = NULL, version = version + 1 WHERE source <> '' AND state <> 'forgotten' AND "
@@ -105,6 +109,12 @@ class SqlQueuedCalls:
         values = (project, service)
         rows = await self._read(lambda session: session.run(sql, values).fetchall())
         return {CallState(state): number for state, number in rows}
+
+    async def has_waiting(self, project: str, service: str, count: int) -> bool:
+        """Return whether at least `count` calls wait."""
+        values = (project, service, count)
+        row = await self._read(lambda session: session.run(_WAITING, values).fetchone())
+        return row is not None and int(row[0]) >= count
 
     async def purge(self, project: str, service: str, state: CallState) -> int:
         """Delete the calls in one state, and return their number. Calls of triggers are only

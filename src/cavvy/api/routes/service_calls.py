@@ -9,14 +9,14 @@ from starlette.responses import Response
 
 from cavvy.api.app_state import app_state_of
 from cavvy.api.audit import note_change
-from cavvy.api.errors import ApiProblem
+from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.openapi import document
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.services import ServicePath
 from cavvy.api.rules import in_path, name_user
 from cavvy.api.wire import MIB, read, reply, view
 from cavvy.client import queue_wire as wire
-from cavvy.control.serving.call_requests import CallReused, QueuedCallRequests
+from cavvy.control.serving.call_requests import CallReused, QueuedCallRequests, QueueFull
 from cavvy.domain.accounts import Permission
 from cavvy.domain.queued_calls import (
     ID_PATTERN,
@@ -30,6 +30,7 @@ from cavvy.store.base import RowNotFound
 router = APIRouter(prefix="/v1/projects/{project}/services/{name}/calls", tags=["services"])
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}"
 _MOST_HEADERS = 50
+_FULL_S = 10  # after which a call that did not fit may be submitted again
 _LONGEST = 4096  # characters of a path or of a header
 CallPath = Annotated[str, Path(pattern=ID_PATTERN, description="The call's ID.")]
 # `forgotten` is not for users
@@ -44,7 +45,7 @@ CallStateQuery = Annotated[Literal["waiting", "done", "dead"], Query(description
         ask=wire.QueuedCallAsk,
         answer=wire.QueuedCallView,
         status=201,
-        errors=("service-not-found", "key-reused", "too-large"),
+        errors=("service-not-found", "key-reused", "queue-full", "too-large"),
     ),
 )
 async def submit(request: Request, project: ProjectPath, name: ServicePath) -> Response:
@@ -69,6 +70,8 @@ async def submit(request: Request, project: ProjectPath, name: ServicePath) -> R
         raise ApiProblem("service-not-found", str(error)) from error
     except CallReused as error:
         raise ApiProblem("key-reused", str(error), "give this call another ID") from error
+    except QueueFull as error:
+        raise RetryLater("queue-full", str(error), after_s=_FULL_S) from error
     return reply(_view(found), 201 if new else 200)
 
 

@@ -154,6 +154,9 @@ class CallQueue:
             _log.warning("the objects of a bucket were not listed: %s", error, extra=extra)
             return trigger.every
         for start in range(0, len(calls), _ADDED_AT_ONCE):
+            most = service.spec.queue.waiting
+            if await self._store.queued_calls.has_waiting(service.project, service.name, most):
+                break  # the next listing finds the objects again
             part = calls[start : start + _ADDED_AT_ONCE]
             await self._store.queued_calls.add([(each, b"") for each in part])
         return trigger.every

@@ -18,6 +18,10 @@ class CallReused(Exception):
     """Raised if the ID of a call is that of another call."""
 
 
+class QueueFull(Exception):
+    """Raised if as many calls wait as the service permits."""
+
+
 class QueuedCallRequests:
     """Handles users' requests about queued calls."""
 
@@ -27,18 +31,29 @@ class QueuedCallRequests:
 
     async def submit(self, asked: QueuedCall, body: bytes) -> tuple[QueuedCall, bool]:
         """Add a call to the queue of its service. Return the call, and whether it is new. A call
-        without an ID gets one. Raises RowNotFound, CallReused.
+        without an ID gets one. Raises RowNotFound, CallReused, QueueFull.
         """
-        await self._store.services.get(asked.project, asked.service)
+        service = await self._store.services.get(asked.project, asked.service)
         call = replace(asked, id=asked.id or self._jobs.make_id())
-        if await self._calls.add([(call, body)]):
+        most = service.spec.queue.waiting
+        if await self._calls.has_waiting(call.project, call.service, most):
+            known = await self._find(call) if asked.id else None
+            if known is None:
+                raise QueueFull(f"{most} calls wait in the queue of {call.service} already")
+        elif await self._calls.add([(call, body)]):
             self._wake(call.project, call.service)
             return replace(call, version=1), True
-        known = await self._calls.get(call.project, call.service, call.id)
+        else:
+            known = await self._calls.get(call.project, call.service, call.id)
         same = (known.method, known.path, known.headers) == (call.method, call.path, call.headers)
         if not same or (await self._calls.bodies(known))[0] != body:
             raise CallReused(f"the queue of {call.service} has another call with the ID {call.id}")
         return known, False
+
+    async def _find(self, call: QueuedCall) -> QueuedCall | None:
+        with suppress(RowNotFound):
+            return await self._calls.get(call.project, call.service, call.id)
+        return None
 
     async def get(self, project: str, service: str, call_id: str) -> tuple[QueuedCall, bytes]:
         """Return a call and the body of its result. Raises RowNotFound."""

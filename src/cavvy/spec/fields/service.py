@@ -306,6 +306,7 @@ _QUEUE = section(
     backoff=length_kind(timedelta(seconds=1), timedelta(hours=1)),
     keep=length_kind(timedelta(minutes=1), timedelta(days=30)),
     at_once=whole(1, 256),
+    waiting=whole(1, 10_000_000),
 )
 
 
