@@ -12,6 +12,7 @@ from cavvy.domain.services import (
     REPLICA_MOVES,
     SERVING,
     BatchRule,
+    CronTrigger,
     EventTrigger,
     QueueTerms,
     RateScope,
@@ -51,7 +52,9 @@ service:
   budget: $40/h
   update: {strategy: canary, weight: 0.2, requests: 500, within: 10m}
   queue: {attempts: 3, backoff: 1m, keep: 1d, at_once: 8, waiting: 9}
-  events: {bucket: "s3://photos/in/", path: /files, every: 5s}
+  events:
+    - {bucket: "s3://photos/in/", path: /files, every: 5s}
+    - {cron: "0  3 * * *", time_zone: Europe/Berlin, body: hello, path: /nightly}
 """
 
 
@@ -100,6 +103,9 @@ def test_a_service_is_read_with_all_keys() -> None:
     assert service.events == (
         EventTrigger(bucket="s3://photos/in/", path="/files", every=timedelta(seconds=5)),
     )
+    assert service.crons == (
+        CronTrigger(cron="0 3 * * *", time_zone="Europe/Berlin", path="/nightly", body="hello"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,6 +153,10 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, replicas: {target: {}}}", "the target is empty"),
         ("{port: 1, replicas: {target: {rate: 1, concurrency: 2}}}", "both targets"),
         ("{port: 1, replicas: {target: {metric: x}}}", "a metric needs `value`"),
+        ("{port: 1, events: {path: /x}}", "source"),
+        ("{port: 1, events: {cron: '* * * * *', bucket: s3://b/}}", "`cron`"),
+        ("{port: 1, events: {cron: '* * * * *', every: 5s}}", "`every` has no effect with `cron`"),
+        ("{port: 1, events: {cron: '0 3 * *'}}", "five fields"),
         ("{port: 1, replicas: {target: {rate: 1, value: 2}}}", "for `metric` only"),
         ("{port: 1, replicas: {target: {qps: 1}}}", "write `rate`"),
         ("{port: 1, probe: health}", "write a path such as /health"),

@@ -401,6 +401,8 @@ BESIDE: dict[str, dict[str, object]] = {
     "retry": {"exit": 1},
     "setup": {"run": "make"},
     "service.events": {"bucket": "s3://photos/in/"},
+    "service.events: cron": {},
+    "service.events: body": {"cron": "0 3 * * *"},
 }
 EXAMPLES = [
     (section.path, field.name, field.example)
@@ -422,7 +424,7 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         "rates": {"samples": 1},
         "profile": {"samples": 1},
         "measured_on": {"duration": "10h"},
-    }.get(name) or BESIDE.get(path, {})
+    }.get(name) or BESIDE.get(f"{path}: {name}", BESIDE.get(path, {}))
     if path == "work" and name in ("precision", "efficiency"):
         beside = {"flops": 1}
     if path == "params.NAME" and name in ("choices", "default"):

@@ -172,6 +172,17 @@ class EventTrigger(Struct, frozen=True, kw_only=True):
     every: timedelta = timedelta(seconds=30)
 
 
+class CronTrigger(Struct, frozen=True, kw_only=True):
+    """A source of calls. At each time that the cron line names in the time zone, `path` is called
+    with `body`.
+    """
+
+    cron: str
+    time_zone: str = "UTC"
+    path: str = "/"
+    body: str = ""
+
+
 class ServiceSpec(Struct, frozen=True, kw_only=True):
     """How a task serves requests. With `fixed_port`, the task's program listens on `port`;
     otherwise on the port in the variable PORT. Clients of OpenAI's API select the service by one of
@@ -208,6 +219,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     update: ServiceUpdate = ServiceUpdate()
     queue: QueueTerms = QueueTerms()
     events: tuple[EventTrigger, ...] = ()
+    crons: tuple[CronTrigger, ...] = ()
 
 
 class ReplicaState(StrEnum):

@@ -324,9 +324,12 @@ class ServiceQueueKeys(TypedDict, total=False):
 class ServiceEvent(TypedDict):
     """A source of calls to a service."""
 
-    bucket: str
-    path: NotRequired[str]
+    bucket: NotRequired[str]
     every: NotRequired[Length]
+    cron: NotRequired[str]
+    time_zone: NotRequired[str]
+    body: NotRequired[str]
+    path: NotRequired[str]
 
 
 class Service(TypedDict):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from cavvy.domain.services import (
     BatchRule,
+    CronTrigger,
     EventTrigger,
     QueueTerms,
     RateScope,
@@ -49,7 +50,8 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "responses", "say what their requests have cost" if service.price_header else ""
     yield "updates", _update(service.update)
     yield "queued calls", _queue(service.queue)
-    yield "events", "; ".join(_event(each) for each in service.events)
+    events = [_event(each) for each in service.events]
+    yield "events", "; ".join([*events, *(_tick(each) for each in service.crons)])
     yield "in regions", ", ".join(service.regions)
     yield "stays in", service.residency or ""
     yield "costs at most", format_rate(service.budget) if service.budget is not None else ""
@@ -68,6 +70,10 @@ def _queue(queue: QueueTerms) -> str:
 
 def _event(event: EventTrigger) -> str:
     return f"each object below {event.bucket}, listed every {format_duration(event.every)}"
+
+
+def _tick(trigger: CronTrigger) -> str:
+    return f"calls of {trigger.path} at the times {trigger.cron} ({trigger.time_zone})"
 
 
 def _update(update: ServiceUpdate) -> str:

@@ -20,6 +20,7 @@ from cavvy.control.decide.queued_calls import (
     settle,
 )
 from cavvy.control.serving.front import ServiceFront, ServingParts
+from cavvy.control.serving.ticks import CronTicks
 from cavvy.domain.queued_calls import (
     MOST_BYTES,
     CallAnswer,
@@ -48,6 +49,7 @@ class CallQueue:
     def __init__(self, parts: ServingParts, data: Transfers) -> None:
         self._store, self._clock, self._front = parts.store, parts.clock, parts.front
         self._hint, self._data = parts.hint, data
+        self._ticks = CronTicks(parts.store, parts.clock)
         self._sent: dict[str, set[str]] = {}  # IDs of the calls at the gateway, by key
         self._listed: dict[tuple[str, EventTrigger], datetime] = {}  # when each was last listed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,6 +74,8 @@ class CallQueue:
         after = [await self._list(key, service, each) for each in service.spec.events]
         if service.stopped_by:
             return min([*after, _STOPPED])
+        if (upcoming := await self._ticks.add_due(service)) is not None:
+            after.append(upcoming)
         if not self._front.locate(service):
             return min([*after, _FIRST])
         again = await self._send(key, service, self._front)

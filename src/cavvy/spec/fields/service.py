@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ from cavvy.catalog.regions import AREAS
 from cavvy.domain.queued_calls import names_parent
 from cavvy.domain.services import (
     BatchRule,
+    CronTrigger,
     EventTrigger,
     QueueTerms,
     RateScope,
@@ -45,12 +47,13 @@ from cavvy.spec.fields.kinds import (
     text_kind,
     whole,
 )
-from cavvy.spec.fields.times import length_kind
+from cavvy.spec.fields.times import CRON, ZONE, length_kind
 from cavvy.spec.fields.urls import read_source
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
 
 _LENGTH = length_kind(timedelta(milliseconds=1), timedelta(hours=24))
+_MOST_BODY = 1 << 16  # bytes of the body of calls that a cron line causes
 _METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
@@ -319,15 +322,40 @@ def _read_bucket(text: str) -> str:
     return url
 
 
+# the kinds of events, by the key that names the kind, with the other keys that belong to each
+_EVENT_KINDS: Mapping[str, tuple[type[EventTrigger | CronTrigger], frozenset[str]]] = {
+    "bucket": (EventTrigger, frozenset({"every", "path"})),
+    "cron": (CronTrigger, frozenset({"time_zone", "body", "path"})),
+}
+
+
+def _build_event(table: SectionReader) -> EventTrigger | CronTrigger | None:
+    named = table.find_one(tuple(_EVENT_KINDS), "source")
+    if not named:
+        return None
+    kind, others = _EVENT_KINDS[named]
+    values = table.values()
+    for name in sorted(values.keys() - others - {named}):
+        table.wrong(name, f"`{name}` has no effect with `{named}`", suggestion="delete it")
+        del values[name]
+    return kind(**values) if named in values else None
+
+
+def _read_body(text: str) -> str:
+    if len(text.encode()) > _MOST_BODY:
+        raise WrongValue(f"the text has more than {_MOST_BODY:,} bytes")
+    return text
+
+
 _EVENT = section(
     "service.events",
-    lambda table: table.make(EventTrigger),
-    bucket=FieldSpec(
-        text_kind("the URL of a bucket's folder such as s3://bucket/in/", _read_bucket),
-        required=True,
-    ),
-    path=_CALLED_PATH,
+    _build_event,
+    bucket=text_kind("the URL of a bucket's folder such as s3://bucket/in/", _read_bucket),
     every=length_kind(timedelta(seconds=1), timedelta(hours=24)),
+    cron=CRON,
+    time_zone=ZONE,
+    body=text_kind("a text of at most 64 KiB", _read_body),
+    path=_CALLED_PATH,
 )
 
 
@@ -352,7 +380,15 @@ def _read_area(text: str) -> str:
 
 def _build(table: SectionReader) -> ServiceSpec | None:
     spec = table.make(ServiceSpec)
-    if spec is not None and spec.probe.timeout > spec.probe.every:
+    if spec is None:
+        return None
+    events = table.get("events") or ()
+    spec = replace(
+        spec,
+        events=tuple(each for each in events if isinstance(each, EventTrigger)),
+        crons=tuple(each for each in events if isinstance(each, CronTrigger)),
+    )
+    if spec.probe.timeout > spec.probe.every:
         table.wrong(
             "probe",
             "the probe's timeout exceeds the time between probes",
@@ -442,5 +478,5 @@ SERVICE = section(
     price_header=FLAG,
     update=_UPDATE,
     queue=_QUEUE,
-    events=ListKind(_EVENT, single=True),
+    events=FieldSpec(ListKind(_EVENT, single=True), to=()),
 )

@@ -169,14 +169,16 @@ def _build_schedule(table: SectionReader) -> JobSchedule | None:
     return JobSchedule(**values) if "at" in values or "cron" in values else None
 
 
+CRON = text_kind("a cron line such as 0 3 * * 1-5", check_cron)
+ZONE = text_kind(
+    "a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key
+)
 _TABLE = section(
     "schedule",
     _build_schedule,
     at=text_kind(TIME_WORDS, read_time),
-    cron=text_kind("a cron line such as 0 3 * * 1-5", check_cron),
-    time_zone=text_kind(
-        "a time zone's name such as Europe/Berlin", lambda text: find_zone(filled(text)).key
-    ),
+    cron=CRON,
+    time_zone=ZONE,
 )
 SCHEDULE = either(
     text_kind(f"{TIME_WORDS}, or a cron line", _read_schedule), lambda schedule: schedule, _TABLE
