@@ -251,6 +251,7 @@ def test_sensitive_routes_have_the_roles_of_the_list() -> None:
                 "/v1/health",
                 "/v1/sign-in",
                 "/boot/v1/{digest}",
+                "/hooks/v1/{owner}/{name}/{hook}",
                 "/nodes/v1/{provider}/script",
             )
 

@@ -24,6 +24,8 @@ from cavvy.domain.services import (
     ServiceUpdate,
     TargetKind,
     UpdateStrategy,
+    WebhookSignature,
+    WebhookTrigger,
 )
 from cavvy.domain.units import HourlyRate
 from cavvy.importers import ReadOptions, parse_file, parse_task
@@ -55,6 +57,7 @@ service:
   events:
     - {bucket: "s3://photos/in/", path: /files, every: 5s}
     - {cron: "0  3 * * *", time_zone: Europe/Berlin, body: hello, path: /nightly}
+    - {webhook: pushes, secret: HOOK, signature: github, path: /push}
 """
 
 
@@ -105,6 +108,11 @@ def test_a_service_is_read_with_all_keys() -> None:
     )
     assert service.crons == (
         CronTrigger(cron="0 3 * * *", time_zone="Europe/Berlin", path="/nightly", body="hello"),
+    )
+    assert service.webhooks == (
+        WebhookTrigger(
+            name="pushes", secret="HOOK", signature=WebhookSignature.GITHUB, path="/push"
+        ),
     )
 
 
@@ -157,6 +165,9 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, events: {cron: '* * * * *', bucket: s3://b/}}", "`cron`"),
         ("{port: 1, events: {cron: '* * * * *', every: 5s}}", "`every` has no effect with `cron`"),
         ("{port: 1, events: {cron: '0 3 * *'}}", "five fields"),
+        ("{port: 1, events: {webhook: a}}", "`secret` is missing"),
+        ("{port: 1, events: {webhook: A, secret: S}}", "is no name"),
+        ("{port: 1, events: [{webhook: a, secret: S}, {webhook: a, secret: T}]}", "same name"),
         ("{port: 1, replicas: {target: {rate: 1, value: 2}}}", "for `metric` only"),
         ("{port: 1, replicas: {target: {qps: 1}}}", "write `rate`"),
         ("{port: 1, probe: health}", "write a path such as /health"),

@@ -402,6 +402,9 @@ BESIDE: dict[str, dict[str, object]] = {
     "setup": {"run": "make"},
     "service.events": {"bucket": "s3://photos/in/"},
     "service.events: cron": {},
+    "service.events: webhook": {"secret": "S"},
+    "service.events: secret": {"webhook": "a"},
+    "service.events: signature": {"webhook": "a", "secret": "S"},
     "service.events: body": {"cron": "0 3 * * *"},
 }
 EXAMPLES = [

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 from starlette.requests import Request
 
 from cavvy.api.execs import JobExecs
+from cavvy.api.hook_limits import HookLimits
 from cavvy.api.id_tokens import IdTokenVerifier
 from cavvy.api.images.pinned import ImageVerifier
 from cavvy.api.node_listener.downloads import NodeDownloads
@@ -64,6 +65,7 @@ class AppState(Struct, kw_only=True):
     snapshots: set[tuple[str, str]] = field(
         default_factory=set
     )  # (project, hash) of the working-folder snapshots whose blobs are known to be complete
+    hook_limits: HookLimits = field(default_factory=HookLimits)
     # number of waiting order requests, keyed by gang
     polling: Counter[str] = field(default_factory=Counter)
 

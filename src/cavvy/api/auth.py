@@ -2,9 +2,9 @@
 the request's principal, which the rules of routes check, and records the time of the last request
 of a user.
 
-/v1/health, /v1/sign-in, files by hash and the script that joins a machine need no token. /agent/v1
-accepts only tokens of gangs, /nodes/v1 only tokens of joined machines, and all other routes the
-token of the state folder and the tokens of accounts.
+/v1/health, /v1/sign-in, webhooks, files by hash and the script that joins a machine need no token.
+/agent/v1 accepts only tokens of gangs, /nodes/v1 only tokens of joined machines, and all other
+routes the token of the state folder and the tokens of accounts.
 """
 
 import time
@@ -37,6 +37,7 @@ AGENT = "/agent/v1/"
 BOOT = "/boot/v1/"  # path prefix of files by hash, which need no token
 # path prefix of the routes for joined machines, which check the tokens themselves
 NODES = "/nodes/v1/"
+HOOKS = "/hooks/v1/"  # path prefix of webhooks, whose route checks signatures instead of tokens
 HEALTH = "/v1/health"
 SIGN_IN = "/v1/sign-in"  # it exchanges an ID token for a token
 _NEW_TOKEN = "sign in again with `cavvy login`, or ask an admin for a new token"
@@ -75,7 +76,7 @@ class AuthMiddleware:
         if path.startswith((BOOT, NODES)):
             await self._app(scope, receive, send)
             return
-        if path not in (HEALTH, SIGN_IN):
+        if path not in (HEALTH, SIGN_IN) and not path.startswith(HOOKS):
             try:
                 scope["principal"] = await self._identify(scope, shown)
             except ApiProblem as problem:
@@ -133,7 +134,7 @@ class AuthMiddleware:
 
 def is_open(path: str) -> bool:
     """Return whether requests to this path need no token."""
-    return path in (HEALTH, SIGN_IN) or path.startswith(BOOT) or path.endswith("/script")
+    return path in (HEALTH, SIGN_IN) or path.startswith((BOOT, HOOKS)) or path.endswith("/script")
 
 
 def _authorization(scope: Scope) -> bytes | None:

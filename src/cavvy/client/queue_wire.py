@@ -57,6 +57,13 @@ class CallQueueView(Answer, frozen=True, kw_only=True):
     counts: Mapping[str, int]
 
 
+class DeliveryView(Answer, frozen=True, kw_only=True):
+    """How many calls a request to a webhook has caused, and how many of them are new."""
+
+    calls: int
+    new: int
+
+
 class CallCount(Answer, frozen=True, kw_only=True):
     calls: int
 

@@ -183,6 +183,26 @@ class CronTrigger(Struct, frozen=True, kw_only=True):
     body: str = ""
 
 
+class WebhookSignature(StrEnum):
+    """The form in which a sender signs its requests with a shared secret."""
+
+    STANDARD = "standard"  # Standard Webhooks, version 1.0.0
+    GITHUB = "github"
+    STRIPE = "stripe"
+    SLACK = "slack"
+
+
+class WebhookTrigger(Struct, frozen=True, kw_only=True):
+    """A source of calls: requests of another system, which it signs with the secret of this name.
+    Each delivery causes one call of `path`.
+    """
+
+    name: str
+    secret: str
+    signature: WebhookSignature = WebhookSignature.STANDARD
+    path: str = "/"
+
+
 class ServiceSpec(Struct, frozen=True, kw_only=True):
     """How a task serves requests. With `fixed_port`, the task's program listens on `port`;
     otherwise on the port in the variable PORT. Clients of OpenAI's API select the service by one of
@@ -220,6 +240,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     queue: QueueTerms = QueueTerms()
     events: tuple[EventTrigger, ...] = ()
     crons: tuple[CronTrigger, ...] = ()
+    webhooks: tuple[WebhookTrigger, ...] = ()
 
 
 class ReplicaState(StrEnum):

@@ -329,6 +329,9 @@ class ServiceEvent(TypedDict):
     cron: NotRequired[str]
     time_zone: NotRequired[str]
     body: NotRequired[str]
+    webhook: NotRequired[str]
+    secret: NotRequired[str]
+    signature: NotRequired[str]
     path: NotRequired[str]
 
 

@@ -51,7 +51,9 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "updates", _update(service.update)
     yield "queued calls", _queue(service.queue)
     events = [_event(each) for each in service.events]
-    yield "events", "; ".join([*events, *(_tick(each) for each in service.crons)])
+    events += [_tick(each) for each in service.crons]
+    events += [f"each request to the webhook {each.name}" for each in service.webhooks]
+    yield "events", "; ".join(events)
     yield "in regions", ", ".join(service.regions)
     yield "stays in", service.residency or ""
     yield "costs at most", format_rate(service.budget) if service.budget is not None else ""

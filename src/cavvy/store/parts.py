@@ -149,7 +149,9 @@ class MeterStore(Protocol):
 class QueuedCallStore(Protocol):
     """Calls in the queues of services; `store/queued_calls.py` says more."""
 
-    async def add(self, calls: Sequence[tuple[QueuedCall, bytes]]) -> Sequence[str]: ...
+    async def add(
+        self, calls: Sequence[tuple[QueuedCall, bytes]], once: QueuedCall | None = None
+    ) -> Sequence[str]: ...
     async def get(self, project: str, service: str, call_id: str) -> QueuedCall:
         """Raises RowNotFound."""
 

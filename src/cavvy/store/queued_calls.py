@@ -47,11 +47,20 @@ class SqlQueuedCalls:
         self._read = read
         self._write = write
 
-    async def add(self, calls: Sequence[tuple[QueuedCall, bytes]]) -> Sequence[str]:
+    async def add(
+        self, calls: Sequence[tuple[QueuedCall, bytes]], once: QueuedCall | None = None
+    ) -> Sequence[str]:
         """Store the calls whose IDs are new in their services, each with the body of its request.
-        Return these IDs.
+        Return these IDs. The row `once` is stored with them; if it was stored before, nothing is
+        stored.
         """
-        return await self._write(lambda session: _add(session, calls))
+
+        def add(session: DatabaseSession) -> Sequence[str]:
+            if once is not None and not _add(session, [(once, b"")]):
+                return []
+            return _add(session, calls)
+
+        return await self._write(add)
 
     async def get(self, project: str, service: str, call_id: str) -> QueuedCall:
         """Return a call. Raises RowNotFound."""

@@ -234,10 +234,11 @@ def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
 async def check_secrets(app_state: AppState, task: TaskSpec) -> None:
     """Raise ApiProblem if the task names a secret that the project does not have."""
     named = [*task.secrets, *([task.image_login] if task.image_login else [])]
+    named += [] if task.service is None else [each.secret for each in task.service.webhooks]
     if not named:
         return
     known = {secret.name for secret in await app_state.store.secrets(task.project)}
-    missing = [name for name in named if name not in known]
+    missing = [name for name in dict.fromkeys(named) if name not in known]
     if missing:
         hint = " ".join(
             ["set it with:", *(f"cavvy secret set {name} -p {task.project};" for name in missing)]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from cavvy.domain.cloud_events import STRUCTURED, EventAttributes, to_headers, to_time
 from cavvy.domain.queued_calls import (
     MOST_BYTES,
     CallAnswer,
@@ -92,13 +93,21 @@ def call_for_objects(
         if each.key.endswith("/"):
             continue
         name = json.dumps([each.url, each.key, each.tag, trigger.path]).encode()
+        call_id = hashlib.sha256(name).hexdigest()[:32]
+        event = EventAttributes(
+            id=call_id,
+            source=each.url,
+            type=_EVENT_TYPE,
+            subject=each.key,
+            time=to_time(each.changed_at or now),
+        )
         calls.append(
             QueuedCall(
                 project=service.project,
                 service=service.name,
-                id=hashlib.sha256(name).hexdigest()[:32],
+                id=call_id,
                 path=trigger.path,
-                headers={"content-type": "application/cloudevents+json"},
+                headers={**to_headers(event), "content-type": STRUCTURED},
                 source=BUCKET,
                 object=each,
                 submitted_at=now,
@@ -120,7 +129,7 @@ def make_object_event(call: QueuedCall, signed_url: str) -> bytes:
         "source": found.url,
         "type": _EVENT_TYPE,
         "subject": found.key,
-        "time": (found.changed_at or call.submitted_at).isoformat(),
+        "time": to_time(found.changed_at or call.submitted_at),
         "datacontenttype": "application/json",
         "data": {"key": found.key, "size": found.size, "tag": found.tag, "url": signed_url},
     }

@@ -10,7 +10,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from cavvy.domain.cloud_events import EventAttributes, to_headers
+from cavvy.domain.cloud_events import EventAttributes, to_headers, to_time
 from cavvy.domain.queued_calls import CallState, QueuedCall
 from cavvy.domain.services import CronTrigger
 from cavvy.domain.stored_services import StoredService
@@ -63,7 +63,7 @@ def call_at(service: StoredService, trigger: CronTrigger, due: datetime) -> Queu
         source=f"/projects/{service.project}/services/{service.name}",
         type=_EVENT_TYPE,
         subject=trigger.cron,
-        time=at,
+        time=to_time(at),
     )
     return QueuedCall(
         project=service.project,

@@ -9,6 +9,7 @@ from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import begin_update, remember_former
 from cavvy.control.serving.call_keys import calls_key
 from cavvy.control.serving.call_requests import QueuedCallRequests
+from cavvy.control.serving.deliveries import WebhookDeliveries
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
 from cavvy.domain.jobs import RunOrigin
@@ -41,6 +42,7 @@ class ServiceRequests:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
         self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
         self.calls = QueuedCallRequests(parts)
+        self.deliveries = WebhookDeliveries(parts)
 
     async def any(self) -> bool:
         """Return whether any service exists."""

@@ -25,6 +25,8 @@ from cavvy.domain.services import (
     ServiceUpdate,
     TargetKind,
     UpdateStrategy,
+    WebhookSignature,
+    WebhookTrigger,
 )
 from cavvy.domain.units import parse_rate
 from cavvy.domain.values import replace
@@ -323,13 +325,16 @@ def _read_bucket(text: str) -> str:
 
 
 # the kinds of events, by the key that names the kind, with the other keys that belong to each
-_EVENT_KINDS: Mapping[str, tuple[type[EventTrigger | CronTrigger], frozenset[str]]] = {
+_EVENT_KINDS: Mapping[
+    str, tuple[type[EventTrigger | CronTrigger | WebhookTrigger], frozenset[str]]
+] = {
     "bucket": (EventTrigger, frozenset({"every", "path"})),
     "cron": (CronTrigger, frozenset({"time_zone", "body", "path"})),
+    "webhook": (WebhookTrigger, frozenset({"secret", "signature", "path"})),
 }
 
 
-def _build_event(table: SectionReader) -> EventTrigger | CronTrigger | None:
+def _build_event(table: SectionReader) -> EventTrigger | CronTrigger | WebhookTrigger | None:
     named = table.find_one(tuple(_EVENT_KINDS), "source")
     if not named:
         return None
@@ -338,6 +343,12 @@ def _build_event(table: SectionReader) -> EventTrigger | CronTrigger | None:
     for name in sorted(values.keys() - others - {named}):
         table.wrong(name, f"`{name}` has no effect with `{named}`", suggestion="delete it")
         del values[name]
+    if named == "webhook":
+        if "secret" not in values:
+            table.wrong("webhook", "`secret` is missing", suggestion="name a secret of the project")
+            return None
+        values["name"] = values.pop("webhook", None)
+        return WebhookTrigger(**values) if values["name"] else None
     return kind(**values) if named in values else None
 
 
@@ -355,6 +366,13 @@ _EVENT = section(
     cron=CRON,
     time_zone=ZONE,
     body=text_kind("a text of at most 64 KiB", _read_body),
+    webhook=text_kind(
+        "a name of small letters, digits and -", matching(r"[a-z0-9][a-z0-9-]{0,62}", "is no name")
+    ),
+    secret=text_kind(
+        "the name of a secret", matching(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "is no name of a secret")
+    ),
+    signature=choice(WebhookSignature),
     path=_CALLED_PATH,
 )
 
@@ -387,7 +405,10 @@ def _build(table: SectionReader) -> ServiceSpec | None:
         spec,
         events=tuple(each for each in events if isinstance(each, EventTrigger)),
         crons=tuple(each for each in events if isinstance(each, CronTrigger)),
+        webhooks=tuple(each for each in events if isinstance(each, WebhookTrigger)),
     )
+    if len({each.name for each in spec.webhooks}) < len(spec.webhooks):
+        table.wrong("events", "two webhooks have the same name", suggestion="rename one of them")
     if spec.probe.timeout > spec.probe.every:
         table.wrong(
             "probe",

@@ -1,0 +1,61 @@
+"""Limits what callers without a token can cost at webhooks: the requests in progress, whose bodies
+are held in memory, and the wrong signatures of each address.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+IN_PROGRESS = 64  # requests in progress; each holds a body of at most 1 MiB
+IN_PROGRESS_EACH = 16  # of one address
+WRONG_EACH = 20  # wrong signatures of one address in a minute; then its requests are not read
+_MOST_ADDRESSES = 10_000
+_WINDOW = timedelta(minutes=1)
+
+
+class TooManyDeliveries(Exception):
+    """Raised if a request must come again after `after_s` seconds."""
+
+    def __init__(self, after_s: int) -> None:
+        super().__init__(f"too many requests; try again in {after_s} s")
+        self.after_s = after_s
+
+
+class HookLimits:
+    """Counts the requests to webhooks by address. A load balancer before the server counts as one
+    address.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+        self._begun: datetime | None = None
+        self._wrong: dict[str, int] = {}
+
+    @contextmanager
+    def enter(self, address: str, now: datetime) -> Iterator[None]:
+        """Count a request as in progress. Raises TooManyDeliveries."""
+        if self._begun is None or now - self._begun >= _WINDOW:
+            self._begun, self._wrong = now, {}
+        if self._wrong.get(self._key(address), 0) >= WRONG_EACH:
+            left = self._begun + _WINDOW - now
+            raise TooManyDeliveries(max(1, int(left.total_seconds()) + 1))
+        mine = self._open.get(address, 0)
+        if mine >= IN_PROGRESS_EACH or sum(self._open.values()) >= IN_PROGRESS:
+            raise TooManyDeliveries(1)
+        self._open[address] = mine + 1
+        try:
+            yield
+        finally:
+            self._open[address] -= 1
+            if not self._open[address]:
+                del self._open[address]
+
+    def count_wrong(self, address: str) -> None:
+        """Count a request with a wrong signature."""
+        key = self._key(address)
+        self._wrong[key] = self._wrong.get(key, 0) + 1
+
+    def _key(self, address: str) -> str:
+        """Return the address, or "" for all further ones if there are too many."""
+        known = address in self._wrong or len(self._wrong) < _MOST_ADDRESSES
+        return address if known else ""

@@ -1,0 +1,141 @@
+"""Decides which calls a verified request to a webhook causes.
+
+A request that is no CloudEvent is one call, whose ID follows from the delivery. Each CloudEvent is
+one call, whose ID follows from its source and its ID; events are passed on in the mode in which
+they came, and those of a batch one by one, in structured mode.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from cavvy.domain.cloud_events import (
+    BATCH,
+    STRUCTURED,
+    EventAttributes,
+    InvalidEvent,
+    is_binary,
+    parse_event,
+    parse_headers,
+    to_headers,
+    to_time,
+)
+from cavvy.domain.queued_calls import CallState, QueuedCall
+from cavvy.domain.services import WebhookSignature, WebhookTrigger
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.values import Struct, replace
+
+WEBHOOK = "webhook"  # the source of calls that requests to webhooks cause
+_EVENT_TYPE = "dev.cavvy.webhook.delivered"
+_MOST_EVENTS = 1000  # of a batch
+# headers of the sender that the service gets, besides those of a CloudEvent
+_PASSED = ("content-type", "webhook-id", "webhook-timestamp", "x-slack-retry-num")
+_PASSED_PREFIX = "x-github-"
+_LONGEST = 4096  # characters of one header
+
+
+class WebhookCalls(Struct, frozen=True, kw_only=True):
+    """The calls that a request causes. With `once`, they are made only if this row is new."""
+
+    calls: Sequence[tuple[QueuedCall, bytes]]
+    once: QueuedCall | None = None
+
+
+def calls_for_request(
+    service: StoredService,
+    trigger: WebhookTrigger,
+    delivery: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    now: datetime,
+) -> WebhookCalls:
+    """Return the calls that a request causes. Names of `headers` are in lower case. Raises
+    InvalidEvent.
+    """
+    base = QueuedCall(
+        project=service.project,
+        service=service.name,
+        id=_name(trigger, "delivery", delivery),
+        path=trigger.path,
+        source=WEBHOOK,
+        submitted_at=now,
+        due_at=now,
+    )
+    passed = _list_passed(headers)
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    # No signature covers the headers: with others, the same delivery must not be another call.
+    once = replace(base, state=CallState.FORGOTTEN)
+    if kind.startswith("application/cloudevents"):
+        events = _read_events(kind, body)
+        calls = [
+            (_call(base, trigger, event, {**passed, "content-type": STRUCTURED}), text)
+            for event, text in events
+        ]
+        return WebhookCalls(calls=calls, once=once)
+    if is_binary(headers):
+        event = parse_headers(headers)
+        return WebhookCalls(calls=[(_call(base, trigger, event, passed), body)], once=once)
+    made = EventAttributes(
+        id=base.id,
+        source=f"/projects/{service.project}/services/{service.name}/webhooks/{trigger.name}",
+        type=_EVENT_TYPE,
+        time=to_time(now),
+    )
+    return WebhookCalls(calls=[(replace(base, headers={**passed, **to_headers(made)}), body)])
+
+
+def _list_passed(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the headers of a request that the service gets."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if (name in _PASSED or name.startswith(_PASSED_PREFIX)) and _fits(value)
+    }
+
+
+def find_challenge(trigger: WebhookTrigger, body: bytes) -> str | None:
+    """Return what must be answered to a sender that only checks the webhook's URL, as Slack does:
+    https://docs.slack.dev/reference/events/url_verification
+    """
+    if trigger.signature is not WebhookSignature.SLACK:
+        return None
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("type") != "url_verification":
+        return None
+    challenge = found.get("challenge")
+    return challenge if isinstance(challenge, str) else None
+
+
+def _read_events(kind: str, body: bytes) -> Sequence[tuple[EventAttributes, bytes]]:
+    """Return the events of a structured or batched request, each with its body."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidEvent(f"the body is not JSON: {error}") from error
+    if kind == STRUCTURED:
+        return [(parse_event(found), body)]
+    if kind != BATCH:
+        raise InvalidEvent(f"{kind} is not supported; send {STRUCTURED} or {BATCH}")
+    if not isinstance(found, list) or len(found) > _MOST_EVENTS:
+        raise InvalidEvent(f"a batch is a list of at most {_MOST_EVENTS} events")
+    return [(parse_event(each), json.dumps(each).encode()) for each in found]
+
+
+def _call(
+    base: QueuedCall, trigger: WebhookTrigger, event: EventAttributes, passed: Mapping[str, str]
+) -> QueuedCall:
+    name = _name(trigger, "event", event.source, event.id)
+    return replace(base, id=name, headers={**passed, **to_headers(event)})
+
+
+def _name(trigger: WebhookTrigger, *parts: str) -> str:
+    text = json.dumps([trigger.name, *parts])
+    return f"hook-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _fits(value: str) -> bool:
+    return len(value) <= _LONGEST and value.isascii() and value.isprintable()

@@ -1,0 +1,128 @@
+"""Decides whether a request to a webhook was signed with its secret, and which delivery it is.
+
+    standard  webhook-signature: v1,BASE64 ..., of ID.TIMESTAMP.BODY
+              https://github.com/standard-webhooks/standard-webhooks, version 1.0.0
+    github    X-Hub-Signature-256: sha256=HEX, of BODY
+              https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries
+    stripe    Stripe-Signature: t=TIMESTAMP,v1=HEX, of TIMESTAMP.BODY
+              https://docs.stripe.com/webhooks/signature
+    slack     X-Slack-Signature: v0=HEX, of v0:TIMESTAMP:BODY
+              https://docs.slack.dev/authentication/verifying-requests-from-slack
+
+All are HMAC-SHA256. A delivery is identified only by what is signed, so that a request that
+was recorded cannot be sent again as another delivery: by the signed ID for `standard`, by the
+field `id` of the body for `stripe`, and by the body for `github` and `slack`, which sign no ID.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from cavvy.domain.services import WebhookSignature
+from cavvy.domain.values import Struct
+
+TOLERANCE = timedelta(minutes=5)  # of timestamps; all four senders recommend it
+_PREFIX = "whsec_"
+_LEAST = 8  # bytes of a secret; a shorter one could be guessed, and signs nothing
+
+
+class SignedDelivery(Struct, frozen=True, kw_only=True):
+    """A request with a valid signature. Repetitions of a delivery have the same `id`."""
+
+    id: str
+
+
+def verify(
+    kind: WebhookSignature, secret: str, headers: Mapping[str, str], body: bytes, now: datetime
+) -> SignedDelivery | None:
+    """Return the delivery of a request, or None if it is not signed with the secret, or too long
+    ago. Names of `headers` are in lower case.
+    """
+    match kind:
+        case WebhookSignature.STANDARD:
+            return _verify_standard(secret, headers, body, now)
+        case WebhookSignature.GITHUB:
+            shown = [headers.get("x-hub-signature-256", "").removeprefix("sha256=")]
+            signed, name = body, _digest(body)
+        case WebhookSignature.STRIPE:
+            stamp, shown = _read_stripe(headers.get("stripe-signature", ""))
+            if not _is_recent(stamp, now):
+                return None
+            signed, name = stamp.encode() + b"." + body, _read_id(body)
+        case WebhookSignature.SLACK:
+            stamp = headers.get("x-slack-request-timestamp", "")
+            shown = [headers.get("x-slack-signature", "").removeprefix("v0=")]
+            if not _is_recent(stamp, now):
+                return None
+            signed, name = b"v0:" + stamp.encode() + b":" + body, _digest(body)
+        case _:
+            assert_never(kind)
+    key = secret.encode()
+    made = hmac.digest(key, signed, "sha256").hex()
+    return SignedDelivery(id=name) if len(key) >= _LEAST and _any_equal(made, shown) else None
+
+
+def sign_standard(secret: str, delivery: str, at: datetime, body: bytes) -> Mapping[str, str]:
+    """Return the headers with which Standard Webhooks sign a request."""
+    stamp = str(int(at.timestamp()))
+    made = _sign(_read_key(secret), delivery, stamp, body)
+    return {"webhook-id": delivery, "webhook-timestamp": stamp, "webhook-signature": f"v1,{made}"}
+
+
+def _verify_standard(
+    secret: str, headers: Mapping[str, str], body: bytes, now: datetime
+) -> SignedDelivery | None:
+    name, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+    if not name or not _is_recent(stamp, now):
+        return None
+    key = _read_key(secret)
+    made = _sign(key, name, stamp, body)
+    parts = [each.partition(",") for each in headers.get("webhook-signature", "").split()]
+    shown = [value for version, _, value in parts if version == "v1"]
+    return SignedDelivery(id=name) if len(key) >= _LEAST and _any_equal(made, shown) else None
+
+
+def _read_stripe(header: str) -> tuple[str, Sequence[str]]:
+    """Return the timestamp and the signatures of Stripe's header."""
+    pairs = [each.partition("=") for each in header.split(",")]
+    stamp = next((value for key, _, value in pairs if key.strip() == "t"), "")
+    return stamp, [value for key, _, value in pairs if key.strip() == "v1"]
+
+
+def _read_key(secret: str) -> bytes:
+    try:
+        return base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except ValueError:
+        return secret.encode()  # a secret that is no base64 is used as it is
+
+
+def _sign(key: bytes, name: str, stamp: str, body: bytes) -> str:
+    signed = f"{name}.{stamp}.".encode("latin-1", "replace") + body
+    return base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+
+
+def _any_equal(made: str, shown: Sequence[str]) -> bool:
+    return any([hmac.compare_digest(made.encode(), each.encode()) for each in shown[:16]])
+
+
+def _is_recent(stamp: str, now: datetime) -> bool:
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 12):
+        return False
+    return abs(now.timestamp() - int(stamp)) <= TOLERANCE.total_seconds()
+
+
+def _read_id(body: bytes) -> str:
+    try:
+        event = json.loads(body)
+    except (ValueError, RecursionError):
+        return _digest(body)
+    found = event.get("id") if isinstance(event, dict) else None
+    return found if isinstance(found, str) and found else _digest(body)
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
