@@ -11,6 +11,7 @@ from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, pairs_out, rows_out
 
 _STATES = ("waiting", "done", "dead")
+_PLATFORMS = ("aws-lambda", "azure-function", "google-function")
 
 
 @click.group("queue")
@@ -110,6 +111,20 @@ def retry(name: str, call_id: str | None, project: str) -> None:
     with session() as client:
         count = queue_wire.retry_calls(client, project, name, call_id)
     click.echo(f"{count} {'call' if count == 1 else 'calls'} of {name} will be sent again")
+
+
+@command.command("trigger")
+@click.argument("platform", type=click.Choice(_PLATFORMS))
+def trigger(platform: str) -> None:
+    """Print a function for a cloud's function platform that passes its events on to a webhook.
+
+    The function needs only Python. The variable CAVVY_HOOK_URL of the function is the URL of the
+    webhook, which must have the signature `standard`, and CAVVY_HOOK_SECRET its secret. The handler
+    is `lambda_handler` (aws-lambda), `main` (azure-function) or `forward_event` (google-function).
+    """
+    from cavvy.cloud_functions import read_function
+
+    click.echo(read_function(platform).rstrip("\n"))
 
 
 @command.command("purge")

@@ -86,7 +86,7 @@ def _verify_standard(
     return SignedDelivery(id=name) if len(key) >= _LEAST and _any_equal(made, shown) else None
 
 
-def _read_stripe(header: str) -> tuple[str, Sequence[str]]:
+def _read_stripe(header: str) -> tuple[str, list[str]]:
     """Return the timestamp and the signatures of Stripe's header."""
     pairs = [each.partition("=") for each in header.split(",")]
     stamp = next((value for key, _, value in pairs if key.strip() == "t"), "")
