@@ -246,6 +246,9 @@ def test_names_that_nobody_knows_are_told_instead_of_far_misses(planned: Path) -
     wrong = run(planned, "resources: {providers: [awss], regions: [mars], instance: h100.bigg}\n")
     assert wrong.exit_code == 1
     assert "No offer: the catalog has no provider 'awss'; did you mean aws?" in wrong.stderr
+    function = run(planned, "resources: {providers: [aws-lambda], gpu: T4}\n")
+    assert function.exit_code == 1
+    assert "aws-lambda runs functions, which have no GPUs (https://docs.aws" in function.stderr
     assert "the catalog has no region 'mars'; `cavvy offers -o wide` lists regions" in wrong.stderr
     assert "no instance type 'h100.bigg'; did you mean h100.big?" in wrong.stderr
 

@@ -17,6 +17,11 @@ _LISTS = {
     "region": "`cavvy offers -o wide` lists regions",
     "instance type": "`cavvy offers` lists instance types",
 }
+# function platforms that have no GPUs, with the page that lists what a function may have; Lambda's
+# has memory, and CPUs in proportion to it (read 2026-11-24)
+_WITHOUT_GPUS = {
+    "aws-lambda": "https://docs.aws.amazon.com/lambda/latest/dg/gettingstarted-limits.html"
+}
 
 
 def unknown_names(
@@ -42,6 +47,9 @@ def unknown_names(
         if (what == "instance type" and retired) or name.lower() in {
             each.lower() for each in known
         }:
+            continue
+        if what == "provider" and name in _WITHOUT_GPUS:
+            lines.append(_explain_functions(name))
             continue
         if what == "provider" and _is_installed(name):
             lines.append(_explain_unlisted(name))
@@ -121,6 +129,14 @@ def _is_installed(provider: str) -> bool:
     from cavvy.providers import registry
 
     return provider in registry.list_known()
+
+
+def _explain_functions(platform: str) -> str:
+    """Return a message for a function platform without GPUs."""
+    return (
+        f"{platform} runs functions, which have no GPUs ({_WITHOUT_GPUS[platform]}); name another "
+        f"provider. `cavvy queue trigger {platform}` prints a function that calls a service."
+    )
 
 
 def _explain_unlisted(provider: str) -> str:
