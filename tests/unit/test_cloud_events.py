@@ -65,9 +65,30 @@ def test_an_event_is_the_same_in_both_modes() -> None:
     [(one, body)] = structured(EVENT).calls
     [(two, data)] = read({**HEADERS, "content-type": "text/plain"}, b"data").calls
     assert one.id == two.id
-    assert (one.path, json.loads(body), data) == ("/x", EVENT, b"data")
-    assert one.headers == {**HEADERS, "content-type": "application/cloudevents+json"}
+    assert (one.path, json.loads(body), data) == ("/x", EVENT["data"], b"data")
+    assert one.headers == {**HEADERS, "content-type": "application/json"}
     assert two.headers == {**HEADERS, "content-type": "text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "data"),
+    [  # as the examples of the JSON event format, section 3.2
+        ({"data_base64": "AAE="}, "application/x-binary", b"\x00\x01"),
+        ({"data": '<much wow="xml"/>'}, "application/xml", b'<much wow="xml"/>'),
+        ({"data": "just a string"}, None, b'"just a string"'),
+        ({"data": None}, None, b"null"),
+        ({}, None, b""),
+    ],
+)
+def test_data_is_what_binary_mode_has(given: Any, kind: str | None, data: bytes) -> None:
+    event = {k: v for k, v in EVENT.items() if k != "data"} | {"datacontenttype": kind} | given
+    [(call, body)] = structured(event).calls
+    assert body == data
+    expected = (kind or "application/json") if given else None
+    assert call.headers.get("content-type") == expected
+    for wrong in ({"data": 5, "datacontenttype": "text/plain"}, {"datacontenttype": "x\u20ac/y"}):
+        with pytest.raises(InvalidEvent):
+            structured({**EVENT, **wrong})
 
 
 def test_values_of_headers_are_decoded() -> None:
@@ -135,7 +156,7 @@ def test_each_event_of_a_batch_is_one_call() -> None:
         "/mycontext",
     ]
     assert made.calls[0][0].id == structured(EVENT).calls[0][0].id == made.calls[2][0].id
-    assert json.loads(made.calls[1][1]) == other
+    assert json.loads(made.calls[1][1]) == other["data"]
     assert structured(batch=True).calls == []
     with pytest.raises(InvalidEvent, match="at most"):
         structured(*[EVENT] * 1001, batch=True)

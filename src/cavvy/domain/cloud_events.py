@@ -5,6 +5,7 @@ HTTP protocol binding.
 """
 
 import base64
+import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ _DATA = ("data", "data_base64")
 _NAME = re.compile(r"[a-z0-9]{1,64}")
 _URI = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")  # the characters of RFC 3986
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_MEDIA_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+( *;[ -~]*)?", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _QUOTED = re.compile(r"\\(.)")
 _MOST_ATTRIBUTES = 40
@@ -105,6 +107,27 @@ def parse_event(value: object) -> EventAttributes:
     if content_type == "":
         raise InvalidEvent("`datacontenttype` is empty")
     return _check(found)
+
+
+def read_data(value: dict[str, object]) -> tuple[str, bytes]:
+    """Return the content type and the data of an event that `parse_event` accepts, as binary mode
+    has them. Both are empty if the event has no data. Raises InvalidEvent.
+    """
+    kind = value.get("datacontenttype") or "application/json"
+    assert isinstance(kind, str)
+    if not _MEDIA_TYPE.fullmatch(kind):
+        raise InvalidEvent("`datacontenttype` is not a media type")
+    encoded = value.get("data_base64")
+    if isinstance(encoded, str):
+        return kind, base64.b64decode(encoded)
+    if "data" not in value:
+        return "", b""
+    data, media = value["data"], kind.partition(";")[0].strip().lower()
+    if media.endswith(("/json", "+json")):
+        return kind, json.dumps(data).encode()
+    if not isinstance(data, str):
+        raise InvalidEvent(f"`data` of the type {media} is not a string")
+    return kind, data.encode("utf-8", "replace")
 
 
 def _check(found: dict[str, str]) -> EventAttributes:

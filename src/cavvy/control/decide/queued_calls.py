@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from cavvy.domain.cloud_events import STRUCTURED, EventAttributes, to_headers, to_time
+from cavvy.domain.cloud_events import STRUCTURED, to_time
 from cavvy.domain.queued_calls import (
     MOST_BYTES,
     CallAnswer,
@@ -93,21 +93,13 @@ def call_for_objects(
         if each.key.endswith("/"):
             continue
         name = json.dumps([each.url, each.key, each.tag, trigger.path]).encode()
-        call_id = hashlib.sha256(name).hexdigest()[:32]
-        event = EventAttributes(
-            id=call_id,
-            source=each.url,
-            type=_EVENT_TYPE,
-            subject=each.key,
-            time=to_time(each.changed_at or now),
-        )
         calls.append(
             QueuedCall(
                 project=service.project,
                 service=service.name,
-                id=call_id,
+                id=hashlib.sha256(name).hexdigest()[:32],
                 path=trigger.path,
-                headers={**to_headers(event), "content-type": STRUCTURED},
+                headers={"content-type": STRUCTURED},
                 source=BUCKET,
                 object=each,
                 submitted_at=now,

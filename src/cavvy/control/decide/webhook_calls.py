@@ -1,8 +1,9 @@
 """Decides which calls a verified request to a webhook causes.
 
 A request that is no CloudEvent is one call, whose ID follows from the delivery. Each CloudEvent is
-one call, whose ID follows from its source and its ID; events are passed on in the mode in which
-they came, and those of a batch one by one, in structured mode.
+one call, whose ID follows from its source and its ID. All calls are events in binary mode, also
+those of structured events: the Python SDK of CloudEvents 2.2.0 takes a request with the headers of an
+event for one in binary mode, with any Content-Type.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from cavvy.domain.cloud_events import (
     is_binary,
     parse_event,
     parse_headers,
+    read_data,
     to_headers,
     to_time,
 )
@@ -67,11 +69,7 @@ def calls_for_request(
     # No signature covers the headers: with others, the same delivery must not be another call.
     once = replace(base, state=CallState.FORGOTTEN)
     if kind.startswith("application/cloudevents"):
-        events = _read_events(kind, body)
-        calls = [
-            (_call(base, trigger, event, {**passed, "content-type": STRUCTURED}), text)
-            for event, text in events
-        ]
+        calls = [_call_in_binary_mode(base, trigger, each) for each in _read_events(kind, body)]
         return WebhookCalls(calls=calls, once=once)
     if is_binary(headers):
         event = parse_headers(headers)
@@ -110,19 +108,28 @@ def find_challenge(trigger: WebhookTrigger, body: bytes) -> str | None:
     return challenge if isinstance(challenge, str) else None
 
 
-def _read_events(kind: str, body: bytes) -> Sequence[tuple[EventAttributes, bytes]]:
-    """Return the events of a structured or batched request, each with its body."""
+def _read_events(kind: str, body: bytes) -> Sequence[object]:
+    """Return the events of a structured or batched request, as JSON."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidEvent(f"the body is not JSON: {error}") from error
     if kind == STRUCTURED:
-        return [(parse_event(found), body)]
+        return [found]
     if kind != BATCH:
         raise InvalidEvent(f"{kind} is not supported; send {STRUCTURED} or {BATCH}")
     if not isinstance(found, list) or len(found) > _MOST_EVENTS:
         raise InvalidEvent(f"a batch is a list of at most {_MOST_EVENTS} events")
-    return [(parse_event(each), json.dumps(each).encode()) for each in found]
+    return found
+
+
+def _call_in_binary_mode(
+    base: QueuedCall, trigger: WebhookTrigger, value: object
+) -> tuple[QueuedCall, bytes]:
+    event = parse_event(value)
+    assert isinstance(value, dict)
+    kind, data = read_data(value)
+    return _call(base, trigger, event, {"content-type": kind} if kind else {}), data
 
 
 def _call(
