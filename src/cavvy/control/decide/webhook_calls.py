@@ -2,8 +2,8 @@
 
 A request that is no CloudEvent is one call, whose ID follows from the delivery. Each CloudEvent is
 one call, whose ID follows from its source and its ID. All calls are events in binary mode, also
-those of structured events: the Python SDK of CloudEvents 2.2.0 takes a request with the headers of an
-event for one in binary mode, with any Content-Type.
+those of structured events: the Python SDK of CloudEvents 2.2.0 takes a request with the headers of
+an event for one in binary mode, with any Content-Type.
 """
 
 import hashlib
