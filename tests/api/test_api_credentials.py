@@ -123,6 +123,7 @@ KEYS = {
     [
         ("aws-batch", "aws", {"queues": "gpu", "regions": "eu-west-1"}),
         ("ecs", "aws", {"capacity": "FARGATE", "subnets": "s-1", "regions": "eu-west-1"}),
+        ("sagemaker-endpoints", "aws", {"role": "r", "regions": "eu-west-1"}),
         ("sagemaker-notebooks", "aws", {"role": "r", "regions": "eu-west-1"}),
         ("vertex-workbench", "gcp", {"zones": "us-central1-a", "script": "gs://b/s", "fees": "0"}),
         ("azure", "azure", {"subscription": "s", "regions": "eastus"}),

@@ -25,6 +25,7 @@ ALLOWED = {
     "providers/verda/": "the API tells a missing type from a wrong value in its text alone",
     "providers/runpod/": "the API tells missing capacity from a wrong value in its text alone",
     "providers/sagemaker/": "the API tells missing capacity in its text alone",
+    "providers/sagemaker_endpoints/": "the API tells missing capacity and taken names in its text",
     "providers/sagemaker_notebooks/": "the API tells missing capacity and taken names in its text",
     "providers/vertex/": "the API tells missing capacity and quotas in its text alone",
     "providers/vertex_workbench/": "the API tells missing capacity in its text alone",

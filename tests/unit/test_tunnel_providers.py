@@ -13,7 +13,14 @@ REFUSES = {
     *("aws-batch", "azure-batch", "azureml", "ecs", "pbs", "runpod", "sagemaker", "slurm"),
     "vertex",
 }
-ONE_NODE = {"jarvislabs", "vast", "azureml-notebooks", "sagemaker-notebooks", "vertex-workbench"}
+ONE_NODE = {
+    "jarvislabs",
+    "vast",
+    "azureml-notebooks",
+    "sagemaker-endpoints",
+    "sagemaker-notebooks",
+    "vertex-workbench",
+}
 
 
 def test_the_table_of_the_guide() -> None:

@@ -275,6 +275,7 @@ def _make_control_plane(
         ),
     )
     relays.notify = made.agents.notify
+    relays.find_endpoints = made.pool.find_endpoints
     return made
 
 

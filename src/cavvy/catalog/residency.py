@@ -19,6 +19,7 @@ _CLOUDS = {
     "azureml-notebooks": "azure",
     "ecs": "aws",
     "sagemaker": "aws",
+    "sagemaker-endpoints": "aws",
     "sagemaker-notebooks": "aws",
     "tpu": "gcp",
     "vertex": "gcp",

@@ -229,6 +229,7 @@ class GangOperator:
             disk_type=task.resources.disk_type,
             network=task.resources.network,
             options=read_options(task.resources, attempt.offer.provider),
+            env=task.env,
             image=task.image,
         )
 

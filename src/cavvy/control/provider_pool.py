@@ -21,12 +21,14 @@ from cavvy.domain.values import Struct, replace
 from cavvy.domain.volumes import KeptVolume
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.providers.abilities import (
+    ANSWERS_REQUESTS,
     BILLS_VOLUMES,
     HAS_PARTS,
     HOLDS_VOLUMES,
     KEEPS_NODES,
     SHARES_HOSTS,
     TELLS_QUOTAS,
+    AnswersRequests,
     ability,
 )
 from cavvy.providers.base import (
@@ -143,6 +145,11 @@ class ProviderPool:
         """
         provider = self.providers.get(name)
         return provider.manifest.notice if provider is not None else None
+
+    def find_endpoints(self, account: str) -> AnswersRequests | None:
+        """Return the provider of an account if its gangs are endpoints that only it can call."""
+        provider = self.providers.get(account)
+        return None if provider is None else ability(provider, ANSWERS_REQUESTS)
 
     def reports_cancelled(self, name: str) -> bool:
         """Return whether this provider reports, at a gang's end, that a person cancelled the

@@ -329,6 +329,7 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     revision: int
     market: str = ""
     place: str = ""
+    account: str = ""  # the provider's account where its gang runs
     rate: HourlyRate = HourlyRate(0)  # what its nodes cost now
     gang: str = ""
     providers: tuple[str, ...] = ()

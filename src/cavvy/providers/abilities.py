@@ -5,7 +5,7 @@ WHO_AM_I)`. The contract suite checks that a provider implements exactly the abi
 declares.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
@@ -86,6 +86,35 @@ class RunsAgentsHere(Protocol):
     def connect(self, control_plane: "AgentCalls | None") -> None:
         """Send the agents' calls to `control_plane` from now on. If `control_plane` is None, the
         agents run without a control plane.
+        """
+
+
+class ReplicaRequest(Struct, frozen=True, kw_only=True):
+    """The body and the headers of a request for a replica, with names in lower case."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class ReplicaAnswer(Struct, frozen=True, kw_only=True):
+    """A replica's answer to a request."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class AnswersRequests(Protocol):
+    """A provider whose gangs are endpoints that its own API calls, with the provider's
+    credentials. The nodes run no agent of ours, so no tunnel leads to them.
+    """
+
+    async def answers(self, gang: str) -> bool:
+        """Return whether the gang's endpoint gets requests. Raises TryAgain, NotFound, Refused."""
+
+    async def invoke(self, gang: str, request: ReplicaRequest) -> ReplicaAnswer:
+        """Pass a request to the gang's endpoint once. Raises TryAgain if the endpoint may have got
+        the request and its answer is lost, or if it gets no requests now; NotFound, Refused.
         """
 
 
@@ -258,6 +287,12 @@ RUNS_AGENTS_HERE: Ability[RunsAgentsHere] = Ability(
     methods=("connect",),
     purpose="Runs agents in the server's process, as the simulator does.",
 )
+ANSWERS_REQUESTS: Ability[AnswersRequests] = Ability(
+    name="answers requests",
+    methods=("answers", "invoke"),
+    purpose="Passes requests to replicas that are endpoints of the provider, which only its API "
+    "can call; the server has a port for each of them.",
+)
 CHECKS_TASKS: Ability[ChecksTasks] = Ability(
     name="checks tasks",
     methods=("check",),
@@ -315,6 +350,7 @@ ABILITIES: Sequence[Ability[Any]] = (
     HAS_PARTS,
     SIGNALS_CHANGES,
     RUNS_AGENTS_HERE,
+    ANSWERS_REQUESTS,
     CHECKS_TASKS,
     WHO_AM_I,
     TELLS_QUOTAS,

@@ -160,6 +160,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     only_sessions: bool = (
         False  # True: it runs only interactive sessions, such as `cavvy dev` makes
     )
+    only_services: bool = False  # True: it runs only replicas of services, as `cavvy serve` starts
     # True: `GangSeen.cancelled` shows whether a person cancelled a gang. The control plane waits
     # for this value before it replaces a reclaimed gang.
     reports_cancelled: bool = False
@@ -209,6 +210,9 @@ class GangSpec(Struct, frozen=True, kw_only=True):
     options: Mapping[str, Any] = field(
         default_factory=dict
     )  # the options that the task sets for this provider
+    # the task's environment variables without secrets, for services that start the task's program
+    # without an agent
+    env: Mapping[str, str] = field(default_factory=dict)
     image: str | None = (
         # for providers that start nodes from images; with other providers, the agent runs the image
         None

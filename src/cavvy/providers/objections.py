@@ -1,5 +1,6 @@
 """Finds the reasons why a provider can never run a task, for the planner and the queue."""
 
+from cavvy.domain.services import ReadinessProbe, ServiceSpec
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.abilities import CHECKS_TASKS, ability
 from cavvy.providers.base import Manifest, Provider
@@ -10,9 +11,16 @@ from cavvy.spec.support import read_options, refusals
 def refuses_all(provider: Provider) -> str:
     """Return the reason why the provider cannot run even a minimal task, or "" if it can run
     one."""
-    minimal = TaskSpec(name="check", run="true", session=provider.manifest.only_sessions)
-    reasons = list_objections(minimal, provider)
+    reasons = list_objections(make_minimal_task(provider.manifest), provider)
     return reasons[0].reason if reasons else ""
+
+
+def make_minimal_task(manifest: Manifest) -> TaskSpec:
+    """Return the least that a provider runs: a program, a session or a service."""
+    if manifest.only_services:
+        service = ServiceSpec(port=8080, probe=ReadinessProbe(path="/ping"))
+        return TaskSpec(name="check", run="serve", service=service)
+    return TaskSpec(name="check", run="true", session=manifest.only_sessions)
 
 
 def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
@@ -34,7 +42,12 @@ def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
 
 
 def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
-    """Return the objection to a task that is not a session, if the provider runs only sessions."""
+    """Return the objection to a task that is not a session or not a service, if the provider runs
+    nothing else.
+    """
+    if manifest.only_services and task.service is None:
+        reason = f"{manifest.title} run only services; start one with `cavvy serve`"
+        return [Objection("run", reason)]
     if task.session or not manifest.only_sessions:
         return []
     reason = f"{manifest.title} run only interactive sessions; start one with `cavvy dev`"

@@ -1,5 +1,6 @@
 """Makes the ports of replicas on other machines reachable: each replica gets a port of this
-machine, whose connections are relayed through a tunnel to the replica's node.
+machine, whose connections are relayed through a tunnel to the replica's node. The requests for a
+managed endpoint are passed to its provider instead.
 
 The node's agent opens the tunnel to the server, as for `cavvy forward`, so relays work on every
 provider. The port listens only while the tunnel is open and the program listens. Otherwise the
@@ -17,6 +18,7 @@ from secrets import token_hex
 from cavvy.agent.access.frames import CHUNK, EOF
 from cavvy.api.execs import JobExecs
 from cavvy.api.peers import PeerServers
+from cavvy.api.serving.endpoint_relay import EndpointRelay
 from cavvy.api.serving.exec_carrier import ExecCarrier
 from cavvy.client.tunnel.mux import (
     NodeTunnel,
@@ -26,6 +28,7 @@ from cavvy.client.tunnel.mux import (
     TunnelLost,
 )
 from cavvy.domain.services import ServiceReplica
+from cavvy.providers.abilities import AnswersRequests
 
 _LOCAL = "127.0.0.1"
 _RANK = 0  # the rank that answers the requests of its replica
@@ -40,7 +43,9 @@ class ReplicaRelays:
 
     def __init__(self, execs: JobExecs) -> None:
         self._execs = execs
-        self._relays: dict[str, ReplicaRelay] = {}
+        self._relays: dict[str, ReplicaRelay | EndpointRelay] = {}
+        # returns the provider of an account if its replicas are managed endpoints
+        self.find_endpoints: Callable[[str], AnswersRequests | None] = lambda account: None
         self.notify: Callable[[str], None] = lambda gang: None
         self.peers: PeerServers | None = None  # which may be the ones that the agents talk to
 
@@ -50,8 +55,18 @@ class ReplicaRelays:
             if each.id not in replicas:
                 self._relays.pop(each.id).close()
         for replica in replicas.values():
-            if replica.gang and replica.id not in self._relays:
+            if replica.gang:
+                self._keep_one(service, replica)
+
+    def _keep_one(self, service: str, replica: ServiceReplica) -> None:
+        known, find = self._relays.get(replica.id), partial(self.find_endpoints, replica.account)
+        if find() is None:
+            if known is None:
                 self._relays[replica.id] = ReplicaRelay(service, replica, self._reach)
+        elif not isinstance(known, EndpointRelay):  # its account may have been unknown until now
+            if known is not None:
+                known.close()
+            self._relays[replica.id] = EndpointRelay(service, replica, find)
 
     def port(self, replica: ServiceReplica) -> int:
         """Return the port on this machine that leads to the replica; 0 while it is unknown."""

@@ -274,6 +274,7 @@ def _locate(replica: ServiceReplica, seen: ReplicaSeen) -> ServiceReplica:
         replica,
         gang=gang,
         place=place_of(seen.offer),
+        account=seen.offer.account,
         placed_at=seen.placed_at,
         claimed_at=seen.claimed_at,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cavvy.domain.tasks import Scalar
+from cavvy.domain.values import Struct
 from cavvy.packages import extra_command
 from cavvy.providers.aws.errors import AwsFault, translate
 from cavvy.providers.base import Refused
@@ -21,7 +22,7 @@ from cavvy.providers.recording import CallRecorder
 
 # a region that every account has enabled; it reports which other regions are enabled
 HOME = "us-east-1"
-_CONNECT_S, _READ_S = 5, 30
+_CONNECT_S = 5
 _MOST_PAGES = 500
 _READS = ("describe_", "get_", "list_")  # prefixes of operations that change nothing
 _KEY_LINE = re.compile(
@@ -41,6 +42,13 @@ async def in_thread(call: Callable[[], Any]) -> Any:
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
 
 
+class CallLimits(Struct, frozen=True, kw_only=True):
+    """The time for the answer to a call, and the number of connections of a client."""
+
+    read_s: float = 30
+    connections: int = 16
+
+
 class AwsAccount:
     """The AWS account that the settings select. `run` executes blocking calls; simulations pass a
     function that uses no threads. `provider` is the provider that has the settings and is named in
@@ -52,9 +60,14 @@ class AwsAccount:
     read_attempts = 3
 
     def __init__(
-        self, settings: Mapping[str, Scalar], run: InThread = in_thread, provider: str = "aws"
+        self,
+        settings: Mapping[str, Scalar],
+        run: InThread = in_thread,
+        provider: str = "aws",
+        limits: CallLimits | None = None,
     ) -> None:
         self._settings, self._provider = settings, provider
+        self._limits = limits or CallLimits()
         self.run = run
         self._lock = threading.Lock()
         self._session: Any = None
@@ -149,7 +162,10 @@ class AwsAccount:
             told = error.response.get("Error", {})
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             raise AwsFault(
-                str(told.get("Code", "Unknown")), str(told.get("Message", "")), int(status)
+                str(told.get("Code", "Unknown")),
+                str(told.get("Message", "")),
+                int(status),
+                error.response,
             ) from error
         except (
             errors.NoCredentialsError,
@@ -168,9 +184,9 @@ class AwsAccount:
             if (service, region, attempts) not in self._clients:
                 config = _import("botocore.config").Config(
                     connect_timeout=_CONNECT_S,
-                    read_timeout=_READ_S,
+                    read_timeout=self._limits.read_s,
                     retries={"mode": "standard", "total_max_attempts": attempts},
-                    max_pool_connections=16,
+                    max_pool_connections=self._limits.connections,
                     user_agent_extra="cavvy",
                 )
                 endpoint = self._settings.get("endpoint") or None

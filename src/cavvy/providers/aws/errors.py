@@ -3,6 +3,9 @@
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html lists the codes.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from cavvy.providers.base import (
     NoCapacity,
     NotFound,
@@ -106,12 +109,15 @@ _LIMIT = "a limit of the account is reached; request an increase in Service Quot
 
 class AwsFault(Exception):
     """The error that an AWS call returned. `status` is the HTTP status, or 0 if AWS did not
-    respond.
+    respond. `reply` has the fields of the whole reply.
     """
 
-    def __init__(self, code: str, message: str, status: int = 0) -> None:
+    def __init__(
+        self, code: str, message: str, status: int = 0, reply: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(f"{code}: {message}" if message else code)
         self.code, self.message, self.status = code, message, status
+        self.reply = reply or {}
 
 
 def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderError:

@@ -29,7 +29,7 @@ from cavvy.providers.abilities import (
 )
 from cavvy.providers.base import Feature, SettingKind
 from cavvy.providers.contract.harness import FOREIGN, ContractHarness, ScenarioSuite, in_scenario
-from cavvy.providers.objections import list_objections
+from cavvy.providers.objections import list_objections, make_minimal_task
 
 _task = partial(TaskSpec, name="t", run="true")
 _VOLUME = Volume(kind=VolumeKind.NAMED, source="/tmp", path="/mnt/cavvy-contract")
@@ -197,7 +197,7 @@ class OfferTests(ScenarioSuite):
 
     @in_scenario
     async def test_nothing_is_refused_of_a_plain_task(self, harness: ContractHarness) -> None:
-        plain = _task(session=harness.ours.manifest.only_sessions)
+        plain = make_minimal_task(harness.ours.manifest)
         assert list_objections(plain, harness.ours) == []
 
     @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from cavvy.providers.vm.cloud import (
     CloudTraits,
     MachineRequest,
     MachineState,
+    Reach,
 )
 
 # the name of a machine, as `vm.records` makes it
@@ -52,6 +53,7 @@ class ManagedCloud:
             bill_ends=known.bill_ends,
             quota_codes=known.quota_codes,
             user_data_limit=1 << 20,
+            reach=Reach.USER_DATA if known.agents else Reach.NONE,
         )
 
     async def offers(self) -> Sequence[Offer]:

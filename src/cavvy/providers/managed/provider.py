@@ -39,8 +39,7 @@ def make_provider(
             await release(job)
 
     async def make_script(gang: GangSpec, rank: int) -> str:
-        # if one job has all ranks, the script of rank 0 serves them all
-        if context.node_endpoint is None or (rank and not service.traits.single):
+        if context.node_endpoint is None or not service.traits.has_script(rank):
             return _NOTHING
         return await asyncio.to_thread(
             make_container_script,

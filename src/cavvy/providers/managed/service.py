@@ -47,7 +47,8 @@ class HostList(Struct, frozen=True, kw_only=True):
 class ServiceTraits(Struct, frozen=True, kw_only=True):
     """The limits and the behaviour of a service."""
 
-    hosts: HostList
+    hosts: HostList = HostList()
+    agents: bool = True  # False: its containers run the task's program, and no agent
     name_limit: int = 63  # maximum characters of a job's name; at least 48 of [a-z0-9-]
     # True: a request with the name of an existing job creates no second job
     unique_names: bool = False
@@ -63,6 +64,12 @@ class ServiceTraits(Struct, frozen=True, kw_only=True):
     # `REPORTED` if the bill of a job in the state `RECLAIMED` is known only once the job has ended
     bill_ends: BillEnd = BillEnd.SHUTDOWN
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
+
+    def has_script(self, rank: int) -> bool:
+        """Return whether a rank's job starts the agent with a script of its own. If one job has all
+        ranks, the script of rank 0 serves them all.
+        """
+        return self.agents and (self.single or rank == 0)
 
 
 class ContainerEntry(Struct, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ class Reach(StrEnum):
     USER_DATA = "user data"  # user data starts the agent, which calls the server over TLS
     # the server connects to the machine by SSH and starts the agent, whose requests use SSH too
     SSH = "ssh"
+    NONE = "none"  # no agent runs on the machine
 
 
 class SshTarget(Struct, frozen=True, kw_only=True):

@@ -92,6 +92,11 @@ class VmProvider:
             make_link=make_link,
         )
 
+    @property
+    def _calls(self) -> bool:
+        """Whether the machines must connect to the server."""
+        return self._reach is None and self._machines.traits.reach is not Reach.NONE
+
     def let_release(self, release: Release) -> None:
         """Give the provider the ability KEEPS_NODES. `release` ends a machine that the cloud keeps
         after the work.
@@ -103,7 +108,7 @@ class VmProvider:
         return await self._machines.offers()
 
     async def launch(self, gang: GangSpec) -> None:
-        if self._reach is None:
+        if self._calls:
             self._node_endpoint()
         RECORDER.set(self._recorder)
         async with self._ledger.lock(gang.name):
@@ -136,12 +141,16 @@ class VmProvider:
         if self._reach is not None:
             self._reach.wake()
 
+    async def list_machines(self, gang: str) -> Sequence[str]:
+        """Return the ids of the machines that the gang has, or had."""
+        await self._ledger.refresh(gang)
+        record = self._ledger.get(gang)
+        return sorted(record.ids) if record else ()
+
     async def _release(self, name: str, release: Release) -> None:
         """See `KeepsNodes.release`."""
         RECORDER.set(self._recorder)
-        await self._ledger.refresh(name)
-        record = self._ledger.get(name)
-        for machine in sorted(record.ids) if record else ():
+        for machine in await self.list_machines(name):
             await self._machines.release(machine, release(machine))
 
     async def relay(self) -> None:
@@ -152,7 +161,7 @@ class VmProvider:
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         found = list(self._object_to(task))
-        if self._reach is None and self._context.node_endpoint is None:
+        if self._calls and self._context.node_endpoint is None:
             found.append(Objection("providers", self._no_way()))
         most = self._launcher.most_nodes
         if most is not None and task.nodes > most:
@@ -172,7 +181,8 @@ class VmProvider:
             *(("silent", each) for each in getattr(self, "silent", tuple)()),
             *(("silent", str(each)) for each in shown.silent.values()),
             ("machines", str(len(shown.found))),
-            ("nodes call", calls) if self._reach is None else ("nodes", "reached by SSH"),
+            *([("nodes call", calls)] if self._calls else []),
+            *([("nodes", "reached by SSH")] if self._reach is not None else []),
         ]
 
     async def _read_quotas(self, quotas: ReadQuotas) -> Sequence[Quota]:

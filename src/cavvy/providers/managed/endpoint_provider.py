@@ -1,0 +1,75 @@
+"""The provider that all managed endpoints share: a gang is one endpoint with one instance, which
+the layer `vm` starts and removes like a machine.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from cavvy.domain.messages import AgentCalls
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.base import GangSeen, GangSpec, NotFound
+from cavvy.providers.managed.endpoint_agents import EndpointAgents
+from cavvy.providers.vm.provider import VmProvider
+
+
+class EndpointCalls(Protocol):
+    """How requests reach the endpoints of a service, by the id of the endpoint's job."""
+
+    async def answers(self, job: str) -> bool:
+        """Return whether the endpoint gets requests. Raises TryAgain, Refused."""
+
+    async def invoke(self, job: str, request: ReplicaRequest) -> ReplicaAnswer:
+        """See `AnswersRequests.invoke`."""
+
+
+class EndpointProvider:
+    """Implements `Provider` with the abilities of `endpoint_manifest`."""
+
+    def __init__(
+        self, inner: VmProvider, calls: EndpointCalls, now: Callable[[], datetime]
+    ) -> None:
+        self.manifest = inner.manifest
+        self._inner, self._calls = inner, calls
+        self._agents = EndpointAgents(now)
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._inner.offers()
+
+    async def launch(self, gang: GangSpec) -> None:
+        await self._inner.launch(gang)
+
+    async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
+        seen = await self._inner.gangs(name)
+        self._agents.note(seen, name)
+        return seen
+
+    async def remove(self, name: str) -> None:
+        await self._inner.remove(name)
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        return self._inner.check(task)
+
+    async def whoami(self) -> Sequence[tuple[str, str]]:
+        return await self._inner.whoami()
+
+    def connect(self, control_plane: AgentCalls | None) -> None:
+        self._agents.connect(control_plane)
+
+    async def answers(self, gang: str) -> bool:
+        return await self._calls.answers(await self._find(gang))
+
+    async def invoke(self, gang: str, request: ReplicaRequest) -> ReplicaAnswer:
+        return await self._calls.invoke(await self._find(gang), request)
+
+    async def close(self) -> None:
+        self._agents.close()
+        await self._inner.close()
+
+    async def _find(self, gang: str) -> str:
+        """Return the id of the endpoint's job. Raises NotFound."""
+        for machine in await self._inner.list_machines(gang):
+            return machine.rpartition("#")[0]
+        raise NotFound(f"{self.manifest.title}: the gang {gang} has no endpoint")

@@ -1,0 +1,44 @@
+"""Objects to services that a managed endpoint cannot serve.
+
+All managed endpoints have the same contract: the container answers POST /invocations and GET /ping
+on port 8080, and the provider's API passes on one request with its whole body at a time.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from cavvy.domain.services import ServiceSpec, TargetKind
+from cavvy.domain.tasks import Objection, TaskSpec
+
+CALLED, PROBED, PORT = "/invocations", "/ping", 8080
+_FROM_NODES = frozenset({TargetKind.GPU_UTILISATION, TargetKind.METRIC})
+
+
+def object_to_endpoint(task: TaskSpec, title: str, docs: str) -> Sequence[Objection]:
+    """Return what an endpoint cannot do. `docs` is the provider's page about the contract of
+    containers.
+    """
+    why = f"{title} run the image alone, without Cavvy's agent ({docs})"
+    given = (
+        ("setup", task.setup, f"{why}; put it into the image"),
+        ("workdir", task.workdir, f"{why}; put the files into the image"),
+        ("secrets", task.secrets, f"{why}, and show the environment to all who may read the model"),
+        ("outputs", task.outputs, why),
+        ("checkpoint", task.checkpoint, why),
+    )
+    found = [Objection(field, reason) for field, value, reason in given if value]
+    return found if task.service is None else [*found, *_list_unserved(task.service, title, docs)]
+
+
+def _list_unserved(spec: ServiceSpec, title: str, docs: str) -> Iterator[Objection]:
+    if spec.port != PORT:
+        yield Objection("service.port", f"{title} send requests to port {PORT} ({docs})")
+    if spec.probe.path != PROBED:
+        yield Objection("service.probe.path", f"{title} probe {PROBED} ({docs})")
+    if spec.models:
+        reason = f"{title} pass on POST {CALLED} alone, and no path of OpenAI's API ({docs})"
+        yield Objection("service.models", reason)
+    if spec.replicas.target.kind in _FROM_NODES:
+        reason = f"{title} pass on POST {CALLED} alone, so Cavvy reads nothing on the node ({docs})"
+        yield Objection("service.replicas.target", reason)
+    if any(each.path != CALLED for each in spec.events):
+        yield Objection("service.events.path", f"{title} pass on POST {CALLED} alone ({docs})")

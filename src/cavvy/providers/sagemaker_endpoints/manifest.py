@@ -1,0 +1,118 @@
+"""The manifest of the provider for endpoints of Amazon SageMaker."""
+
+from datetime import timedelta
+
+from cavvy.providers.abilities import (
+    ANSWERS_REQUESTS,
+    CHECKS_TASKS,
+    CLOSEABLE,
+    RUNS_AGENTS_HERE,
+    WHO_AM_I,
+)
+from cavvy.providers.aws.settings import ACCOUNT, REGIONS
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.settings import number, text
+
+_DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
+CONTRACT = f"{_DOCS}/dg/your-algorithms-inference-code.html"
+_CONFIG = f"{_DOCS}/APIReference/API_ProductionVariant.html"
+_MODEL = f"{_DOCS}/APIReference/API_ContainerDefinition.html"
+_ALONE = f"an endpoint runs the image alone, without Cavvy's agent ({CONTRACT})"
+
+MANIFEST = Manifest(
+    name="sagemaker-endpoints",
+    title="Amazon SageMaker endpoints",
+    docs="docs/guides/managed-endpoints.md",
+    abilities=(CHECKS_TASKS, WHO_AM_I, CLOSEABLE, RUNS_AGENTS_HERE, ANSWERS_REQUESTS),
+    project_settings=(
+        "key_file",
+        "regions",
+        "role",
+        "image",
+        "instances",
+        "subnets",
+        "security_groups",
+        "disk_gib",
+        "download_s",
+        "start_s",
+    ),
+    only_services=True,
+    visibility_delay=timedelta(minutes=1),
+    rights="sagemaker:CreateModel, CreateEndpointConfig, CreateEndpoint, DescribeEndpoint, "
+    "ListEndpoints, ListEndpointConfigs, ListModels, DeleteEndpoint, DeleteEndpointConfig, "
+    "DeleteModel, AddTags and InvokeEndpoint, pricing:GetProducts, and iam:PassRole for the role "
+    "of the setting `role`",
+    unsupported={
+        Feature.SPOT: f"endpoints have no spot instances ({_CONFIG})",
+        Feature.GANG: "the instances of an endpoint do not work together on a request; "
+        f"`service.replicas` makes more endpoints ({_CONFIG})",
+        Feature.BUILD: _ALONE,
+        Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
+        f"`role` ({_MODEL})",
+        Feature.CAPACITY: "SageMaker does not report free capacity; an endpoint without capacity "
+        f"fails, and Cavvy tries the next best offer ({_CONFIG})",
+        Feature.VOLUMES: f"an endpoint attaches no disks of the task ({_MODEL})",
+        Feature.MOUNTS: f"an endpoint mounts no folders ({_MODEL})",
+        Feature.NETWORK: f"SageMaker neither reports nor selects the network ({_CONFIG})",
+        Feature.DISK: f"SageMaker selects the type of the disk ({_CONFIG})",
+        Feature.SELF_END: "an endpoint is billed until it is deleted, and contains nothing that "
+        f"could delete it ({_CONFIG})",
+        Feature.RESULTS: _ALONE,
+        Feature.NOTICE: f"an endpoint is not reclaimed, because it is not spot ({_CONFIG})",
+    },
+    options={"image": "the image, as for the setting `image`"},
+    settings=(
+        REGIONS,
+        *ACCOUNT,
+        text(
+            "role",
+            "The ARN of the execution role of endpoints. SageMaker uses it to pull the image and "
+            "to read the model from its bucket. The container also runs with its permissions. "
+            "Required.",
+        ),
+        text(
+            "image",
+            "The image, in Amazon ECR, of services whose task names no image. `{region}` stands "
+            "for the endpoint's region. Without this setting, each task must name an image.",
+        ),
+        text(
+            "instances",
+            "Patterns of the instance types to offer, separated by commas, such as `ml.g5.*, "
+            "ml.g6.xlarge`. The default is every type in the catalog, without Trainium and "
+            "Inferentia.",
+        ),
+        text(
+            "subnets",
+            "The subnets of endpoints, separated by commas. By default, endpoints run in "
+            "SageMaker's own network.",
+        ),
+        text("security_groups", "The security groups of endpoints, if `subnets` is set."),
+        number(
+            "disk_gib",
+            "The size of the disk that `resources.disk` is compared with. SageMaker selects the "
+            "size of an endpoint's disk by its instance type.",
+            default=30,
+            minimum=1,
+            unit="GiB",
+            whole=True,
+        ),
+        number(
+            "download_s",
+            "How long SageMaker may copy the model from its bucket. An endpoint that needs longer "
+            "fails.",
+            default=1200,
+            minimum=60,
+            unit="seconds",
+            whole=True,
+        ),
+        number(
+            "start_s",
+            "How long a container may take until it answers /ping. An endpoint that needs longer "
+            "fails.",
+            default=1200,
+            minimum=60,
+            unit="seconds",
+            whole=True,
+        ),
+    ),
+)

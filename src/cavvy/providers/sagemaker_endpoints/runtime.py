@@ -1,0 +1,95 @@
+"""Calls endpoints of SageMaker: https://docs.aws.amazon.com/sagemaker/latest/APIReference/
+API_runtime_InvokeEndpoint.html
+
+The SDK signs each request with the provider's credentials (Signature Version 4) and sends it once,
+because a repeated request could do its work twice.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.aws.account import AwsAccount, CallLimits
+from cavvy.providers.aws.errors import LATER, AwsFault, translate
+from cavvy.providers.base import TryAgain
+
+_AT_ONCE = 64  # requests to all endpoints of an account
+_READ_S = 70  # more than the 60 seconds that SageMaker gives a container
+_JSON = {"content-type": "application/json"}
+_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_PASSED = {"content-type": "ContentType", "accept": "Accept", _ATTRIBUTES: "CustomAttributes"}
+_RETURNED = {"ContentType": "content-type", "CustomAttributes": _ATTRIBUTES}
+# the container has the request's answer: it failed, or it is not ready
+_OWN, _UNREADY = "ModelError", "ModelNotReadyException"
+
+
+class SageMakerRuntime:
+    """Implements `EndpointCalls`. Calls have their own threads, so that slow requests do not delay
+    the control plane.
+    """
+
+    def __init__(self, settings: Mapping[str, Scalar], account: AwsAccount | None = None) -> None:
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "sagemaker-runtime")
+        limits = CallLimits(read_s=_READ_S, connections=_AT_ONCE)
+        self._account = account or AwsAccount(
+            settings, self._run, provider="sagemaker-endpoints", limits=limits
+        )
+
+    async def answers(self, job: str) -> bool:
+        region, _, name = job.partition("/")
+        try:
+            told = await self._account.call(
+                region, "describe_endpoint", service="sagemaker", EndpointName=name
+            )
+        except AwsFault as fault:
+            raise translate(fault, f"DescribeEndpoint in {region}") from fault
+        return bool(told["EndpointStatus"] == "InService")
+
+    async def invoke(self, job: str, request: ReplicaRequest) -> ReplicaAnswer:
+        region, _, name = job.partition("/")
+        given = {
+            key: request.headers[each] for each, key in _PASSED.items() if each in request.headers
+        }
+        try:
+            told = await self._account.call(
+                region,
+                "invoke_endpoint",
+                service="sagemaker-runtime",
+                EndpointName=name,
+                Body=request.body,
+                **given,
+            )
+            body = await self._run(told["Body"].read)
+        except AwsFault as fault:
+            return _read_fault(fault, region)
+        headers = {own: str(told[key]) for key, own in _RETURNED.items() if told.get(key)}
+        return ReplicaAnswer(status=200, headers=headers, body=body)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+def _read_fault(fault: AwsFault, region: str) -> ReplicaAnswer:
+    """Return the answer of a container that failed, or of SageMaker when it limits requests. Raises
+    TryAgain, Refused.
+    """
+    if fault.code == _OWN:
+        status = int(fault.reply.get("OriginalStatusCode") or 500)
+        text = str(fault.reply.get("OriginalMessage") or fault.message)
+        return ReplicaAnswer(status=status, headers={}, body=text.encode())
+    if (
+        fault.code == _UNREADY
+        or fault.status == 429
+        or fault.code in LATER & {"ThrottlingException"}
+    ):
+        return ReplicaAnswer(status=429, headers={"retry-after": "1"}, body=b"")
+    if fault.status >= 500 or fault.status == 0 or fault.code == "ValidationError":
+        # the reply is lost, or the endpoint is being deleted
+        raise TryAgain(f"InvokeEndpoint in {region}: {fault}") from fault
+    raise translate(fault, f"InvokeEndpoint in {region}") from fault

@@ -1,0 +1,286 @@
+"""Runs replicas as real-time endpoints of SageMaker.
+
+An endpoint needs three objects with one name: the model (image, environment, files), the
+configuration (instance type) and the endpoint. Only the endpoint is billed. The others are deleted
+with it, or some time later if the server ended in between.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Objection, TaskSpec, Transfer
+from cavvy.domain.values import replace
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import GangSpec, ProviderContext, Refused
+from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.endpoint_tasks import object_to_endpoint
+from cavvy.providers.managed.image import find_image
+from cavvy.providers.managed.notebooks import NotebookEnds
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
+from cavvy.providers.sagemaker.offers import InstanceOffers
+from cavvy.providers.sagemaker_endpoints.manifest import CONTRACT, MANIFEST
+from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.keys import list_setting
+from cavvy.providers.vm.records import make_mark
+
+_FOLDER = "/opt/ml/model"
+_VARIABLES, _VARIABLE = 100, 1024  # the most variables of a model, and characters of one
+_INVALID = "ValidationException"  # of missing objects, taken names and wrong states
+_TAKEN = re.compile(r"already exist", re.IGNORECASE)
+_FULL = re.compile(r"insufficient .*capacity|CapacityError|unable to provision", re.IGNORECASE)
+_IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
+_FAILED = frozenset({"Failed", "UpdateRollbackFailed"})
+_UNUSED = timedelta(hours=1)  # objects without an endpoint are deleted after this time
+_TIDIED = timedelta(minutes=30)  # between two searches for such objects in a region
+_MOST_TIDIED = 10  # objects of each kind that one poll deletes, since polls must be quick
+
+
+class SageMakerEndpoints:
+    """Implements `ManagedService`. A job's id is `REGION/NAME` of its endpoint."""
+
+    traits = ServiceTraits(
+        agents=False,
+        name_limit=63,
+        unique_names=True,
+        single=True,
+        # SageMaker does not document how long a new endpoint may be missing from lists
+        list_lag=timedelta(minutes=1),
+        bill_ends=BillEnd.REPORTED,
+        quota_codes=frozenset({"ResourceLimitExceeded"}),
+    )
+
+    def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
+        self._aws = AwsService(
+            "sagemaker", self._settings, account, gone=frozenset(), provider=MANIFEST.name
+        )
+        self._offers = InstanceOffers(self._aws, context, MANIFEST.name, "Hosting")
+        self._ends = NotebookEnds(self._now)
+        self._tidied: dict[str, datetime] = {}  # by region: the last search for unused objects
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Return facts for `cavvy check`, which calls `offers` first."""
+        facts = [("role", self._role())]
+        if unknown := self._offers.unknown:
+            facts.append(("types that are not in the catalog", ", ".join(unknown)))
+        return facts
+
+    async def offers(self) -> Sequence[Offer]:
+        self._role()
+        return await self._offers.list(Purchase.ON_DEMAND)
+
+    async def submit(self, request: JobRequest) -> str:
+        region, name = request.offer.region, request.name
+        await self._aws.check_region(region)
+        tags = [{"Key": key, "Value": value} for key, value in request.tags.items()]
+        model, config = self._make_model(request), self._make_config(request)
+        await self._create(region, "create_model", Tags=tags, **model)
+        await self._create(region, "create_endpoint_config", Tags=tags, **config)
+        try:
+            await self._create(
+                region, "create_endpoint", Tags=tags, EndpointName=name, EndpointConfigName=name
+            )
+        except CloudFault as fault:
+            if 400 <= fault.status < 500 and fault.status != 429:  # there is no endpoint
+                await self._delete_parts(region, name)
+            raise
+        return f"{region}/{name}"
+
+    async def list(self) -> Sequence[ServiceJob]:
+        found: dict[str, ServiceJob] = {}
+        for region in await self._aws.regions():
+            told = await self._list(region, "list_endpoints", "Endpoint")
+            for name, each in told.items():
+                job = f"{region}/{name}"
+                failed = each["EndpointStatus"] in _FAILED and job not in self._ends
+                # only a description contains the reason
+                read = await self.get(job) if failed else None
+                found[job] = read or self._ends.note(read_endpoint(job, each))
+            await self._tidy(region, set(told))
+        self._ends.forget(found)
+        return list(found.values())
+
+    async def get(self, job: str) -> ServiceJob | None:
+        told = await self._describe(job)
+        return self._ends.find(job) if told is None else self._ends.note(read_endpoint(job, told))
+
+    async def stop(self, job: str) -> None:
+        """Delete the endpoint. SageMaker refuses this while it creates the endpoint, so the layer
+        repeats it until the endpoint has ended.
+        """
+        region, _, name = job.partition("/")
+        told = await self._describe(job)
+        if told is None or told["EndpointStatus"] == "Deleting":
+            if told is not None:  # else SageMaker may not show a new endpoint yet
+                await self._delete_parts(region, name)
+            raise CloudFault(404, "ended", "the endpoint does not exist")
+        try:
+            await self._aws.call(region, "delete_endpoint", EndpointName=name)
+        except CloudFault as fault:
+            if fault.code == _INVALID:  # the endpoint is being created, or no longer exists
+                raise CloudFault(409, fault.code, fault.message) from fault
+            raise
+        deleted = replace(read_endpoint(job, told), state=JobState.ENDED, ended_at=self._now())
+        self._ends.note(deleted)  # SageMaker shows the end only until the deletion is complete
+        await self._delete_parts(region, name)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return _FULL.search(f"{fault.code}: {fault.message}") is not None
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        found = [] if task.service is None else _object_to_program(task)
+        image = task.image or str(self._settings.get("image") or "")
+        if image and not _IMAGE.fullmatch(image.replace("{region}", "any")):
+            reason = "SageMaker starts containers only from images in Amazon ECR, such as "
+            reason += "123456789012.dkr.ecr.us-east-1.amazonaws.com/name:tag"
+            found.append(Objection("image", reason))
+        return [*found, *object_to_endpoint(task, MANIFEST.title, CONTRACT)]
+
+    async def _create(self, region: str, operation: str, **body: Any) -> None:
+        """Create an object. If the object already exists, an earlier request created it."""
+        try:
+            await self._aws.call(region, operation, **body)
+        except CloudFault as fault:
+            if fault.code != _INVALID or not _TAKEN.search(fault.message):
+                raise
+
+    async def _delete_parts(self, region: str, name: str) -> None:
+        """Delete the configuration and the model. If this fails, they are deleted later."""
+        with suppress(CloudFault):
+            await self._aws.call(region, "delete_endpoint_config", EndpointConfigName=name)
+        with suppress(CloudFault):
+            await self._aws.call(region, "delete_model", ModelName=name)
+
+    async def _describe(self, job: str) -> Mapping[str, Any] | None:
+        region, _, name = job.partition("/")
+        try:
+            return await self._aws.call(region, "describe_endpoint", EndpointName=name)
+        except CloudFault as fault:
+            # its one argument is a name that SageMaker accepted, so the name is not what is wrong
+            if fault.code == _INVALID:
+                return None
+            raise
+
+    async def _list(
+        self, region: str, operation: str, kind: str, **wanted: Any
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Return, by name, the objects whose names begin with this installation's prefix."""
+        told = await self._aws.pages(
+            region, operation, f"{kind}s", NameContains=self._prefix, MaxResults=100, **wanted
+        )
+        named = {str(each[f"{kind}Name"]): each for each in told}
+        return {name: each for name, each in named.items() if name.startswith(self._prefix)}
+
+    async def _tidy(self, region: str, endpoints: set[str]) -> None:
+        """Delete models and configurations whose endpoint was deleted or never created."""
+        now = self._now()
+        if region in self._tidied and now - self._tidied[region] < _TIDIED:
+            return
+        self._tidied[region] = now
+        old = {"CreationTimeBefore": now - _UNUSED}
+        with suppress(CloudFault):
+            configs = await self._list(region, "list_endpoint_configs", "EndpointConfig", **old)
+            models = await self._list(region, "list_models", "Model", **old)
+            unused = sorted((configs.keys() | models.keys()) - endpoints)
+            for name in unused[:_MOST_TIDIED]:
+                await self._delete_parts(region, name)
+
+    def _make_model(self, request: JobRequest) -> Mapping[str, Any]:
+        gang, settings = request.gang, self._settings
+        container: dict[str, Any] = {
+            "Image": find_image(MANIFEST.name, gang, settings).replace(
+                "{region}", request.offer.region
+            ),
+            "Environment": _list_variables(gang),
+        }
+        for each in gang.inputs:
+            container["ModelDataSource"] = {"S3DataSource": _make_source(each)}
+        body: dict[str, Any] = {
+            "ModelName": request.name,
+            "PrimaryContainer": container,
+            "ExecutionRoleArn": self._role(),
+        }
+        if subnets := list_setting(settings, "subnets"):
+            groups = list(list_setting(settings, "security_groups"))
+            body["VpcConfig"] = {"Subnets": list(subnets), "SecurityGroupIds": groups}
+        return body
+
+    def _make_config(self, request: JobRequest) -> Mapping[str, Any]:
+        variant = {
+            "VariantName": "all",
+            "ModelName": request.name,
+            "InitialInstanceCount": 1,
+            "InstanceType": request.offer.instance_type,
+            "ModelDataDownloadTimeoutInSeconds": int(self._settings["download_s"]),
+            "ContainerStartupHealthCheckTimeoutInSeconds": int(self._settings["start_s"]),
+        }
+        return {"EndpointConfigName": request.name, "ProductionVariants": [variant]}
+
+    def _role(self) -> str:
+        role = str(self._settings.get("role") or "")
+        if not role:
+            raise Refused(f"[providers.{MANIFEST.name}] role: not set; each endpoint needs one")
+        return role
+
+
+def read_endpoint(job: str, told: Mapping[str, Any]) -> ServiceJob:
+    """Parse an endpoint in a reply. The bill begins with the endpoint's creation, because SageMaker
+    reports no other time, and ends with the request for its deletion. An endpoint that failed to
+    start is not billed; the layer deletes it.
+    """
+    status, reason = str(told["EndpointStatus"]), str(told.get("FailureReason") or "")
+    created, changed = told.get("CreationTime"), told.get("LastModifiedTime")
+    failed, ended = status in _FAILED, None
+    state = JobState.WAITING if status == "Creating" else JobState.RUNNING
+    if failed or status == "Deleting":
+        ended = changed
+        state = JobState.RECLAIMED if failed else JobState.ENDED
+        reason = reason or f"the endpoint was deleted (SageMaker reports: {status})"
+    return ServiceJob(
+        id=job,
+        name=str(told["EndpointName"]),
+        state=state,
+        started_at=ended if status == "Failed" else created,
+        ended_at=ended,
+        no_capacity=failed and _FULL.search(reason) is not None,
+        reason=reason if ended else "",
+    )
+
+
+def _object_to_program(task: TaskSpec) -> list[Objection]:
+    found = []
+    if task.run.strip() != "serve":
+        reason = f"SageMaker starts the image with the argument `serve` ({CONTRACT}); write "
+        found.append(Objection("run", f"{reason}`run: serve`"))
+    if len(task.inputs) > 1 or not all(_is_model(each) for each in task.inputs):
+        reason = f"SageMaker copies one folder or archive of S3 to {_FOLDER} ({CONTRACT})"
+        found.append(Objection("inputs", reason))
+    long = [name for name, value in task.env.items() if len(value) > _VARIABLE]
+    if long or len(task.env) > _VARIABLES:
+        reason = f"SageMaker allows {_VARIABLES} variables of {_VARIABLE} characters ({CONTRACT})"
+        found.append(Objection("env", reason))
+    return found
+
+
+def _is_model(given: Transfer) -> bool:
+    target = given.target.rstrip("/")
+    return given.source.startswith("s3://") and target == _FOLDER and not given.stream
+
+
+def _make_source(given: Transfer) -> Mapping[str, str]:
+    archive = given.source.endswith((".tar.gz", ".tgz"))
+    return {
+        "S3Uri": given.source if archive else f"{given.source.rstrip('/')}/",
+        "S3DataType": "S3Object" if archive else "S3Prefix",
+        "CompressionType": "Gzip" if archive else "None",
+    }
+
+
+def _list_variables(gang: GangSpec) -> Mapping[str, str]:
+    # PORT is the port on which a replica elsewhere would listen
+    return {name: value for name, value in gang.env.items() if name != "PORT"}

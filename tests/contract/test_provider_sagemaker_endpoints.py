@@ -1,0 +1,363 @@
+"""The provider for endpoints of SageMaker keeps the contract, by real boto3 over a stand-in that
+checks requests and replies against botocore's model, and the signatures of calls.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
+from tests.contract.rest_stand_in import RestServer
+from tests.contract.sagemaker_endpoints_stand_in import FULL, EndpointsStandIn
+from tests.contract.sagemaker_stand_in import IMAGE, ROLE
+from tests.contract.test_provider_vm import VmContract
+from tests.proofs import Proof
+
+from cavvy.domain.services import ReadinessProbe, ReplicaTarget, ServiceSpec, TargetKind
+from cavvy.domain.tasks import Scalar, TaskSpec, Transfer
+from cavvy.domain.values import replace
+from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.aws.account import AwsAccount
+from cavvy.providers.base import (
+    GangState,
+    NotFound,
+    ProviderContext,
+    ProviderError,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.contract import ContractHarness
+from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.managed.endpoint_provider import EndpointProvider
+from cavvy.providers.managed.service import JobState
+from cavvy.providers.objections import list_objections, refuses_all
+from cavvy.providers.sagemaker_endpoints import MANIFEST
+from cavvy.providers.sagemaker_endpoints.runtime import SageMakerRuntime
+from cavvy.providers.sagemaker_endpoints.service import SageMakerEndpoints, read_endpoint
+from cavvy.providers.vm.cloud import CloudFault
+
+PROOF = Proof("sagemaker-endpoints", False, "a strict stand-in for endpoints, by real boto3")
+START = datetime(2026, 11, 1, 12, tzinfo=UTC)
+CONTEXT = ProviderContext(installation="any", home=Path("/nowhere"))
+TRAITS = ManagedCloud(SageMakerEndpoints(CONTEXT)).traits
+SERVED = ServiceSpec(port=8080, probe=ReadinessProbe(path="/ping"))
+TASK = TaskSpec(name="s", run="serve", service=SERVED)
+Front = tuple[AwsFront, AwsAccount, Mapping[str, Scalar]]
+
+
+@pytest.fixture(scope="module")
+def front(rest_server: RestServer) -> Iterator[Front]:
+    with aws_front(rest_server, MANIFEST, {"role": ROLE, "image": IMAGE}) as front:
+        yield front
+
+
+class EndpointsPlace(ManagedPlace):
+    """An endpoint is deleted in several steps, each of which a poll takes."""
+
+    api: EndpointsStandIn
+
+    def __init__(self, account: AwsAccount, *given: Any) -> None:
+        self.newest: dict[str, EndpointProvider] = {}  # by installation
+        self._account = account
+        super().__init__(*given)
+
+    def provider(self, installation: str, **table: Scalar) -> EndpointProvider:  # type: ignore[override]
+        inner = super().provider(installation, **table)
+        runtime = SageMakerRuntime({}, self._account)
+        self.newest[installation] = EndpointProvider(inner, runtime, self.cloud.now)
+        return self.newest[installation]
+
+    async def settle(self) -> None:
+        for _ in range(4):
+            await self.wait(timedelta(seconds=45))
+            for each in self.newest.values():
+                with suppress(ProviderError):
+                    await each.gangs()
+
+    def billed(self) -> int:
+        return len([each for each in self.cloud.billed() if not each.off])
+
+
+class TestSageMakerEndpoints(VmContract):
+    traits = TRAITS
+
+    @pytest.fixture
+    def account(self, front: Front, tmp_path: Path) -> Iterator[EndpointsPlace]:
+        server, account, settings = front
+        place = EndpointsPlace(
+            account,
+            self.traits,
+            tmp_path,
+            EndpointsStandIn,
+            lambda context: SageMakerEndpoints(context, account),
+            MANIFEST,
+            settings,
+        )
+        server.current = place.api
+        yield place
+        asyncio.run(place.settle())
+        assert place.api.bugs == []
+        assert place.cloud.billed() == []
+
+    @pytest.fixture
+    def place(self, account: EndpointsPlace) -> EndpointsPlace:
+        return account
+
+    def harness(self, account: EndpointsPlace) -> ContractHarness:
+        return ContractHarness(account, self.lose_reply)
+
+    def test_offers_have_the_prices_of_hosting(self, account: EndpointsPlace) -> None:
+        provider = account.provider("ours", regions="us-east-1")
+        offers = asyncio.run(provider.offers())
+        assert {(o.instance_type, o.purchase, o.rate.micros_per_hour) for o in offers} == {
+            ("ml.m5.large", "on-demand", 115_000),
+            ("ml.g4dn.xlarge", "on-demand", 736_400),
+        }
+
+    def test_an_endpoint_has_image_environment_and_model(self, account: EndpointsPlace) -> None:
+        model = Transfer(source="s3://models/digits", target="/opt/ml/model")
+
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = replace(
+                await harness.spec("shaped"),
+                env={"LEVEL": "3", "PORT": "4711"},
+                inputs=(model,),
+            )
+            provider = account.provider(gang.installation, subnets="a, b", security_groups="g")
+            await provider.launch(gang)
+            ((region, name),) = account.api.bodies
+            made = account.api.models[region, name]
+            assert made["ExecutionRoleArn"] == ROLE
+            assert made["PrimaryContainer"] == {
+                "Image": IMAGE.replace("{region}", region),
+                "Environment": {"LEVEL": "3"},
+                "ModelDataSource": {
+                    "S3DataSource": {
+                        "S3Uri": "s3://models/digits/",
+                        "S3DataType": "S3Prefix",
+                        "CompressionType": "None",
+                    }
+                },
+            }
+            assert made["VpcConfig"] == {"Subnets": ["a", "b"], "SecurityGroupIds": ["g"]}
+            (variant,) = account.api.configs[region, name]["ProductionVariants"]
+            assert (variant["InitialInstanceCount"], variant["InstanceType"]) == (1, "ml.m5.large")
+            await account.settle()
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_an_endpoint_is_deleted_with_its_model_once_it_is_created(
+        self, account: EndpointsPlace
+    ) -> None:
+        """Its bill ends with the request for its deletion."""
+
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = await harness.spec("steps")
+            await harness.launch(gang)
+            await harness.ours.remove(gang.name)
+            assert account.billed() == 1  # it is being created
+            await account.settle()
+            assert (account.billed(), account.api.models, account.api.configs) == (0, {}, {})
+            (node,) = (await harness.one(gang.name)).nodes
+            assert node.started_at is not None
+            assert not node.unseen
+            assert node.ended_at == node.started_at + timedelta(seconds=90)
+
+        asyncio.run(scenario())
+
+    @pytest.mark.parametrize(("reason", "full"), [(FULL, True), ("did not pass the ping", False)])
+    def test_an_endpoint_that_fails_to_start_is_deleted_and_costs_nothing(
+        self, account: EndpointsPlace, reason: str, full: bool
+    ) -> None:
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = await harness.spec("failed")
+            await harness.launch(gang)
+            ((_, name),) = account.api.bodies
+            account.api.failures[name] = reason
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, full)
+            assert seen.nodes[0].started_at == seen.nodes[0].ended_at
+            assert reason in seen.reason
+
+        asyncio.run(scenario())
+        assert account.api.models == {}
+
+    def test_a_refused_endpoint_leaves_no_model(self, account: EndpointsPlace) -> None:
+        async def scenario() -> None:
+            harness = self.harness(account)
+            account.api.quota = 0
+            with pytest.raises(QuotaTooSmall, match="endpoint usage"):
+                await harness.launch(await harness.spec("refused"))
+
+        asyncio.run(scenario())
+        assert (account.api.models, account.api.configs) == ({}, {})
+
+    def test_models_without_an_endpoint_are_deleted_later(self, account: EndpointsPlace) -> None:
+        """Also those of a server that was killed; models of others are left alone."""
+        other = {"CreationTime": 0.0}
+        account.api.models["us-east-1", "cv-other"] = other
+
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = await harness.running("kept")
+            ((region, name),) = account.api.bodies
+            left = name.replace("-0-1", "-9-1")
+            account.api.models[region, left] = dict(account.api.models[region, name])
+            account.api.configs[region, left] = dict(account.api.configs[region, name])
+            await account.wait(timedelta(hours=2))
+            await harness.ours.gangs()
+            assert set(account.api.models) == {(region, name), ("us-east-1", "cv-other")}
+            assert set(account.api.configs) == {(region, name)}
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert account.api.models == {("us-east-1", "cv-other"): other}
+
+    def test_signed_requests_reach_the_container_once(self, account: EndpointsPlace) -> None:
+        got: list[tuple[bytes, str]] = []
+
+        def answer(body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+            got.append((body, headers["content-type"]))
+            return (200, b'{"sum": 3}') if len(got) == 1 else (418, b"no tea")
+
+        async def scenario() -> list[ReplicaAnswer]:
+            harness = self.harness(account)
+            gang = await harness.running("called")
+            provider = account.newest[gang.installation]
+            account.api.container = answer
+            assert await provider.answers(gang.name)
+            request = ReplicaRequest(body=b"\x00\xff", headers={"content-type": "a/b", "x": "y"})
+            told = [await provider.invoke(gang.name, request) for _ in range(2)]
+            ((region, name),) = account.api.bodies
+            account.api.DeleteEndpoint(region, {"EndpointName": name})
+            assert not await provider.answers(gang.name)
+            with pytest.raises(TryAgain):
+                await provider.invoke(gang.name, request)
+            with pytest.raises(NotFound):
+                await provider.invoke("unknown", request)
+            return told
+
+        first, second = asyncio.run(scenario())
+        assert (first.status, first.body) == (200, b'{"sum": 3}')
+        assert (second.status, second.body) == (418, b"no tea")
+        assert got == [(b"\x00\xff", "a/b")] * 2
+
+    def test_a_lost_answer_is_not_asked_for_again(self, account: EndpointsPlace) -> None:
+        got: list[bytes] = []
+
+        def lose(body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+            got.append(body)
+            raise CloudFault(0, "no reply")
+
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = await harness.running("lossy")
+            account.api.container = lose
+            with pytest.raises(TryAgain):
+                await account.newest[gang.installation].invoke(
+                    gang.name, ReplicaRequest(body=b"1", headers={})
+                )
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        assert got == [b"1"]
+
+    def test_what_an_endpoint_cannot_do_is_refused_with_the_page(
+        self, account: EndpointsPlace
+    ) -> None:
+        provider = account.provider("ours")
+        assert refuses_all(provider) == ""
+        assert list_objections(TASK, provider) == []
+        target = ReplicaTarget(kind=TargetKind.METRIC, value=1, metric="m")
+        bad = replace(
+            TASK,
+            run="python serve.py",
+            setup="pip install x",
+            secrets=("KEY",),
+            inputs=(Transfer(source="data", target="/opt/ml/model"),),
+            nodes=2,
+            image="python:3",
+            service=replace(
+                SERVED,
+                port=80,
+                models=("m",),
+                probe=ReadinessProbe(path="/"),
+                replicas=replace(SERVED.replicas, target=target),
+            ),
+        )
+        found = {each.field: each.reason for each in list_objections(bad, provider)}
+        assert set(found) == {
+            "run",
+            "setup",
+            "secrets",
+            "inputs",
+            "nodes",
+            "image",
+            "service.port",
+            "service.models",
+            "service.probe.path",
+            "service.replicas.target",
+        }
+        assert all("https://docs.aws" in each for name, each in found.items() if name != "image")
+        (objection,) = list_objections(TaskSpec(name="x", run="serve"), provider)
+        assert "start one with `cavvy serve`" in objection.reason
+
+    def test_a_missing_role_is_named(self, account: EndpointsPlace) -> None:
+        with pytest.raises(Refused, match=r"\[providers.sagemaker-endpoints\] role: not set"):
+            asyncio.run(account.provider("ours", role="").offers())
+
+    def test_only_the_calls_of_the_guides_policy_are_made(self, account: EndpointsPlace) -> None:
+        async def scenario() -> None:
+            harness = self.harness(account)
+            gang = await harness.running("all")
+            request = ReplicaRequest(body=b"", headers={})
+            await account.newest[gang.installation].invoke(gang.name, request)
+            await harness.remove(gang.name)
+            await account.wait(timedelta(hours=2))
+            await harness.ours.gangs()
+
+        asyncio.run(scenario())
+        guide = Path(__file__).parents[2] / "docs/guides/managed-endpoints.md"
+        policy = json.loads(guide.read_text().split("```json\n")[1].split("```")[0])
+        granted = {action for each in policy["Statement"] for action in each["Action"]}
+        assert set(account.api.calls) <= granted
+
+
+def told(status: str, **more: Any) -> dict[str, Any]:
+    return {
+        "EndpointName": "cv-a-b-0-1",
+        "EndpointStatus": status,
+        "CreationTime": START,
+        "LastModifiedTime": START + timedelta(hours=1),
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ("Creating", JobState.WAITING),
+        ("InService", JobState.RUNNING),
+        ("SystemUpdating", JobState.RUNNING),
+        ("OutOfService", JobState.RUNNING),
+        ("Failed", JobState.RECLAIMED),
+        ("Deleting", JobState.ENDED),
+    ],
+)
+def test_states_of_endpoints_are_read(status: str, state: JobState) -> None:
+    job = read_endpoint("us-east-1/cv-a-b-0-1", told(status))
+    assert job.state is state
+    off = state in (JobState.RECLAIMED, JobState.ENDED)
+    assert job.ended_at == (START + timedelta(hours=1) if off else None)
+    assert job.started_at == (job.ended_at if status == "Failed" else START)
