@@ -43,12 +43,12 @@ class EndpointRelay:
         self.port = int(self._socket.getsockname()[1])
         self._connections: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(lambda _: self._socket.close())  # even if it never ran
 
     def close(self) -> None:
         self._task.cancel()
         for each in self._connections:
             each.cancel()
-        self._socket.close()
 
     async def _run(self) -> None:
         server = await asyncio.start_server(self._accept, sock=self._socket, backlog=1024)
@@ -103,6 +103,7 @@ class _Incoming:
     def __init__(self) -> None:
         self.method, self.target, self.body = b"", b"", bytearray()
         self.headers: dict[str, str] = {}
+        self.parser = httptools.HttpRequestParser(self)
         self.complete = self.keeps = self.upgrades = self.too_large = False
 
     def on_url(self, url: bytes) -> None:
@@ -110,6 +111,10 @@ class _Incoming:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        # the parser forgets both with the end of the message
+        self.method, self.keeps = self.parser.get_method(), self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self.too_large = self.too_large or len(self.body) + len(body) > _MOST_BYTES
@@ -126,22 +131,18 @@ async def _read_request(
     """Return the next request of a connection, or None at its end. The gateway sends the next one
     only after the answer. Raises OSError, HttpParserError.
     """
-    got = _Incoming()
-    parser = httptools.HttpRequestParser(got)
-    told = False
+    got, told = _Incoming(), False
     while not got.complete:
         data = await reader.read(_CHUNK)
         if not data:
             return None
         try:
-            parser.feed_data(data)
+            got.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            got.complete = got.upgrades = True
+            got.complete, got.upgrades, got.keeps = True, True, False
         if not told and not got.complete and got.headers.get("expect", "").lower():
             writer.write(_CONTINUE)
             told = True
-    got.method = parser.get_method()
-    got.keeps = parser.should_keep_alive() and not got.upgrades
     return got
 
 
