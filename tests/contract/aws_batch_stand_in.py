@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.contract.aws_service import Answer, AwsStandIn
-from tests.contract.rest_stand_in import finish
-from tests.contract.vm_cloud import MemoryCloud
 
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import finish
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 
 # queue: the type and the instance types of its compute environment

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.rest_stand_in import RestServer, finish
-from tests.contract.test_provider_aws import make_node_endpoint
-from tests.contract.vm_cloud import MemoryCloud, MemoryPlace, Rented
 from tests.exports.aws_model import check_reply, check_request, service_model
 
 from cavvy.domain.offers import Offer
@@ -23,6 +20,13 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import Manifest, ProviderContext
+from cavvy.providers.contract.memory_cloud import (
+    MemoryCloud,
+    MemoryPlace,
+    Rented,
+    make_node_endpoint,
+)
+from cavvy.providers.contract.rest_stand_in import RestServer, finish
 from cavvy.providers.managed.provider import make_provider
 from cavvy.providers.managed.service import ManagedService
 from cavvy.providers.registry import check_settings

@@ -10,11 +10,11 @@ from typing import Any
 
 from tests.contract.azure_batch_description import check_value, find_operation
 from tests.contract.azure_public import is_public, make_price, make_token
-from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn, finish
-from tests.contract.vm_cloud import MemoryCloud, Rented
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn, finish
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState
 
 REGION = "westeurope"

@@ -4,8 +4,7 @@ managed identity, and the public list of prices.
 
 from typing import Any
 
-from tests.contract.rest_stand_in import RestRequest
-
+from cavvy.providers.contract.rest_stand_in import RestRequest
 from cavvy.providers.vm.cloud import CloudFault
 
 _IDENTITY = "the-identity"

@@ -10,9 +10,9 @@ import re
 from typing import Any
 
 from tests.contract.azure_description import check_body, find_operation
-from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
-from tests.contract.vm_cloud import MemoryCloud
 
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 SUBSCRIPTION, GROUP = "00000000-0000-0000-0000-000000000001", "cavvy"

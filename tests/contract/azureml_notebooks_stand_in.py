@@ -19,9 +19,9 @@ from tests.contract.azureml_description import (
     check,
 )
 from tests.contract.azureml_stand_in import ROOT, AzureMlStandIn
-from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
-from tests.contract.vm_cloud import MemoryCloud, Rented
 
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 
 SETTINGS = {"subscription": SUBSCRIPTION, "resource_group": GROUP, "workspace": WORKSPACE}

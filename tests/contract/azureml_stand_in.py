@@ -18,11 +18,11 @@ from tests.contract.azureml_description import (
     check,
     find_operation,
 )
-from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn, finish
-from tests.contract.vm_cloud import MemoryCloud, Rented
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn, finish
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState
 
 ROOT = (

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.store_suite import KINDS, make_store
 
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.store.base import Store
 
 

@@ -6,7 +6,8 @@ allow, lists GPU Droplets only on request, and returns lists in pages.
 import re
 from typing import Any
 
-from tests.contract.rest_stand_in import (
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
     RestServer,
     RestStandIn,
@@ -18,8 +19,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 SIZES = {  # slug: USD an hour, vCPUs, MiB of memory, GiB of disk, GPU, GPUs, GiB of each GPU

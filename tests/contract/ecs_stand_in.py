@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.contract.aws_service import Answer, AwsStandIn
-from tests.contract.rest_stand_in import finish
-from tests.contract.vm_cloud import MemoryCloud, Rented
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.rest_stand_in import finish
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState
 
 CLUSTER = "training"

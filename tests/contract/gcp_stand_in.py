@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth import jwt
 from tests.contract.google_description import describe_api
-from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
-from tests.contract.vm_cloud import MemoryCloud, Rented
 
 from cavvy.domain.tasks import Scalar
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 PROJECT = "research-42"

@@ -8,7 +8,8 @@ The description does not list the messages of errors; those about stock and quot
 
 from typing import Any
 
-from tests.contract.rest_stand_in import (
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
     RestServer,
     RestStandIn,
@@ -20,8 +21,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 FLAVORS = {  # name: region, cores, GB of memory, GB of disk, GPU, GPUs, in stock

@@ -13,7 +13,9 @@ from datetime import datetime
 from typing import Any
 
 from tests.contract.ibm_stand_in import HOME, IMAGES, IbmStandIn, image_id, show_profile
-from tests.contract.rest_stand_in import (
+
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
     RestServer,
@@ -22,8 +24,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 # name: cores, GiB of memory, GB of the boot disk, Mbit/s, USD per hour in us-south

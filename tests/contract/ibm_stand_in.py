@@ -17,7 +17,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.contract.rest_stand_in import (
+from cavvy.domain.tasks import Scalar
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
     RestServer,
@@ -27,9 +29,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
-from cavvy.domain.tasks import Scalar
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 HOME = "us-south"

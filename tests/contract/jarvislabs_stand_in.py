@@ -9,7 +9,10 @@ package's messages stand in for those of the API, which are unknown.
 
 from typing import Any
 
-from tests.contract.rest_stand_in import (
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
     RestServer,
@@ -23,10 +26,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
-from cavvy.domain.offers import Offer
-from cavvy.domain.units import HourlyRate
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

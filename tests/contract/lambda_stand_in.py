@@ -6,8 +6,13 @@ It does not enforce the general limit of one request per second, since its clock
 
 from typing import Any
 
-from tests.contract.rest_stand_in import RestRequest, RestStandIn, list_of, text, wrong_field
-
+from cavvy.providers.contract.rest_stand_in import (
+    RestRequest,
+    RestStandIn,
+    list_of,
+    text,
+    wrong_field,
+)
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 TYPES = {  # name: description of the GPU, cents an hour, vCPUs, GiB of memory and of disk, GPUs

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import pytest
-from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
-from tests.contract.vm_cloud import MemoryCloud
 
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 grpc = pytest.importorskip("grpc", reason="needs the extra `nebius`")

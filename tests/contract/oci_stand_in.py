@@ -25,7 +25,9 @@ from urllib.parse import urlsplit
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
-from tests.contract.rest_stand_in import (
+
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
     RestServer,
     RestStandIn,
@@ -35,8 +37,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 HOME = "us-phoenix-1"

@@ -10,7 +10,8 @@ the others are made up.
 import itertools
 from typing import Any
 
-from tests.contract.rest_stand_in import (
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
     RestServer,
     RestStandIn,
@@ -20,8 +21,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 PLAIN, GPU, H100, WINDOWS, OWN = "tkni3aa4", "t0nspur5", "tvimtol9", "twindow1", "town0001"

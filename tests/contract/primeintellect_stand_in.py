@@ -8,7 +8,8 @@ and the limits of names; these are assumptions.
 
 from typing import Any
 
-from tests.contract.rest_stand_in import (
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
     RestServer,
     RestStandIn,
@@ -17,8 +18,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 IMAGES = ("ubuntu_22_cuda_12", "cuda_12_1_pytorch_2_2")

@@ -9,7 +9,10 @@ since the description has neither.
 import base64
 from typing import Any
 
-from tests.contract.rest_stand_in import (
+from cavvy.domain.offers import Offer
+from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     Check,
     RestRequest,
     RestServer,
@@ -22,10 +25,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
-from cavvy.domain.offers import Offer
-from cavvy.domain.units import HourlyRate
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.contract.aws_service import Answer, AwsStandIn
-from tests.contract.rest_stand_in import finish
 from tests.contract.sagemaker_stand_in import make_product
-from tests.contract.vm_cloud import MemoryCloud, Rented
 
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.rest_stand_in import finish
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 PRICES = {"ml.m5.xlarge": "0.2300000000", "ml.g4dn.xlarge": "0.7364000000", "ml.z9.large": "9.9"}

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.contract.aws_service import Answer, AwsStandIn
-from tests.contract.rest_stand_in import finish
-from tests.contract.vm_cloud import MemoryCloud
 
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import finish
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 
 PRICES = {"ml.m5.large": "0.1150000000", "ml.g4dn.xlarge": "0.7364000000", "ml.z9.large": "9.9"}

@@ -9,7 +9,8 @@ names and scripts are assumptions too.
 import base64
 from typing import Any
 
-from tests.contract.rest_stand_in import (
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import (
     RestRequest,
     RestServer,
     RestStandIn,
@@ -19,8 +20,6 @@ from tests.contract.rest_stand_in import (
     text,
     wrong_field,
 )
-from tests.contract.vm_cloud import MemoryCloud
-
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 REGIONS = ("us-central-1", "canada-1")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.contract import test_aws_requests as requests
 from tests.contract.test_aws_requests import REGION, ProviderRig, interfaces, play
-from tests.contract.test_provider_aws import make_node_endpoint
 
 from cavvy.domain.tasks import NetworkNeed
 from cavvy.domain.values import replace
 from cavvy.providers.aws.network import GangNetworks
 from cavvy.providers.base import NoCapacity, NodeEndpoint, Refused
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
 
 account, provider_rig = requests.account, requests.provider_rig
 KIND = "t3.medium"

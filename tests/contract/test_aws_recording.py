@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 from tests.contract import test_aws_requests as requests
-from tests.contract.replay import ReplayedAws
+from tests.contract.aws_replay import ReplayedAws
 from tests.contract.test_aws_requests import BASE, ProviderRig
 
 from cavvy.providers.aws import MANIFEST

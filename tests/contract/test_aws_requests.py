@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from botocore import xform_name
 from botocore.session import Session
-from tests.contract.test_provider_aws import PROOF, make_node_endpoint
+from tests.contract.test_provider_aws import PROOF
 from tests.ec2.cloud import Cloud
 from tests.ec2.direct import Direct
 from tests.ec2.grants import read_policy
@@ -54,6 +54,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.ledger import LaunchLedger
 from cavvy.providers.prices import NeedsLogin, PriceError, PriceQuery
 from cavvy.providers.registry import check_settings

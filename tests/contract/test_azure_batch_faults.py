@@ -6,10 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.rest_stand_in import RestRequest, RestServer
 from tests.contract.test_provider_azure_batch import AzureBatchPlace
 
 from cavvy.providers.base import GangState, Refused
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.vm.cloud import CloudFault
 
 MINUTE = timedelta(minutes=1)

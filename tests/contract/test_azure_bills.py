@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.contract.azure_stand_in import EXTRAS, AzureStandIn
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_azure import CPU, AzurePlace, find_offer
 
 from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
@@ -19,6 +18,7 @@ from cavvy.domain.values import replace
 from cavvy.providers import azure
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.base import GangState, TryAgain
+from cavvy.providers.contract.rest_stand_in import RestServer
 
 PRICES = {meter: parse_usd(usd).micros for meter, _, usd in EXTRAS}
 MINUTE = timedelta(minutes=1)

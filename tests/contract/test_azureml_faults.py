@@ -6,9 +6,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.rest_stand_in import RestRequest, RestServer
 from tests.contract.test_provider_azureml import AzureMlPlace
 
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.vm.cloud import CloudFault
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.contract.aws_service import Answer, aws_front
 from tests.contract.ecs_stand_in import EcsStandIn
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_ecs import PRICES, TABLE, TRAITS, EcsPlace
-from tests.contract.test_provider_vm import VmContract
 
 from cavvy.domain.values import replace
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.ecs import MANIFEST
 from cavvy.providers.ecs.capacity import parse_capacity
 from cavvy.providers.ecs.service import EcsService, read_task

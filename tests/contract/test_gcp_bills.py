@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tests.contract.gcp_stand_in import A2_PRICES
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_gcp import GcpPlace
 
 from cavvy.control.decide.bills import BillVerdict, audit_bill, bill_gang
@@ -20,6 +19,7 @@ from cavvy.domain.jobs import Attempt
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangState
+from cavvy.providers.contract.rest_stand_in import RestServer
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 ADDRESS = {Purchase.ON_DEMAND: 5_000, Purchase.SPOT: 2_500}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tests.contract.oci_stand_in import DOMAINS, HOME, TENANCY
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_oci import A10, H100, V100, OciPlace, pick
 
 from cavvy.domain.offers import Purchase
 from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderError, Refused
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.oci.api import OciApi
 from cavvy.providers.vm.cloud import CloudFault
 

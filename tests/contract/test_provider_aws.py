@@ -19,26 +19,15 @@ from cavvy.providers.aws import MANIFEST
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.aws.provider import AwsProvider
-from cavvy.providers.base import GangSpec, NodeEndpoint, Provider, ProviderContext, TryAgain
+from cavvy.providers.base import GangSpec, Provider, ProviderContext, TryAgain
 from cavvy.providers.contract import ProviderContract, ProviderUnderTest
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.registry import check_settings
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
 PROOF = Proof("aws", False, "an EC2 that behaves, by moto and real boto3")
 
 TYPES = "t3.medium, g4dn.xlarge, p4d.24xlarge"
-
-
-def make_node_endpoint() -> NodeEndpoint:
-    return NodeEndpoint(
-        address="https://192.0.2.1:7443",
-        pin="0" * 64,
-        key_pin="none",
-        agent=lambda: "1" * 64,
-        pythons=lambda: {"Linux x86_64": "2" * 64},
-        publish=lambda content: "3" * 64,
-        claim_token=lambda gang, rank: f"claim-{gang}-{rank}"[:43],
-    )
 
 
 class AwsPlace:

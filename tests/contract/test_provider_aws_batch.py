@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from tests.contract.aws_batch_stand_in import BatchStandIn
 from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
-from tests.contract.rest_stand_in import RestServer
-from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
@@ -25,6 +23,8 @@ from cavvy.providers.aws_batch import MANIFEST
 from cavvy.providers.aws_batch.service import BatchService
 from cavvy.providers.base import GangState, NoCapacity, ProviderContext, Refused, TryAgain
 from cavvy.providers.contract import ContractHarness, LaunchFault
+from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.cloud import ManagedCloud
 
 PROOF = Proof("aws-batch", False, "a strict stand-in for AWS Batch, by real boto3")

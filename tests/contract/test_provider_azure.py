@@ -15,9 +15,6 @@ from typing import NamedTuple
 import pytest
 from tests.contract.azure_description import OPERATIONS
 from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
-from tests.contract.test_provider_aws import make_node_endpoint
 from tests.proofs import Proof
 
 from cavvy.api.open_state import find_instance
@@ -37,6 +34,9 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, read_fault
 from cavvy.providers.vm.provider import VmProvider

@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 from tests.contract.azure_batch_stand_in import REGION, SPOT_USD, AzureBatchStandIn, BatchJob
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
-from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
 
@@ -28,6 +25,9 @@ from cavvy.providers import azure_batch
 from cavvy.providers.azure_batch.service import AzureBatchService
 from cavvy.providers.azure_batch.states import find_start
 from cavvy.providers.base import GangState, NoCapacity, ProviderContext, Refused
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.provider import make_provider
 from cavvy.providers.registry import check_settings

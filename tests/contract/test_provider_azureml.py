@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 from tests.contract.azureml_description import GROUP, SUBSCRIPTION, WORKSPACE
 from tests.contract.azureml_stand_in import LOW_USD, PREEMPTED, ROOT, AzureMlStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
-from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
 
@@ -34,6 +31,9 @@ from cavvy.providers.base import (
     QuotaTooSmall,
     Refused,
 )
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.provider import make_provider
 from cavvy.providers.managed.service import JobState

@@ -13,9 +13,6 @@ import pytest
 from tests.contract.azureml_description import WORKSPACE
 from tests.contract.azureml_notebooks_stand_in import ComputeInstancesStandIn
 from tests.contract.only_sessions import check_only_sessions
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
-from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
 
@@ -31,6 +28,9 @@ from cavvy.providers.azureml_notebooks.service import (
     read_instance,
 )
 from cavvy.providers.base import GangState, ProviderContext, Refused
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.provider import make_provider
 from cavvy.providers.managed.service import JobState

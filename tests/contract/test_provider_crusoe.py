@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.contract.crusoe_stand_in import LOCATION, CrusoeStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import crusoe
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.crusoe.cloud import CrusoeCloud, _read
 from cavvy.providers.crusoe.manifest import MANIFEST
 from cavvy.providers.crusoe.signature import sign

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.contract.cudo_stand_in import CudoStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
 from cavvy.providers import cudo
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.cudo.cloud import CudoCloud, _read
 from cavvy.providers.cudo.manifest import MANIFEST
 from cavvy.providers.registry import check_settings

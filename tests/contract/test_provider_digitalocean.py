@@ -8,12 +8,12 @@ from datetime import timedelta
 
 import pytest
 from tests.contract.digitalocean_stand_in import DigitalOceanStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import digitalocean
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud
 from cavvy.providers.digitalocean.manifest import MANIFEST, SCOPES
 from cavvy.providers.recording import FOLDER, TAG

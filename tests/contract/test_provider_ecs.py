@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
 from tests.contract.ecs_stand_in import CLUSTER, EcsStandIn
-from tests.contract.rest_stand_in import RestServer
-from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Purchase
@@ -32,6 +30,8 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import ContractHarness, LaunchFault
+from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.ecs import MANIFEST
 from cavvy.providers.ecs.capacity import parse_capacity
 from cavvy.providers.ecs.fargate import read_prices

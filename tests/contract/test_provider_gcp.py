@@ -21,8 +21,6 @@ from tests.contract.gcp_stand_in import (
     GcpStandIn,
     make_key,
 )
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
@@ -31,6 +29,8 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import gcp
 from cavvy.providers.base import GangState, NoCapacity, PartlyUnknown, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.gcp.cloud import GcpCloud
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 

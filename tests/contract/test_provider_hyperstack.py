@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.contract.hyperstack_stand_in import HyperstackStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import hyperstack
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.hyperstack.cloud import HyperstackCloud, _read
 from cavvy.providers.hyperstack.manifest import MANIFEST
 from cavvy.providers.registry import check_settings

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from tests.contract.ibm_stand_in import HOME, IbmStandIn, image_id, make_subnet
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestRequest, RestServer
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
@@ -28,6 +26,8 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.ibm.cloud import IbmCloud, _read
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 

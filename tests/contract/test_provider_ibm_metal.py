@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from tests.contract.ibm_metal_stand_in import IbmMetalStandIn
 from tests.contract.ibm_stand_in import HOME, image_id
-from tests.contract.rest_cloud import RestContract
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_ibm import IbmPlace
 from tests.proofs import Proof
 
@@ -23,6 +21,8 @@ from cavvy.domain.values import replace
 from cavvy.planner.work import MACHINE_START, start_time
 from cavvy.providers import ibm
 from cavvy.providers.base import GangSpec, GangState, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.ibm.cloud import IbmCloud
 from cavvy.providers.vm.provider import VmProvider
 

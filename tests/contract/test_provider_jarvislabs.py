@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import pytest
 from tests.contract.jarvislabs_stand_in import JarvislabsStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import jarvislabs
 from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.jarvislabs.cloud import JarvislabsCloud, _read, _read_target, name_balance
 from cavvy.providers.jarvislabs.manifest import MANIFEST
 from cavvy.providers.registry import check_settings

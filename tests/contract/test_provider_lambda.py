@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 from tests.contract.lambda_stand_in import LambdaStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import lambda_cloud
 from cavvy.providers.base import Refused
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud
 
 PROOF = Proof("lambda", False, "a strict stand-in for Lambda's API")

@@ -12,8 +12,6 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.contract.nebius_stand_in import CLUSTER, PROJECT, NebiusStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
@@ -23,6 +21,8 @@ from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers import nebius
 from cavvy.providers.base import GangState, PartlyUnknown, Refused
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.nebius.api import flatten
 from cavvy.providers.nebius.cloud import NebiusCloud, _read, object_to
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget

@@ -25,8 +25,6 @@ from tests.contract.oci_stand_in import (
     make_subnet,
     write_profile,
 )
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestRequest, RestServer
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
@@ -42,6 +40,8 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.oci.cloud import OciCloud
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.recording import FOLDER

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.contract.paperspace_stand_in import GPU, H100, NETWORK, OWN, PLAIN, PaperspaceStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
 from tests.proofs import Proof
 
 from cavvy.api.open_state import list_prices
@@ -18,6 +16,8 @@ from cavvy.domain.values import replace
 from cavvy.providers import paperspace
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.paperspace.cloud import PaperspaceCloud, _read
 from cavvy.providers.paperspace.manifest import MANIFEST
 from cavvy.providers.registry import check_settings

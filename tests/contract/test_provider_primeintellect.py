@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.contract.primeintellect_stand_in import OFFERS, PrimeIntellectStandIn
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.proofs import Proof
 
 from cavvy.providers import primeintellect
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.primeintellect.cloud import PrimeIntellectCloud, _read
 from cavvy.providers.primeintellect.manifest import MANIFEST
 from cavvy.providers.registry import check_settings

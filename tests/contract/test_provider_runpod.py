@@ -6,13 +6,13 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.proofs import Proof
 
 from cavvy.domain.values import replace
 from cavvy.providers import runpod
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
 from cavvy.providers.runpod.cloud import RunpodCloud, _read, _read_next
 from cavvy.providers.runpod.manifest import MANIFEST

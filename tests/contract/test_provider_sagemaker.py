@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 from tests.contract.aws_service import MACHINES, AwsFront, ManagedPlace, aws_front
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import IMAGE, ROLE, SageMakerStandIn, interrupted
-from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Offer, Purchase
@@ -32,6 +30,8 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import ContractHarness, LaunchFault
+from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState, ServiceJob
 from cavvy.providers.sagemaker import MANIFEST

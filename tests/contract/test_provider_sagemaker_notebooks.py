@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
 from tests.contract.only_sessions import check_only_sessions
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_notebooks_stand_in import FULL, NotebooksStandIn, read_last_command
 from tests.contract.sagemaker_stand_in import ROLE
-from tests.contract.test_provider_vm import VmContract
 from tests.proofs import Proof
 
 from cavvy.domain.tasks import Scalar
@@ -30,6 +28,8 @@ from cavvy.providers.base import (
     Refused,
 )
 from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.sagemaker_notebooks import MANIFEST

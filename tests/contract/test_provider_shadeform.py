@@ -6,13 +6,13 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.shadeform_stand_in import ShadeformStandIn
 from tests.proofs import Proof
 
 from cavvy.domain.offers import Purchase
 from cavvy.providers import shadeform
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
 from cavvy.providers.shadeform.cloud import ShadeformCloud, _read
 from cavvy.providers.shadeform.manifest import MANIFEST

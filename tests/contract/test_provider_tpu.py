@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 from tests.contract.gcp_stand_in import PROJECT
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_gcp import make_other_key
 from tests.contract.tpu_stand_in import QUOTAS, ZONES, TpuStandIn
 from tests.proofs import Proof
@@ -27,6 +25,8 @@ from cavvy.domain.values import replace
 from cavvy.planner.slices import explain_slice, spread_task
 from cavvy.providers import tpu
 from cavvy.providers.base import GangSpec, GangState, PartlyUnknown, Refused
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.tpu.cloud import TpuCloud
 from cavvy.providers.vm.cloud import CloudFault
 

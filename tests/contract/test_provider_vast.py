@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.vast_stand_in import EXAMPLE as OFFER
 from tests.contract.vast_stand_in import VastStandIn
 from tests.proofs import Proof
@@ -16,6 +15,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import vast
 from cavvy.providers.base import GangState, NoCapacity, Provider, Refused, TryAgain
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vast.cloud import VastCloud, _country, _read, _read_next
 from cavvy.providers.vast.manifest import MANIFEST

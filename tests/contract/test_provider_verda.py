@@ -4,7 +4,6 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.verda_stand_in import VerdaStandIn
 from tests.proofs import Proof
 
@@ -12,6 +11,7 @@ from cavvy.domain.values import replace
 from cavvy.providers import verda
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
 from cavvy.providers.verda.cloud import VerdaCloud, _read
 from cavvy.providers.verda.manifest import MANIFEST

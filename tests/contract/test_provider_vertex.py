@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 from tests.contract.gcp_stand_in import PROJECT
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.vertex_stand_in import REGIONS, VertexStandIn
 from tests.proofs import Proof
 
@@ -31,6 +29,8 @@ from cavvy.providers.base import (
     QuotaTooSmall,
     Refused,
 )
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.registry import check_settings

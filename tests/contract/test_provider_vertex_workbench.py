@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from tests.contract.gcp_stand_in import PROJECT
 from tests.contract.only_sessions import check_only_sessions
-from tests.contract.rest_cloud import RestContract, RestPlace
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.workbench_stand_in import FULL, LOADER, ZONES, WorkbenchStandIn
 from tests.proofs import Proof
 
@@ -24,6 +22,8 @@ from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import vertex_workbench
 from cavvy.providers.base import GangState, ProviderContext, Refused
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.vertex_workbench.service import WorkbenchInstances, read_instance

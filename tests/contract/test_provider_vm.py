@@ -3,23 +3,19 @@ launches of many machines at once, and without either.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.vm_cloud import MemoryPlace
 
 from cavvy.domain.values import replace
-from cavvy.providers.base import GangSpec, NoCapacity, Provider, TryAgain
+from cavvy.providers.base import NoCapacity, TryAgain
 from cavvy.providers.contract import (
     ContractHarness,
-    FaultTests,
     LaunchFault,
-    ProviderContract,
-    ProviderUnderTest,
 )
+from cavvy.providers.contract.memory_cloud import MemoryPlace
+from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.vm.cloud import BillEnd, CloudTraits, Reach
 
@@ -38,27 +34,6 @@ SLOW = CloudTraits(
     name_limit=64, list_lag=timedelta(seconds=45), launch_every=timedelta(seconds=12)
 )
 REACHED = replace(BARE, reach=Reach.SSH)
-
-
-class VmContract(ProviderContract, FaultTests):
-    """Each scenario must leave nothing that is billed."""
-
-    traits: CloudTraits
-
-    @pytest.fixture
-    def place(self, tmp_path: Path) -> Iterator[ProviderUnderTest]:
-        place = MemoryPlace(self.traits, tmp_path)
-        yield place
-        assert place.cloud.billed() == []
-
-    async def lose_reply(
-        self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
-    ) -> None:
-        assert isinstance(place, MemoryPlace)
-        place.fail(0, LaunchFault.LOST)
-        with suppress(TryAgain):
-            await provider.launch(gang)
-        assert place.cloud.fault is None
 
 
 class TestBare(VmContract):

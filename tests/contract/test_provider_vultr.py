@@ -6,12 +6,12 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.contract.rest_cloud import RestContract, RestPlace
 from tests.contract.vultr_stand_in import VultrStandIn
 from tests.proofs import Proof
 
 from cavvy.providers import vultr
 from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, read_fault
 from cavvy.providers.vultr.cloud import VultrCloud, _read

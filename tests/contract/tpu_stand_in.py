@@ -14,10 +14,10 @@ from urllib.parse import parse_qsl
 
 from tests.contract.gcp_stand_in import PROJECT, GoogleStandIn
 from tests.contract.google_description import describe_api
-from tests.contract.rest_stand_in import RestRequest, RestServer
-from tests.contract.vm_cloud import MemoryCloud
 
 from cavvy.catalog.tpu_slices import find_slice
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.tpu.slices import rename
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from tests.contract.gcp_stand_in import PROJECT, GoogleStandIn
 from tests.contract.google_description import describe_api
-from tests.contract.rest_stand_in import RestRequest, RestServer, finish
-from tests.contract.vm_cloud import MemoryCloud, Rented
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, finish
 from cavvy.providers.vm.cloud import CloudFault, MachineRequest, MachineState
 
 REGIONS = ("us-central1", "europe-west4")

@@ -10,11 +10,11 @@ from typing import Any
 
 from tests.contract.gcp_stand_in import PROJECT, GoogleStandIn
 from tests.contract.google_description import describe_api
-from tests.contract.rest_stand_in import RestRequest, RestServer
 from tests.contract.vertex_stand_in import MACHINE_TYPES
-from tests.contract.vm_cloud import MemoryCloud
 
 from cavvy.domain.tasks import Scalar
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 ZONES = ("us-central1-a", "us-central1-b", "europe-west4-a")

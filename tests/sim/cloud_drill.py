@@ -15,9 +15,6 @@ from random import Random
 from typing import Any
 
 from tests.contract.gcp_stand_in import GcpStandIn
-from tests.contract.rest_cloud import RestPlace
-from tests.contract.rest_stand_in import RestRequest, RestServer
-from tests.contract.vm_cloud import Rented
 from tests.sim.drill_clouds import (
     FAULTS,
     GPUS,
@@ -45,6 +42,9 @@ from cavvy.domain.jobs import Attempt, AttemptOutcome, JobPhase, RunOrigin
 from cavvy.domain.messages import AgentMessage, ClaimGranted, ClaimWait, HostFacts, MessageKind
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.providers.base import AgentEndpoint, Feature
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_cloud import RestPlace
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.vm.cloud import CloudFault, MachineState
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.store.memory import MemoryStore

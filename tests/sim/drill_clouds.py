@@ -24,8 +24,6 @@ from tests.contract.ibm_stand_in import IbmStandIn
 from tests.contract.jarvislabs_stand_in import JarvislabsStandIn
 from tests.contract.lambda_stand_in import LambdaStandIn
 from tests.contract.primeintellect_stand_in import PrimeIntellectStandIn
-from tests.contract.rest_cloud import RestPlace
-from tests.contract.rest_stand_in import RestServer, RestStandIn
 from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.contract.shadeform_stand_in import ShadeformStandIn
 from tests.contract.test_provider_azure import AzurePlace
@@ -37,7 +35,6 @@ from tests.contract.test_provider_paperspace import PaperspacePlace
 from tests.contract.test_provider_tpu import TpuPlace
 from tests.contract.vast_stand_in import VastStandIn
 from tests.contract.verda_stand_in import VerdaStandIn
-from tests.contract.vm_cloud import MemoryCloud
 from tests.contract.vultr_stand_in import VultrStandIn
 
 from cavvy.providers import (
@@ -59,6 +56,9 @@ from cavvy.providers import (
 from cavvy.providers.azure import cloud as azure_cloud
 from cavvy.providers.azure.cloud import AzureCloud
 from cavvy.providers.contract import LaunchFault
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_cloud import RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer, RestStandIn
 from cavvy.providers.crusoe.cloud import CrusoeCloud
 from cavvy.providers.cudo.cloud import CudoCloud
 from cavvy.providers.digitalocean.cloud import DigitalOceanCloud

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tests.contract.vm_cloud import Rented
 from tests.sim.drill_clouds import DrillCloud
 
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.gangs import NodeExtra, list_extras
 from cavvy.domain.offers import Offer
+from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.vm.cloud import BillEnd, BillStart
 from cavvy.providers.vm.records import GANG
 

@@ -14,7 +14,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.contract.test_provider_aws import make_node_endpoint
 from tests.ec2.bills import price_extras
 from tests.ec2.cloud import Cloud, Life
 from tests.ec2.direct import Direct
@@ -36,6 +35,7 @@ from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.aws.policy import make_policy
 from cavvy.providers.aws.provider import AwsProvider
 from cavvy.providers.base import AgentEndpoint, ProviderContext
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.registry import check_settings
 from cavvy.store.memory import MemoryStore
 

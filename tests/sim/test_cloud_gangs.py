@@ -5,12 +5,12 @@ long form is `scripts/drills/cloud_gangs.py`.
 from pathlib import Path
 
 import pytest
-from tests.contract.rest_stand_in import RestServer
 from tests.sim.cloud_drill import run_drill
 from tests.sim.drill_clouds import close_places, make_places
 
 from cavvy import providers
 from cavvy.domain.jobs import JobPhase
+from cavvy.providers.contract.rest_stand_in import RestServer
 
 
 @pytest.mark.parametrize("seed", [1])

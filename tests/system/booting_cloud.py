@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from tests.contract.vm_cloud import MemoryCloud
 from tests.system.booted import BootedMachine
 from tests.system.hosts import Lab, LabHost
 
 from cavvy.domain.values import replace
+from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.vm.cloud import CloudTraits, MachineRequest, SshTarget
 
 BOOTS = timedelta(seconds=2)

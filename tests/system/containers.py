@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tests.contract.vm_cloud import MemoryCloud
 from tests.waits import PATIENCE_S
 
 from cavvy.domain.values import replace
+from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.vm.cloud import CloudMachine, CloudTraits
 
 

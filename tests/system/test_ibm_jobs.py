@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.contract.ibm_stand_in import IbmStandIn
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_ibm import PROOF
-from tests.contract.vm_cloud import Rented
 from tests.system.hosts import Lab
 from tests.system.trust import User
 from tests.system.vm_jobs import LONG_S, check_weights, has_ended, run_gang, start_digits, wait_for
 from tests.system.vm_places import BootedPlace, places_at, user_of
 
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.ibm.cloud import IbmCloud
 
 pytestmark = pytest.mark.system

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from tests.contract.lambda_stand_in import LambdaStandIn
-from tests.contract.rest_stand_in import RestServer
 from tests.system.booting_cloud import BootingCloud, Processes
 from tests.system.ports import free_port
 from tests.system.trust import User, user_at
 from tests.waits import wait_until
 
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud
 
 pytestmark = pytest.mark.system

@@ -21,7 +21,6 @@ from tests.contract.azure_public import identity_variables
 from tests.contract.azureml_description import GROUP, SUBSCRIPTION, WORKSPACE
 from tests.contract.azureml_stand_in import AzureMlStandIn
 from tests.contract.ecs_stand_in import CLUSTER, EcsStandIn
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import ROLE, SageMakerStandIn, interrupted
 from tests.contract.test_provider_aws_batch import PROOF as BATCH_PROOF
 from tests.contract.test_provider_azure_batch import PROOF as AZURE_BATCH_PROOF
@@ -30,11 +29,13 @@ from tests.contract.test_provider_ecs import PROOF as ECS_PROOF
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
 from tests.contract.test_provider_vertex import PROOF as VERTEX_PROOF
 from tests.contract.vertex_stand_in import VertexStandIn
-from tests.contract.vm_cloud import MemoryCloud, Rented
 from tests.system.containers import ContainerCloud
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
 from tests.system.ports import free_port
 from tests.system.trust import User, user_at, wait_until
+
+from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
+from cavvy.providers.contract.rest_stand_in import RestServer
 
 pytestmark = pytest.mark.system
 LONG_S = 150.0  # of a wait for a training, on a machine that is busy with others

@@ -8,9 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_nebius import PROOF
-from tests.contract.vm_cloud import Rented
 from tests.system.hosts import Lab
 from tests.system.nebius_apart import NebiusApart
 from tests.system.trust import User
@@ -18,6 +16,8 @@ from tests.system.vm_jobs import run_digits, run_gang
 from tests.system.vm_places import BootedPlace, places_at, user_of
 
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.nebius.cloud import NebiusCloud
 
 pytestmark = pytest.mark.system

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from tests.contract.oci_stand_in import OciStandIn, make_key, write_profile
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.test_provider_oci import PROOF
 from tests.system.hosts import Lab
 from tests.system.trust import User
@@ -23,6 +22,7 @@ from tests.system.vm_jobs import (
 )
 from tests.system.vm_places import BootedPlace, places_at, user_of
 
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.oci.cloud import OciCloud
 
 pytestmark = pytest.mark.system

@@ -12,9 +12,10 @@ import pytest
 from tests.contract import vm_cloud
 from tests.contract.sagemaker_stand_in import ROLE
 from tests.contract.test_provider_sagemaker import TRAITS
-from tests.contract.vm_cloud import Rented
 from tests.system.containers import ContainerCloud
 from tests.system.test_managed_jobs import IMAGE, SageMakerContainers, service_user
+
+from cavvy.providers.contract.memory_cloud import Rented
 
 pytestmark = pytest.mark.system
 ROOT = Path("/opt/ml/input/data")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from tests.contract import vm_cloud
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_stand_in import PRICES, ROLE
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
 from tests.ec2.machines import Ec2
@@ -25,6 +24,7 @@ from tests.system.vm_jobs import moment
 
 from cavvy.client.wire import AttemptView, JobDetail
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.contract.rest_stand_in import RestServer
 
 pytestmark = pytest.mark.system
 LONG_S = 240.0  # of a wait for a training, on a machine that is busy with others

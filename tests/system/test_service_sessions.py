@@ -15,14 +15,12 @@ from urllib.request import urlopen
 import pytest
 from tests.contract import vm_cloud
 from tests.contract.azureml_notebooks_stand_in import ComputeInstancesStandIn
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_notebooks_stand_in import NotebooksStandIn
 from tests.contract.sagemaker_stand_in import ROLE
 from tests.contract.test_provider_azureml_notebooks import TRAITS as NOTEBOOK_TRAITS
 from tests.contract.test_provider_sagemaker import TRAITS
 from tests.contract.test_provider_sagemaker_notebooks import TRAITS as SAGEMAKER_NOTEBOOK_TRAITS
 from tests.contract.test_provider_vertex_workbench import TRAITS as WORKBENCH_TRAITS
-from tests.contract.vm_cloud import Rented
 from tests.contract.workbench_stand_in import WorkbenchStandIn
 from tests.system.containers import ContainerCloud
 from tests.system.test_managed_jobs import (
@@ -35,6 +33,9 @@ from tests.system.test_managed_jobs import (
 )
 from tests.system.trust import User, user_at
 from tests.waits import PATIENCE_S, wait_until
+
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import RestServer
 
 pytestmark = pytest.mark.system
 # the three calls that `cavvy dev` and its session make of Jupyter

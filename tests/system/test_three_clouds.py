@@ -15,7 +15,6 @@ import pytest
 from tests.contract.azure_stand_in import SIZES
 from tests.contract.lambda_stand_in import TYPES
 from tests.contract.test_provider_gcp import read_prices
-from tests.contract.vm_cloud import Rented
 from tests.system.booting_cloud import BOOTS
 from tests.system.digits import train_undisturbed
 from tests.system.trust import User
@@ -33,6 +32,7 @@ from cavvy.api.open_state import read_egress
 from cavvy.client.wire import AttemptView, JobDetail
 from cavvy.domain.offers import Purchase
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.vm.cloud import BillStart
 
 pytestmark = pytest.mark.system

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from tests.contract.stand_in import pack_stand_in
 from tests.contract.test_provider_vm import REACHED
-from tests.contract.vm_cloud import BOOT, MANIFEST, MemoryCloud
 from tests.system.agent_server import GANG, TOKEN, Rig, make_rig
 from tests.system.hosts import Lab, LabHost, lab_at
 from tests.waits import patience
@@ -22,6 +21,7 @@ from tests.waits import patience
 from cavvy.agent.bundle import make_archive
 from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, GangState, ProviderContext
+from cavvy.providers.contract.memory_cloud import BOOT, MANIFEST, MemoryCloud
 from cavvy.providers.hosts.connection import LoginRefused
 from cavvy.providers.state import MemoryProviderState, ProviderState
 from cavvy.providers.vm.cloud import MachineRequest, SshTarget

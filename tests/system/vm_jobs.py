@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.contract.vm_cloud import Rented
 from tests.system.booting_cloud import BOOTS
 from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
 from tests.system.trust import User
@@ -15,6 +14,7 @@ from tests.system.vm_places import BootedPlace
 
 from cavvy.client.wire import JobDetail
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.vm.cloud import BillStart
 
 LONG_S = 240.0  # of a wait for a training, on a machine that is busy with others

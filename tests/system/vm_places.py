@@ -14,10 +14,8 @@ from tests.contract.azure_stand_in import SUBSCRIPTION, AzureStandIn
 from tests.contract.gcp_stand_in import GcpStandIn
 from tests.contract.jarvislabs_stand_in import JarvislabsStandIn
 from tests.contract.lambda_stand_in import LambdaStandIn
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.runpod_stand_in import RunpodStandIn
 from tests.contract.vast_stand_in import VastStandIn
-from tests.contract.vm_cloud import Rented
 from tests.system.booting_cloud import BootingCloud, Namespaces, SshServers
 from tests.system.hosts import Lab, lab_at
 from tests.system.trust import User, user_at
@@ -25,6 +23,8 @@ from tests.waits import wait_until
 
 from cavvy.domain.values import replace
 from cavvy.providers.azure.cloud import AzureCloud
+from cavvy.providers.contract.memory_cloud import Rented
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.gcp.cloud import GcpCloud
 from cavvy.providers.jarvislabs.cloud import JarvislabsCloud
 from cavvy.providers.lambda_cloud.cloud import LambdaCloud

@@ -5,7 +5,6 @@ metadata to read.
 from datetime import timedelta
 
 import pytest
-from tests.contract.test_provider_aws import make_node_endpoint
 
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
@@ -13,6 +12,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.aws_batch.notices import list_notices as list_batch_notices
 from cavvy.providers.aws_batch.service import BatchService
 from cavvy.providers.base import AgentEndpoint, GangSpec, NodeEndpoint
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.ecs.notices import list_notices
 from cavvy.providers.ecs.service import EcsService
 from cavvy.providers.managed.container import make_container_script

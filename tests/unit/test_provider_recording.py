@@ -85,6 +85,14 @@ def test_products_are_kept_and_names_that_users_chose_are_not() -> None:
     }
 
 
+def test_a_cloud_adds_fields_that_are_kept() -> None:
+    machine = {"name": OURS, "rack_row": "r7", "entrance": "opens"}
+    assert redact_reply("GET /servers", machine, {"rackrow"}) == machine | {"entrance": "redacted"}
+    assert redact_reply("GET /servers", machine) != redact_reply(
+        "GET /servers", machine, {"rackrow"}
+    )
+
+
 def test_messages_contain_no_accounts_and_no_persons() -> None:
     message = "arn:aws:iam::1:user/alice in projects/acme-1 of alice@acme.org was refused"
     told = str(redact_reply("GET /x", message))

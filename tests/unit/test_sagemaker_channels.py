@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.test_provider_aws import make_node_endpoint
 
 from cavvy.agent.config import AgentConfig, ConfigFields, WorkConfig
 from cavvy.agent.data.paths import find_folders, find_output
@@ -19,6 +18,7 @@ from cavvy.domain.tasks import Transfer
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
+from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.formats.sagemaker.request import CHANNELS, DataChannel
 from cavvy.providers.managed.container import make_container_script
 from cavvy.providers.sagemaker.channels import list_channels, list_placed

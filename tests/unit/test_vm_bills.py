@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_vm import BARE
-from tests.contract.vm_cloud import BOOT, MemoryPlace
 from tests.unit.test_vm_layer import OURS, make_gang
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangState, NoCapacity, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
+from cavvy.providers.contract.memory_cloud import BOOT, MemoryPlace
 from cavvy.providers.vm.cloud import BillStart, CloudFault, CloudMachine
 from cavvy.providers.vm.machines import LIST_AGE
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_vm import BARE
-from tests.contract.vm_cloud import MemoryPlace
 from tests.unit.test_vm_layer import OURS, make_gang
 
+from cavvy.providers.contract.memory_cloud import MemoryPlace
 from cavvy.providers.hosts.boot import learn
 
 AGENT = """

@@ -8,9 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract.test_provider_aws import make_node_endpoint
 from tests.contract.test_provider_vm import ATOMIC, BARE, SLOW, TOKENS
-from tests.contract.vm_cloud import MANIFEST, MemoryCloud, MemoryPlace
 
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
@@ -25,6 +23,12 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import LaunchFault
+from cavvy.providers.contract.memory_cloud import (
+    MANIFEST,
+    MemoryCloud,
+    MemoryPlace,
+    make_node_endpoint,
+)
 from cavvy.providers.hosts import boot
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, CloudTraits, read_fault
 from cavvy.providers.vm.machines import LIST_AGE

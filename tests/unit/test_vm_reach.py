@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 from tests.contract.test_provider_vm import REACHED
-from tests.contract.vm_cloud import BOOT, MANIFEST, MemoryPlace, Rented
 from tests.unit.test_vm_layer import OURS, make_gang
 from tests.waits import patience
 
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangSpec, GangState, ProviderContext
+from cavvy.providers.contract.memory_cloud import BOOT, MANIFEST, MemoryPlace, Rented
 from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.ssh_link import LinkDependencies

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tests.contract.test_provider_vm import BARE, TOKENS
-from tests.contract.vm_cloud import MemoryCloud, MemoryPlace
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
@@ -23,6 +22,7 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import LaunchFault
+from cavvy.providers.contract.memory_cloud import MemoryCloud, MemoryPlace
 from cavvy.providers.vm.cloud import (
     CloudFault,
     CloudMachine,

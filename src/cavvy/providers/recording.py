@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
@@ -125,8 +125,10 @@ class CallRecorder:
         provider: str,
         installation: str,
         clock: Callable[[], float] = monotonic,
+        safe: Collection[str] = (),
     ) -> None:
-        self._clock = clock
+        """`safe` names further fields whose values are kept, as `_KEPT_FIELDS` does."""
+        self._clock, self._kept = clock, _KEPT.union(map(_fold, safe))
         self._folder = home / FOLDER
         self._head = {"provider": provider, "installation": installation}
         self._open: dict[str, _Recording] = {}
@@ -167,9 +169,9 @@ class CallRecorder:
         told = {
             "call": _clean(call),
             "writes": writes,
-            "body": redact_body(body),
+            "body": redact_body(body, self._kept),
             **outcome,
-            "reply": redact_reply(call, outcome.get("reply")),
+            "reply": redact_reply(call, outcome.get("reply"), self._kept),
         }
         text = json.dumps(told, default=_plain)
         plain = json.loads(text.replace(root, "ENDPOINT") if root else text)
@@ -207,13 +209,13 @@ class CallRecorder:
             file.write(text)
 
 
-def redact_body(body: object) -> object:
+def redact_body(body: object, kept: Set[str] = _KEPT) -> object:
     """Return the body of a request, in which secrets, account ids and names chosen by users are
     masked."""
-    return _keep_safe(body, ours=True)
+    return _keep_safe(body, kept, ours=True)
 
 
-def redact_reply(call: str, reply: object) -> object:
+def redact_reply(call: str, reply: object, kept: Set[str] = _KEPT) -> object:
     """Return a reply, in which secrets, account ids and names chosen by users are masked, and from
     which objects that Cavvy did not create are removed. `call` is the method and the path or, for
     AWS, the region, the service and the operation.
@@ -225,10 +227,10 @@ def redact_reply(call: str, reply: object) -> object:
     if _CHOICES.match(call):
         return _mask_all(reply)
     # EC2 lists only objects with Cavvy's tags; their names are in tags, which are masked
-    return _keep_safe(reply, ours=_EC2.match(call) is not None)
+    return _keep_safe(reply, kept, ours=_EC2.match(call) is not None)
 
 
-def _keep_safe(value: object, *, ours: bool) -> object:
+def _keep_safe(value: object, kept: Set[str], *, ours: bool) -> object:
     """Return the value, in which all strings that are not known to be safe are masked. If `ours` is
     True, the value belongs to an object that Cavvy created, so no items are removed from the lists
     in it.
@@ -237,27 +239,29 @@ def _keep_safe(value: object, *, ours: bool) -> object:
         case Mapping():
             mine = ours or _is_ours(value)
             return {
-                _clean(str(key)): _keep_field(str(key), each, value, ours=mine)
+                _clean(str(key)): _keep_field(str(key), each, value, kept, ours=mine)
                 for key, each in value.items()
             }
         case list() | tuple():
             shown = [each for each in value if ours or not _is_foreign(each)]
-            return [_keep_safe(each, ours=ours) for each in shown]
+            return [_keep_safe(each, kept, ours=ours) for each in shown]
         case str():
             return value if not value or _OUR_TEXT.fullmatch(value) else _MASK
     return value
 
 
-def _keep_field(key: str, value: object, table: Mapping[object, object], *, ours: bool) -> object:
+def _keep_field(
+    key: str, value: object, table: Mapping[object, object], kept: Set[str], *, ours: bool
+) -> object:
     name = _fold(key)
     if value and _is_secret(key):
         return _MASK
     tag = name == "value" and str(table.get("key", table.get("Key"))).startswith(_OUR_FIELD)
-    if name in _KEPT or name.startswith(_OUR_FIELD) or tag:
+    if name in kept or name.startswith(_OUR_FIELD) or tag:
         return _mask_secrets(value)
     if type(value) is int and name.endswith(_NUMBER_OF):
         return 0
-    return _keep_safe(value, ours=ours)
+    return _keep_safe(value, kept, ours=ours)
 
 
 def _mask_secrets(value: object) -> object:

@@ -60,6 +60,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=True,
+    of_projects=("key_file", "prices", "project", "regions", "ssh_key", "image"),
     endpoint="https://api.crusoecloud.com/v1alpha5",
 )

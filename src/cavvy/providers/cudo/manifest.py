@@ -72,6 +72,14 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=True,
+    of_projects=(
+        "key_file",
+        "project",
+        "regions",
+        "image",
+        "gpu_vcpus",
+        "gpu_memory_gib",
+        "disk_gib",
+    ),
     endpoint="https://rest.compute.cudo.org/v1",
 )

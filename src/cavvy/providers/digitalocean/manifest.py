@@ -65,6 +65,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=True,
+    of_projects=("key_file", "regions", "ssh_keys", "image"),
     endpoint="https://api.digitalocean.com/v2",
 )

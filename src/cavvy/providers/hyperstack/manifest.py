@@ -49,6 +49,6 @@ MANIFEST = make_manifest(
             "the region.",
         ),
     ),
-    of_projects=True,
+    of_projects=("key_file", "environments", "image"),
     endpoint="https://infrahub-api.nexgencloud.com/v1",
 )

@@ -24,7 +24,17 @@ _MANIFEST = make_manifest(
     deletion=f"{_DOCS}-managing-virtual-server-instances",
     rights="an API key of a user or service ID with the platform role Editor and the service role "
     "Writer on VPC Infrastructure Services, for one resource group",
-    of_projects=True,
+    of_projects=(
+        "key_file",
+        "regions",
+        "resource_group",
+        "subnet",
+        "security_groups",
+        "image",
+        "cpu_profiles",
+        "bare_metal_profiles",
+        "disk_gib",
+    ),
     endpoint="https://{region}.iaas.cloud.ibm.com/v1",
     endpoint_consequence="The address of the VPC API, with `{region}` for the region.",
     unsupported={

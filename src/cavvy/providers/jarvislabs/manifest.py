@@ -61,7 +61,7 @@ MANIFEST = make_manifest(
             whole=True,
         ),
     ),
-    of_projects=True,
+    of_projects=("key_file", "regions", "template", "disk_gib"),
     endpoint="https://backend{region}.jarvislabs.net",
     endpoint_consequence="The addresses of the API. `{region}` stands for the letters of the "
     "region: `c`, `n` or `eu`.",

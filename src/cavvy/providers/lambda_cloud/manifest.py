@@ -45,6 +45,6 @@ MANIFEST = make_manifest(
         text("regions", "The regions to use, separated by commas. The default is all regions."),
         reach_setting(),
     ),
-    of_projects=True,
+    of_projects=("key_file", "ssh_key", "regions"),
     endpoint="https://cloud.lambda.ai/api/v1",
 )

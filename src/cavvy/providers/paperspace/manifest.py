@@ -58,6 +58,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=True,
+    of_projects=("key_file", "template", "network", "disk_gb"),
     endpoint="https://api.paperspace.com/v1",
 )

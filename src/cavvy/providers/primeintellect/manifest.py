@@ -69,6 +69,6 @@ MANIFEST = make_manifest(
         ),
         text("team", "The id of the team that pays for pods. The default is your own wallet."),
     ),
-    of_projects=True,
+    of_projects=("key_file", "clouds", "regions", "community", "image", "team"),
     endpoint="https://api.primeintellect.ai/api/v1",
 )

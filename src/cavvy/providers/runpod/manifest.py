@@ -97,6 +97,16 @@ MANIFEST = make_manifest(
             whole=True,
         ),
     ),
-    of_projects=True,
+    of_projects=(
+        "key_file",
+        "regions",
+        "community",
+        "image",
+        "cuda",
+        "registry",
+        "disk_gib",
+        "gpu_vcpus",
+        "gpu_memory_gib",
+    ),
     endpoint="https://api.runpod.io/v2",
 )

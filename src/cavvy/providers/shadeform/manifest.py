@@ -52,6 +52,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=True,
+    of_projects=("key_file", "clouds", "regions", "os"),
     endpoint="https://api.shadeform.ai/v1",
 )

@@ -107,6 +107,16 @@ MANIFEST = make_manifest(
             whole=True,
         ),
     ),
-    of_projects=True,
+    of_projects=(
+        "key_file",
+        "regions",
+        "community",
+        "image",
+        "cuda",
+        "disk_gib",
+        "gpu_vcpus",
+        "gpu_memory_gib",
+        "bid_percent",
+    ),
     endpoint="https://console.vast.ai/api",
 )

@@ -62,6 +62,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=True,
+    of_projects=("client_id", "key_file", "regions", "ssh_keys", "image", "disk_gib"),
     endpoint="https://api.verda.com/v1",
 )

@@ -2,45 +2,13 @@
 calls a cloud, so that manifests can import it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
 from cavvy.providers.abilities import CHECKS_TASKS, CLOSEABLE, RELAYS_AGENTS, WHO_AM_I
 from cavvy.providers.base import Feature, Manifest, ProviderSetting
 from cavvy.providers.settings import flag, text
 
-# the settings that a project may set for its own account, which are data for the cloud
-_OF_PROJECTS = frozenset(
-    (
-        "bare_metal_profiles",
-        "bid_percent",
-        "client_id",
-        "clouds",
-        "community",
-        "cpu_profiles",
-        "cuda",
-        "disk_gb",
-        "disk_gib",
-        "environments",
-        "gpu_memory_gib",
-        "gpu_vcpus",
-        "image",
-        "key_file",
-        "network",
-        "os",
-        "prices",
-        "project",
-        "regions",
-        "registry",
-        "resource_group",
-        "security_groups",
-        "ssh_key",
-        "ssh_keys",
-        "subnet",
-        "team",
-        "template",
-    )
-)
 ABILITIES = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
 
 
@@ -55,13 +23,15 @@ def make_manifest(
     settings: Sequence[ProviderSetting],
     endpoint: str,
     endpoint_consequence: str = "The address of the API.",
-    of_projects: bool = False,
+    of_projects: Collection[str] = (),
+    docs: str = "",
 ) -> Manifest:
     """Return the manifest of a cloud with a REST API at `endpoint`, whose machines end with their
     disks. `machine` is the cloud's word for a machine, with its article; `deletion` is the cloud's
-    page about the objects that are deleted with a machine; the guide is `guides/NAME.md`.
-    `of_projects` states that projects may have their own accounts, because `key_file` is the only
-    credential and contains only keys.
+    page about the objects that are deleted with a machine; `docs` is the address of the provider's
+    guide, by default `docs/guides/NAME.md`. `of_projects` names the settings with which a project
+    uses its own account. They are data for the cloud, and `key_file` is the only credential among
+    them and contains only keys. () means that projects cannot have their own accounts.
     """
     results = (
         f"{machine} loses its disk when it ends ({deletion}). If the server is unreachable when "
@@ -72,15 +42,13 @@ def make_manifest(
     return Manifest(
         name=name,
         title=title,
-        docs=f"docs/guides/{name}.md",
+        docs=docs or f"docs/guides/{name}.md",
         abilities=ABILITIES,
         visibility_delay=timedelta(minutes=1),
         rights=rights,
         unsupported={**unsupported, Feature.RESULTS: results},
         settings=(*settings, text("endpoint", endpoint_consequence, endpoint)),
-        project_settings=tuple(
-            each.name for each in settings if of_projects and each.name in _OF_PROJECTS
-        ),
+        project_settings=tuple(of_projects),
     )
 
 

@@ -95,6 +95,9 @@ class CloudTraits(Struct, frozen=True, kw_only=True):
     # the default; the provider's setting `reach_by_ssh` selects SSH instead
     reach: Reach = Reach.USER_DATA
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
+    # fields without secrets and names of users that `cavvy check --live` records, besides those of
+    # `cavvy.providers.recording`
+    safe_fields: frozenset[str] = frozenset()
 
 
 class MachineRequest(Struct, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ class VmProvider:
         self.manifest = manifest
         self._context, self._identity, self._close = context, identity, close
         self._object_to = object_to
-        self._recorder = CallRecorder(context.home, manifest.name, context.installation)
+        self._recorder = _make_recorder(cloud, context, manifest.name)
         self._machines = _make_machines(cloud, context)
         if quotas is not None:
             self.quotas = lambda: self._read_quotas(quotas)
@@ -220,6 +220,11 @@ class VmProvider:
             f"machines of {self.manifest.title} must connect to the server, but "
             f"`server.tls_listen` is not set{other}"
         )
+
+
+def _make_recorder(cloud: Cloud, context: ProviderContext, provider: str) -> CallRecorder:
+    safe = cloud.traits.safe_fields
+    return CallRecorder(context.home, provider, context.installation, safe=safe)
 
 
 def _make_machines(cloud: Cloud, context: ProviderContext) -> VmMachines:

@@ -53,6 +53,6 @@ MANIFEST = make_manifest(
         ),
         reach_setting(),
     ),
-    of_projects=True,
+    of_projects=("key_file", "regions", "ssh_keys", "os"),
     endpoint="https://api.vultr.com/v2",
 )

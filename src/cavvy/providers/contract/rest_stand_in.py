@@ -13,11 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from tests.contract.vm_cloud import MemoryCloud
-
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
 
 T = TypeVar("T")
@@ -51,46 +50,9 @@ class RestServer:
 
     def __init__(self) -> None:
         self._stand_ins: list[RestStandIn] = []
-        stand_ins = self._stand_ins
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"  # clients that keep connections need no thread for each
-            wbufsize = -1  # a reply is sent at once
-            disable_nagle_algorithm = True
-
-            def answer(self) -> None:
-                size = int(self.headers.get("Content-Length") or 0)
-                content = self.rfile.read(size)
-                number = int(self.path.split("/")[1])
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                told = stand_ins[number].reply(self.command, self.path, headers, content)
-                if told is None:
-                    self.close_connection = True
-                    return
-                status, body = told
-                extra: Mapping[str, str] = {}
-                if isinstance(body, WithHeaders):
-                    body, extra = body
-                data = body if isinstance(body, bytes) else json.dumps(body).encode()
-                data = b"" if body is None else data
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                if status in (429, 503):
-                    self.send_header("Retry-After", "0")
-                for name, value in extra.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
-                self.wfile.flush()
-
-            do_GET = do_POST = do_PUT = do_DELETE = answer
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        handler = type("Handler", (_Handler,), {"stand_ins": self._stand_ins})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         self._origin = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def add(self, stand_in: "RestStandIn") -> str:
@@ -101,6 +63,48 @@ class RestServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Passes requests on to the stand-ins."""
+
+    stand_ins: "Sequence[RestStandIn]"
+    protocol_version = "HTTP/1.1"  # clients that keep connections need no thread for each
+    wbufsize = -1  # a reply is sent at once
+    disable_nagle_algorithm = True
+
+    def answer(self) -> None:
+        size = int(self.headers.get("Content-Length") or 0)
+        content = self.rfile.read(size)
+        number = int(self.path.split("/")[1])
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        told = self.stand_ins[number].reply(self.command, self.path, headers, content)
+        if told is None:
+            self.close_connection = True
+            return
+        self.send(*told)
+
+    def send(self, status: int, body: object) -> None:
+        extra: Mapping[str, str] = {}
+        if isinstance(body, WithHeaders):
+            body, extra = body
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = b"" if body is None else data
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        if status in (429, 503):
+            self.send_header("Retry-After", "0")
+        for name, value in extra.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+        self.wfile.flush()
+
+    do_GET = do_POST = do_PUT = do_DELETE = answer
+
+    def log_message(self, *_: object) -> None:
+        return
 
 
 class RestStandIn:
@@ -170,8 +174,8 @@ class RestStandIn:
                     raise fault
                 return told
             except CloudFault as fault:
-                told = self.faults.get(fault.code, fault)
-                return (told.status, self.describe(told)) if told.status else None
+                shown = self.faults.get(fault.code, fault)
+                return (shown.status, self.describe(shown)) if shown.status else None
             except Exception as bug:  # noqa: BLE001 - the test's teardown reports it
                 self.bugs.append(bug)
                 return None

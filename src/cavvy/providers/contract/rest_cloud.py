@@ -2,7 +2,7 @@
 its stand-in.
 
 The suite chooses the faults, the listing lag, the length of pages and the quota, for all clouds
-alike.
+alike. The suite ships with Cavvy, for providers of other distributions.
 """
 
 import asyncio
@@ -14,11 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from tests.contract.replay import ReplayedRest
-from tests.contract.rest_stand_in import RestServer, RestStandIn
-from tests.contract.test_provider_aws import make_node_endpoint
-from tests.contract.test_provider_vm import VmContract
-from tests.contract.vm_cloud import MemoryPlace
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
@@ -35,6 +30,10 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.memory_cloud import MemoryPlace, make_node_endpoint
+from cavvy.providers.contract.replay import ReplayedRest
+from cavvy.providers.contract.rest_stand_in import RestServer, RestStandIn
+from cavvy.providers.contract.vm_contract import VmContract
 from cavvy.providers.recording import FOLDER, TAG
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineState, Reach
@@ -127,6 +126,13 @@ class RestContract(VmContract):
     stand_in: type[RestStandIn]
     replays = False  # whether a recording has all calls, also a login before it began
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rest_server(cls) -> Iterator[RestServer]:
+        server = RestServer()
+        yield server
+        server.close()
+
     @pytest.fixture
     def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
         account = RestPlace(self.package, self.traits, self.stand_in, rest_server, tmp_path)
@@ -212,27 +218,6 @@ class RestContract(VmContract):
         """Calls for a gang with the label of `check --live` are recorded; the provider then does
         the same on the recording alone.
         """
-
-        async def play(provider: Provider, gang: GangSpec) -> list[tuple[GangState, int]]:
-            await provider.offers()
-            for _ in range(20):  # some clouds need several calls, as the control plane makes them
-                try:
-                    await provider.launch(gang)
-                except TryAgain:
-                    await account.settle()
-                else:
-                    break
-            states = []
-            for _ in range(4):
-                await account.settle()
-                seen = await provider.gangs(gang.name)
-                states += [(each.state, len(each.nodes)) for each in seen]
-            await provider.remove(gang.name)
-            for _ in range(3):
-                await account.settle()
-                seen = await provider.gangs(gang.name)
-            return [*states, *((each.state, len(each.nodes)) for each in seen)]
-
         path = "/subscriptions/s-1/resourceGroups/crew/providers/x/virtualMachines"
         account.api.others = [
             {field: "web-1", "id": f"{path}/web-{number}", "status": "active", "ip": "192.0.2.7"}
@@ -241,7 +226,7 @@ class RestContract(VmContract):
         gang = asyncio.run(account.harness().spec("recorded"))
         gang = replace(gang, labels={TAG: "now"}, longest=timedelta(minutes=5))
         provider = account.provider(gang.installation)
-        first = asyncio.run(play(provider, gang))
+        first = asyncio.run(_play(account, provider, gang))
         assert first[-1][0] is GangState.ENDED
         text = (account.home / FOLDER / f"{gang.name}.json").read_text()
         assert self.stand_in.key not in text
@@ -253,7 +238,7 @@ class RestContract(VmContract):
             return
         account.states.clear()
         account.api = replayed = ReplayedRest(account.cloud, rest_server, json.loads(text))
-        assert asyncio.run(play(account.provider(gang.installation), gang)) == first
+        assert asyncio.run(_play(account, account.provider(gang.installation), gang)) == first
         assert replayed.bugs == []
         assert replayed.calls.left() == []
 
@@ -261,3 +246,27 @@ class RestContract(VmContract):
         facts = asyncio.run(account.provider("ours").whoami())
         assert ("API key", str(account.file)) in facts
         assert self.stand_in.key not in str(facts)
+
+
+async def _play(
+    account: RestPlace, provider: Provider, gang: GangSpec
+) -> list[tuple[GangState, int]]:
+    """Launch and remove the gang; returns the states that were seen, with the nodes of each."""
+    await provider.offers()
+    for _ in range(20):  # some clouds need several calls, as the control plane makes them
+        try:
+            await provider.launch(gang)
+        except TryAgain:
+            await account.settle()
+        else:
+            break
+    states = []
+    for _ in range(4):
+        await account.settle()
+        seen = await provider.gangs(gang.name)
+        states += [(each.state, len(each.nodes)) for each in seen]
+    await provider.remove(gang.name)
+    for _ in range(3):
+        await account.settle()
+        seen = await provider.gangs(gang.name)
+    return [*states, *((each.state, len(each.nodes)) for each in seen)]

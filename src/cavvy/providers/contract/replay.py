@@ -7,15 +7,10 @@ is repeated. A write must be the next recorded write.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from tests.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
-from tests.contract.vm_cloud import MemoryCloud
-
-from cavvy.domain.tasks import Scalar
-from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.aws.errors import AwsFault
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, RestStandIn
 from cavvy.providers.vm.cloud import CloudFault
 
 Recorded = Mapping[str, Any]
@@ -76,24 +71,3 @@ class ReplayedRest(RestStandIn):
         for name, current in self._names.items():
             text = text.replace(name, current)
         return found["status"], json.loads(text)
-
-
-class ReplayedAws(AwsAccount):
-    """An AWS account, from a recording."""
-
-    def __init__(self, settings: Mapping[str, Scalar], recording: Recorded) -> None:
-        super().__init__(settings)
-        self.calls = ReplayedCalls(recording["calls"])
-
-    def _call(
-        self, region: str, service: str, operation: str, arguments: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        found = self.calls.play(f"{region} {service} {operation}")
-        if "code" in found:
-            raise AwsFault(found["code"], found["reply"])
-        told: Mapping[str, Any] = json.loads(json.dumps(found["reply"]), object_hook=_read_times)
-        return told
-
-
-def _read_times(table: dict[str, Any]) -> Any:
-    return datetime.fromisoformat(table["$time"]) if "$time" in table else table

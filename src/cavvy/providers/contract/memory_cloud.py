@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tests.contract.test_provider_aws import make_node_endpoint
-
 from cavvy.domain.offers import Offer
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.providers.base import Feature, Manifest, ProviderContext
-from cavvy.providers.contract import LaunchFault
+from cavvy.providers.base import Feature, Manifest, NodeEndpoint, ProviderContext
+from cavvy.providers.contract.harness import LaunchFault
 from cavvy.providers.state import MemoryProviderState, ProviderState
 from cavvy.providers.vm.abilities import ABILITIES
 from cavvy.providers.vm.cloud import (
@@ -113,13 +111,8 @@ class MemoryCloud:
     async def create(self, request: MachineRequest) -> Sequence[str]:
         await asyncio.sleep(0)
         self.requests.append(request)
+        self._check(request)
         traits, now = self.traits, self.time
-        assert traits.atomic_count or len(request.names) == 1
-        assert all(len(name) <= traits.name_limit for name in request.names)
-        assert all(text.startswith("#!/bin/sh\n") for text in request.user_data)
-        if traits.reach is Reach.SSH:
-            assert re.fullmatch(r"ssh-ed25519 \S+ cavvy", request.public_key)
-            assert all(request.public_key in text for text in request.user_data)
         if self._last is not None and now - self._last < traits.launch_every:
             raise _FAULTS[LaunchFault.BUSY]
         self._last = now
@@ -138,6 +131,16 @@ class MemoryCloud:
         if fault is not None:
             raise _FAULTS[fault]
         return ids
+
+    def _check(self, request: MachineRequest) -> None:
+        """Fail if the layer broke the promises of `Cloud.create`."""
+        traits = self.traits
+        assert traits.atomic_count or len(request.names) == 1
+        assert all(len(name) <= traits.name_limit for name in request.names)
+        assert all(text.startswith("#!/bin/sh\n") for text in request.user_data)
+        if traits.reach is Reach.SSH:
+            assert re.fullmatch(r"ssh-ed25519 \S+ cavvy", request.public_key)
+            assert all(request.public_key in text for text in request.user_data)
 
     def add(self, name: str, tags: dict[str, str]) -> str:
         new = f"vm-{next(self._ids):06d}"
@@ -258,3 +261,15 @@ class MemoryPlace:
 
     def hide(self, hidden: bool) -> None:
         self.cloud.hides = hidden
+
+
+def make_node_endpoint() -> NodeEndpoint:
+    return NodeEndpoint(
+        address="https://192.0.2.1:7443",
+        pin="0" * 64,
+        key_pin="none",
+        agent=lambda: "1" * 64,
+        pythons=lambda: {"Linux x86_64": "2" * 64},
+        publish=lambda content: "3" * 64,
+        claim_token=lambda gang, rank: f"claim-{gang}-{rank}"[:43],
+    )
