@@ -2,7 +2,7 @@
 names.
 
 A contract test says by the module's `PROOF` what its place is; any other test says by the mark
-`proves` which feature of which provider it shows. The page docs/reference/features.md is made from
+`proves` which features of which provider it shows. The page docs/reference/features.md is made from
 the file.
 """
 
@@ -14,9 +14,12 @@ import pytest
 
 # Features that a check of the contract suite shows by itself.
 SHOWN_BY = {
-    "test_spot_can_be_launched_where_it_is_sold": "spot",
-    "test_all_nodes_end_with_their_gang": "gang",
-    "test_capacity_that_is_used_is_not_offered": "capacity",
+    "test_spot_can_be_launched_where_it_is_sold": ("spot",),
+    "test_all_nodes_end_with_their_gang": ("gang",),
+    "test_capacity_that_is_used_is_not_offered": ("capacity",),
+    "test_an_end_is_remembered_and_never_changes[True]": ("self-end",),
+    # building and logging in are the agent's work, with the engine that this check is about
+    "test_a_machine_prepares_an_engine_for_an_image": ("image", "build", "login"),
 }
 
 
@@ -34,10 +37,9 @@ def note(item: pytest.Item) -> None:
     """
     proof = getattr(getattr(item, "module", None), "PROOF", None)
     if isinstance(proof, Proof) and item.path.parent.name == "contract":
-        name = getattr(item, "originalname", item.name)
-        item.user_properties.append(("contract", [*proof, SHOWN_BY.get(name, "")]))
+        item.user_properties.append(("contract", [*proof, SHOWN_BY.get(item.name, ())]))
     for mark in item.iter_markers("proves"):
-        item.user_properties.append(("proves", [*Proof(*mark.args[0]), mark.args[1]]))
+        item.user_properties.append(("proves", [*Proof(*mark.args[0]), mark.args[1:]]))
 
 
 class Notary:
@@ -53,13 +55,13 @@ class Notary:
         for kind, value in report.user_properties:
             if kind not in ("contract", "proves"):
                 continue
-            provider, real, by, feature = value
+            provider, real, by, features = value
             facts = self._found.setdefault(
                 provider, {"place": by, "passed": 0, "skipped": {}, "failed": 0, "features": {}}
             )
             if kind == "contract":
                 self._count(facts, report, by)
-            if feature and report.passed:
+            for feature in features if report.passed else ():
                 best = facts["features"].get(feature)
                 if best is None or (real and not best["real"]):
                     facts["features"][feature] = {"real": real, "by": by}

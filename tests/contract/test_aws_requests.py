@@ -7,9 +7,11 @@ import ast
 import asyncio
 import json
 import re
+from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import timedelta
+from gzip import decompress
 from pathlib import Path
 from typing import Any
 
@@ -499,6 +501,24 @@ def test_a_disk_is_as_asked_and_never_smaller_than_its_image(
             await here.provider.launch(
                 await here.gang("t3.medium", name="rm-c-1", disk_type="floppy")
             )
+        await here.clear()
+
+    play(scenario)
+
+
+@pytest.mark.proves(PROOF, "image", "build", "login")
+def test_an_instance_prepares_an_engine_for_an_image(
+    provider_rig: Callable[..., ProviderRig],
+) -> None:
+    here = provider_rig()
+
+    async def scenario() -> None:
+        for name, image in (("rm-a-1", None), ("rm-b-1", "docker.io/library/busybox:1")):
+            gang = replace(await here.gang("t3.medium"), name=name, image=image)
+            await here.provider.launch(gang)
+            script = b64decode(here.launch()["UserData"])
+            script = decompress(script) if script[:2] == b"\x1f\x8b" else script
+            assert (b"command -v podman" in script) == bool(image)
         await here.clear()
 
     play(scenario)

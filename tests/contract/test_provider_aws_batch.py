@@ -114,6 +114,11 @@ class TestAwsBatch(VmContract):
 
         return asyncio.run(scenario())
 
+    @pytest.mark.proves(PROOF, "image")
+    def test_a_job_runs_in_its_own_image(self, account: BatchPlace) -> None:
+        image = "docker.io/library/python:3.12"
+        assert f"'image': '{image}'" in str(self.launch(account, image=image))
+
     def test_a_job_that_is_listed_and_not_described_is_not_forgotten(
         self, account: BatchPlace
     ) -> None:

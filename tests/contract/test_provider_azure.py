@@ -120,9 +120,10 @@ async def start_one(
     *,
     nodes: int = 1,
     word: str = "one",
+    **options: object,
 ) -> GangSeen:
     """Launch a gang on this size and wait until it runs."""
-    gang = await harness.spec(word, nodes=nodes)
+    gang = replace(await harness.spec(word, nodes=nodes), **options)  # type: ignore[arg-type]
     await harness.launch(replace(gang, offer=await find_offer(harness, size, purchase)))
     await harness.place.settle()
     return await harness.one(gang.name)
@@ -324,6 +325,19 @@ class TestAzure(RestContract):
             await harness.remove(gang.name)
 
         asyncio.run(scenario())
+
+    @pytest.mark.proves(PROOF, "disk")
+    def test_a_task_chooses_its_disk(self, account: AzurePlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await start_one(harness, CPU, disk_gib=300, disk_type="Premium_LRS")
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        (body,) = account.api.bodies.values()
+        disk = body["properties"]["storageProfile"]["osDisk"]
+        assert disk["diskSizeGB"] == 300
+        assert disk["managedDisk"] == {"storageAccountType": "Premium_LRS"}
 
     def test_spot_machines_are_deleted_by_an_eviction_which_is_a_preemption(
         self, account: AzurePlace

@@ -179,6 +179,7 @@ class TestAzureBatch(RestContract):
         with pytest.raises(Refused, match=r"account: .* is not the name and the region"):
             asyncio.run(account.provider("ours", account=name).offers())
 
+    @pytest.mark.proves(PROOF, "image")
     def test_a_job_has_its_own_pool_and_a_task_that_starts_the_agent(
         self, account: AzureBatchPlace
     ) -> None:

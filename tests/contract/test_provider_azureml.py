@@ -136,6 +136,12 @@ class TestAzureMl(RestContract):
         properties: dict[str, Any] = job.body["properties"]
         return properties
 
+    @pytest.mark.proves(PROOF, "image")
+    def test_a_job_runs_in_its_own_image(self, account: AzureMlPlace) -> None:
+        image = "docker.io/library/python:3.12"
+        used = self.launch(account, image=image)["environmentId"]
+        assert account.api.environments[used.rsplit("/", 1)[1]] == image
+
     def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
         pytest.skip("the names of jobs are unique in a workspace")
 

@@ -143,6 +143,12 @@ class TestEcs(VmContract):
 
         return asyncio.run(scenario())
 
+    @pytest.mark.proves(PROOF, "image")
+    def test_a_task_runs_in_its_own_image(self, account: EcsPlace) -> None:
+        image = "docker.io/library/python:3.12"
+        (run,) = self.launch(account, image=image)
+        assert f"'image': '{image}'" in str(run)
+
     def test_capacity_providers_with_a_known_machine_are_offers(self, account: EcsPlace) -> None:
         table = {"capacity": f"{EC2}, old=m5.large, huge=p9.48xlarge"}
         provider = account.provider("ours", **table)

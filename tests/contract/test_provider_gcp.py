@@ -301,6 +301,13 @@ class TestGcp(RestContract):
         )
         assert body["serviceAccounts"][0]["email"] == "jobs@example"
 
+    @pytest.mark.proves(PROOF, "disk")
+    def test_a_task_chooses_its_disk(self, account: RestPlace) -> None:
+        disk_of_task = {"disk_gib": 300, "disk_type": "pd-extreme"}
+        (body, *_) = launch(account, "g2-standard-4", Purchase.SPOT, **disk_of_task)
+        disk = body["disks"][0]["initializeParams"]
+        assert (disk["diskSizeGb"], disk["diskType"].rsplit("/", 1)[1]) == ("300", "pd-extreme")
+
     def test_a_missing_network_is_refused_with_what_to_do(self, account: RestPlace) -> None:
         account.api.networks = []
         with pytest.raises(Refused, match="gcloud compute networks create default"):
@@ -458,6 +465,7 @@ def launch(
     table: dict[str, Scalar] | None = None,
     *,
     zone: str = "us-central1-a",
+    **options: object,
 ) -> Sequence[dict[str, Any]]:
     """Launch one machine of a type; returns the bodies of the insertions."""
 
@@ -469,7 +477,7 @@ def launch(
             for each in await provider.offers()
             if (each.instance_type, each.purchase) == (kind, purchase)
         ]
-        gang = replace(await harness.spec("shaped"), offer=offer)
+        gang = replace(await harness.spec("shaped"), offer=offer, **options)  # type: ignore[arg-type]
         with suppress(TryAgain):
             await provider.launch(gang)
         await account.wait(timedelta(seconds=15))

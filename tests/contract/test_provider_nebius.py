@@ -172,6 +172,7 @@ class TestNebius(RestContract):
         assert "preemptible" not in spec
         assert "gpuCluster" not in spec
 
+    @pytest.mark.proves(PROOF, "disk")
     def test_the_settings_name_the_image_the_subnet_and_the_disk(
         self, account: NebiusPlace
     ) -> None:
@@ -191,6 +192,7 @@ class TestNebius(RestContract):
         assert network["subnetId"] == "vpcsubnet-e00two"
         assert "publicIpAddress" not in network
 
+    @pytest.mark.proves(PROOF, "network")
     def test_a_task_names_its_subnet_and_its_security_groups(self, account: NebiusPlace) -> None:
         account.api.subnets |= {"vpcsubnet-e00two": "two"}
         need = NetworkNeed(subnet="two", security_groups=("vpcsecuritygroup-1",), public_ip=False)

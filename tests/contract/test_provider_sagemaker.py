@@ -167,6 +167,7 @@ class TestSageMaker(VmContract):
         }
         assert "KeepAlivePeriodInSeconds" not in body["ResourceConfig"]
 
+    @pytest.mark.proves(PROOF, "image")
     def test_the_options_of_a_task(self, account: SageMakerPlace) -> None:
         options = {
             "hyperparameters": {"learning-rate": 0.1, "nesterov": True, "name": "a b"},

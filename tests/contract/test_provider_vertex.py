@@ -142,6 +142,7 @@ class TestVertex(RestContract):
             assert offer.as_of == read_fee().as_of
             assert (offer.provider, offer.zone) == ("vertex", None)
 
+    @pytest.mark.proves(PROOF, "image")
     def test_a_job_starts_the_agent_and_has_the_settings(self, account: VertexPlace) -> None:
         account_email = f"jobs@{PROJECT}.iam.gserviceaccount.com"
         body = self.launch(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.contract.test_provider_local import PROOF
 from tests.system.engines import engine_with, list_images, remove_images
 from tests.system.server_state import home_with_jobs
 
@@ -30,6 +31,7 @@ def list_builds(engine: str) -> list[str]:
     return [name for name in list_images(engine) if "cavvy-build" in name]
 
 
+@pytest.mark.proves(PROOF, "image", "build", "mounts")
 def test_a_job_builds_its_image_and_sees_its_volume(engine: str, tmp_path: Path) -> None:
     folder, data = tmp_path / "work", tmp_path / "data"
     folder.mkdir()

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.providers.base import GangSpec, Provider, TryAgain
-from cavvy.providers.contract import FaultTests, LaunchFault, ProviderContract, ProviderUnderTest
+from cavvy.domain.values import replace
+from cavvy.providers.base import Feature, GangSpec, Provider, TryAgain
+from cavvy.providers.contract import (
+    ContractHarness,
+    FaultTests,
+    LaunchFault,
+    ProviderContract,
+    ProviderUnderTest,
+)
+from cavvy.providers.contract.harness import in_scenario
 from cavvy.providers.contract.memory_cloud import MemoryPlace
 from cavvy.providers.vm.cloud import CloudTraits
 
@@ -31,3 +39,22 @@ class VmContract(ProviderContract, FaultTests):
         with suppress(TryAgain):
             await provider.launch(gang)
         assert place.cloud.fault is None
+
+    @in_scenario
+    async def test_a_machine_prepares_an_engine_for_an_image(
+        self, harness: ContractHarness
+    ) -> None:
+        """Each machine installs a container engine if its gang has an image, and only then."""
+        harness.needs(Feature.IMAGE)
+        assert isinstance(harness.place, MemoryPlace)
+        cloud = harness.place.cloud
+        for word, image in (("plain", None), ("imaged", "docker.io/library/busybox:1")):
+            begun = len(cloud.requests)
+            gang = replace(await harness.spec(word), image=image)
+            await harness.start(gang)
+            await harness.remove(gang.name)
+            scripts = [each for request in cloud.requests[begun:] for each in request.user_data]
+            if set(scripts) == {"#!/bin/sh\n"}:  # its stand-in passes on no script
+                pytest.skip("the service starts the image itself")
+            assert scripts
+            assert all(("command -v podman" in each) == bool(image) for each in scripts)
