@@ -325,3 +325,17 @@ def test_info_says_why_a_price_of_a_large_cloud_is_missing() -> None:
         (provider, str(purchase)): counts for (provider, purchase), counts in large.items()
     }
     assert "OCI has no commitment to a machine" in " ".join(run("catalog", "info").stdout.split())
+
+
+def test_offers_say_why_prices_that_were_asked_for_are_missing() -> None:
+    spot = run("offers", "--gpu", "A100:8", "--spot", "--provider", "azure")
+    assert spot.exit_code == 1
+    told = " ".join(spot.output.split())
+    assert (
+        "accelerated instance types have no spot price in the catalog: the price tables have only placeholders"
+        in told
+    )
+    held = run("offers", "--gpu", "H100:8", "--reserved", "1y").output
+    for cloud in ("aws", "azure", "gcp", "oci", "tpu"):
+        assert f"{cloud}: " in held
+    assert "no reserved price" not in run("offers", "--gpu", "H100:8").output

@@ -145,6 +145,9 @@ def _list_offers(
     offers = found.offers if by_price else sorted(found.offers, key=_sort_key(sort))
     offers = offers[: rows or None]
     _offers_out(offers, live.readiness, output)
+    if output == "table":
+        for line in _lacking(snapshot, need, reserved):
+            click.echo(line, err=True)
     if output == "table" and len(offers) < found.matched:
         click.echo(
             f"{len(offers)} of {found.matched:,} matching offers; --limit 0 lists all.", err=True
@@ -422,8 +425,29 @@ def _explain_nothing(
         rows_out(_columns(), [], output)
     unknown = "" if live else unknown_names(snapshot, need)
     lines = ["No offer matches.", *_why(found), *map(_nearest, found.misses)]
+    lines += _lacking(snapshot, need, reserved)
     click.echo(unknown or "\n".join(lines), err=True)
     raise click.exceptions.Exit(1)
+
+
+def _lacking(snapshot: "CatalogSnapshot", need: "ResourceSpec", reserved: bool) -> list[str]:
+    """Return why the catalog lacks spot or reserved prices that were asked for, for each large
+    cloud where some are missing."""
+    from cavvy.catalog.unlisted import list_reasons
+    from cavvy.domain.offers import Purchase
+    from cavvy.domain.tasks import SpotPolicy
+
+    wanted = {Purchase.RESERVED} if reserved else set()
+    if need.spot is SpotPolicy.ONLY:
+        wanted.add(Purchase.SPOT)
+    missing = snapshot.unpriced() if wanted else {}
+    return [
+        f"{provider}: {missing[provider, purchase][0]} of {missing[provider, purchase][1]} "
+        f"accelerated instance types have no {purchase} price in the catalog: {reason}"
+        for (provider, purchase), reason in list_reasons().items()
+        if purchase in wanted and (provider, purchase) in missing
+        if not need.providers or provider in need.providers
+    ]
 
 
 def _why(found: "OfferMatches") -> list[str]:
