@@ -146,12 +146,13 @@ def _list_offers(
     offers = offers[: rows or None]
     _offers_out(offers, live.readiness, output)
     if output == "table":
-        for line in _lacking(snapshot, need, reserved):
-            click.echo(line, err=True)
-    if output == "table" and len(offers) < found.matched:
-        click.echo(
-            f"{len(offers)} of {found.matched:,} matching offers; --limit 0 lists all.", err=True
-        )
+        lines = [*_lacking(snapshot, need, reserved), *_omitted(len(offers), found.matched)]
+        click.echo("\n".join(lines), err=True, nl=bool(lines))
+
+
+def _omitted(shown: int, matched: int) -> list[str]:
+    left_out = f"{shown} of {matched:,} matching offers; --limit 0 lists all."
+    return [left_out] if shown < matched else []
 
 
 def _offers_out(
