@@ -146,13 +146,14 @@ def _list_offers(
     offers = offers[: rows or None]
     _offers_out(offers, live.readiness, output)
     if output == "table":
-        lines = [*_lacking(snapshot, need, reserved), *_omitted(len(offers), found.matched)]
-        click.echo("\n".join(lines), err=True, nl=bool(lines))
+        _remark(_lacking(snapshot, need, reserved), len(offers), found.matched)
 
 
-def _omitted(shown: int, matched: int) -> list[str]:
-    left_out = f"{shown} of {matched:,} matching offers; --limit 0 lists all."
-    return [left_out] if shown < matched else []
+def _remark(lines: "Sequence[str]", shown: int, matched: int) -> None:
+    for line in lines:
+        click.echo(line, err=True)
+    if shown < matched:
+        click.echo(f"{shown} of {matched:,} matching offers; --limit 0 lists all.", err=True)
 
 
 def _offers_out(
