@@ -38,9 +38,9 @@ class AllowedFolders:
     followed. `given` are folders that the user named; their paths may contain links. A path in
     `given` may also be the path of a file.
 
-    `seen` maps a path at which the work sees files to the path of these files on this machine. This
-    mapping is used to resolve links and folders on a path. The paths on this machine must be in
-    `own` or `given`.
+    `seen` maps each path as the work sees it to the path of the same files on this machine. `seen`
+    is used to resolve links and folders on a path. The paths on this machine must be in `own` or
+    `given`.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class AllowedFolders:
         return made
 
     def find(self, path: str, *, follow: bool = True, make: bool = False) -> tuple[int, str]:
-        """Open the folder that contains `path`. Return its descriptor, which the caller must close,
-        and the last name of `path`, or "." if `path` is an allowed folder.
+        """Open the folder that contains `path`. Return the folder's descriptor, which the caller
+        must close, and the last name of `path`, or "." if `path` is an allowed folder.
 
         With `follow`, a link at `path` itself is resolved first. With `make`, missing folders above
         `path` are created. Raises LeadsOutside, OSError.
@@ -293,8 +293,9 @@ def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.D
 
 
 def check_regular(file: int, path: str) -> int:
-    """Return `file`, the descriptor of an open file, if the file is regular. Otherwise close it and
-    raise OSError."""
+    """Return `file`, the descriptor of an open file, if the file is regular. Otherwise, close the
+    file and raise OSError.
+    """
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file
     os.close(file)

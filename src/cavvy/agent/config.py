@@ -113,9 +113,9 @@ class ConfigRecord:
 
 
 class ReclaimSignal(ConfigRecord):
-    """How the provider reclaims nodes: the provider sends SIGTERM to the agent while the file
-    `unless` does not exist. The provider may warn earlier, by creating the file `warning` or by
-    sending `signal`.
+    """The way in which the provider reclaims nodes: the provider sends SIGTERM to the agent while
+    the file `unless` does not exist. The provider may warn earlier, by creating the file `warning`
+    or by sending `signal`.
     """
 
     source: str
@@ -166,7 +166,7 @@ class NoticeReplyConfig(ConfigRecord):
 
 
 class NoticeAddress(ConfigRecord):
-    """An address that the agent polls for notices that the node will be reclaimed, and the format
+    """An address that the agent polls for reclaim notices, and the format
     of the responses."""
 
     source: str
@@ -359,8 +359,9 @@ class TunnelConfig(ConfigRecord):
 
 
 class WorkConfig(ConfigRecord):
-    """The work of this rank, which the control plane returns for the claim. The server's class for
-    it is `domain.messages.Assignment`."""
+    """The work of this rank, which the control plane returns for the claim. The corresponding class
+    of the server is `domain.messages.Assignment`.
+    """
 
     job: str
     job_id: str
@@ -392,10 +393,11 @@ class WorkConfig(ConfigRecord):
     grace_s: float = 10
     keep_s: float = 0  # seconds that the agent waits for another job's work after this work ends
     machine: bool  # whether the agent waits for other work also after a stop or a failed setup
-    # whether the work answers requests, and goes on after a notice as long as it can
+    # whether the work serves requests, and therefore continues after a notice as long as possible
     serves: bool
     idle_s: float | None
-    idle_gpu_percent: float = 0  # GPU use below which the work is idle; 0 if this does not count
+    # GPU utilization below which the work counts as idle; 0 if GPU utilization is ignored
+    idle_gpu_percent: float = 0
     log_limit_mib: int = 1024
     # seconds of the server's silence after which the results of ended work are stored in the
     # bucket. 0 if there is no bucket.

@@ -56,7 +56,7 @@ REFUSALS = (
     410,
     426,
 )  # statuses that refuse a claim for good
-LOST = (409, 410)  # after the claim, these statuses mean that another agent now holds it
+LOST = (409, 410)  # after the claim, these statuses mean that another agent has claimed the work
 
 
 class RetryingConnection:
@@ -251,7 +251,7 @@ class ControlPlaneClient:
 
     def _pause(self) -> bool:
         """Return whether to wait for more log output before sending. If waiting is useful, start
-        the timer that ends the wait. Sending each line in its own request would cost too much.
+        the timer that ends the wait. A separate request for each line would cost too much.
         """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:

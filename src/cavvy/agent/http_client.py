@@ -79,7 +79,7 @@ class RetryBudget:
         time.sleep(self._delay.next())
 
     def lose_request(self, name: str, error: Exception, url: object) -> int:
-        """Like `lose`, when a request to a storage has raised `error`. Return the response's
+        """Call `lose` after a request to a storage has raised `error`. Return the response's
         status, or 0 without a response.
         """
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
@@ -155,7 +155,7 @@ class BlockingClient:
         """Return the body of a successful answer. Raises TransferFailed if the request is refused.
 
         Raises StorageTimeout if the control plane gets no answer from the storage; `tell` is called
-        about the wait before that.
+        with a message about the wait before this error.
         """
         budget = RetryBudget(tell)
         while True:
@@ -227,7 +227,7 @@ class TransferClient:
     def read(
         self, method: str, route: str = "", ask: object = None, **query: object
     ) -> dict[str, object]:
-        """Like `ask`, with JSON in both directions."""
+        """Send and receive JSON; otherwise like `ask`."""
         body = None if ask is None else json.dumps(ask).encode()
         found = json.loads(self.ask(method, route, body, **query))
         assert isinstance(found, dict)

@@ -84,7 +84,7 @@ class AgentMailbox:
 
 
 def make_pause() -> BackOff:
-    """Create the growing pauses between polls of a mailbox."""
+    """Create a sequence of growing pauses between polls of a mailbox."""
     return BackOff(FIRST_PAUSE_S, LAST_PAUSE_S, GROWTH)
 
 

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     With `--deliver`, the exit code is 1 if messages are left, or EX_TEMPFAIL if messages are left
     because the server did not answer.
 
-    With `--separates`, only try whether this machine can separate work, and print the obstacle.
+    With `--separates`, only test whether this machine can separate work, and print the obstacle.
     """
     if arguments[:1] == ["--separates"] and len(arguments) == 3:
         from .work.obstacle import find_obstacle
@@ -75,8 +75,8 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
 
 
 def clear(config: AgentConfig) -> None:
-    """Remove all files of the finished work, and any links that the work has created in place of
-    the agent's files. The claim is removed first, so that a later agent sends no reports about this
+    """Remove all files of the finished work, and any links with which the work has replaced the
+    agent's files. The claim is removed first, so that a later agent sends no reports about this
     work.
     """
     from .work.trees import remove_tree

@@ -44,8 +44,8 @@ DELIVER_S = 20.0
 
 
 class RankRunner:
-    """Runs one rank's work. The event loop, the connection and the processes call its methods. No
-    method blocks.
+    """Runs one rank's work. The event loop, the connection and the processes call the methods of
+    this object. No method blocks.
     """
 
     def __init__(self, loop: EventLoop, config: AgentConfig, nonce: str) -> None:
@@ -210,8 +210,8 @@ class RankRunner:
             self._end("stopped", "the gang was removed", self._config.grace_s)
 
     def _look_for_warning(self) -> None:
-        """Check for the file that the provider writes when its time limit is near. Listing the
-        folder makes network file systems query their server.
+        """Check for the file that the provider writes when the job's time limit is near. Listing
+        the folder makes network file systems query their server.
         """
         taken = self._config.taken
         if taken is None or taken.warning is None or self._work is None or self._ending is not None:
@@ -432,8 +432,8 @@ class RankRunner:
     # The end.
 
     def _end(self, outcome: str, reason: str, seconds: float, reserve: float = 0.0) -> None:
-        """End the work and its uploads within `seconds`; the work itself has `reserve` seconds
-        less. A stop takes precedence over a notice, and the earlier of two deadlines applies.
+        """End the work and its uploads within `seconds`; the work itself must end `reserve` seconds
+        earlier. A stop takes precedence over a notice, and the earlier of two deadlines applies.
         """
         if self._over:
             return
@@ -542,7 +542,9 @@ class RankRunner:
         try:
             write_whole(path, text)
         except OSError as error:
-            complain(f"cannot write {path}; the task gets this only by signal and socket: {error}")
+            complain(
+                f"cannot write {path}; the task is notified only by signal and socket: {error}"
+            )
 
     def _clean(self, value: object) -> object:
         """Redact secrets, and replace lone surrogates, which JSON cannot encode."""

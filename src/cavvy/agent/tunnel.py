@@ -23,7 +23,8 @@ _NET_ADMIN = 1 << 12  # the bit of CAP_NET_ADMIN in /proc/self/status
 _COMMAND_S = 20.0
 _HANDSHAKE_S = 90.0  # seconds in which WireGuard itself repeats a handshake
 _DISCARD = 9  # the port of a datagram that only starts a handshake
-# Variables that make libraries use the tunnel and nothing that goes around it, such as InfiniBand.
+# Variables that make libraries use only the tunnel, not networks that bypass the tunnel, such as
+# InfiniBand.
 _ONLY_TCP = {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket", "UCX_TLS": "tcp,self,sm"}
 _INTERFACE = (
     "NCCL_SOCKET_IFNAME",
@@ -40,7 +41,9 @@ class TunnelFailed(Exception):
 
 
 class TunnelOffer:
-    """What this node reports to the control plane about WireGuard when it claims a rank."""
+    """The facts about WireGuard that this node reports to the control plane when the node claims a
+    rank.
+    """
 
     def __init__(self, home: str) -> None:
         self._home = home
@@ -76,7 +79,9 @@ def find_missing() -> str:
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         held = next((line.split()[1] for line in file if line.startswith("CapEff:")), "0")
     if not int(held, 16) & _NET_ADMIN:
-        return "the agent may not configure the network (it needs root or CAP_NET_ADMIN)"
+        return (
+            "the agent has no permission to configure the network (it needs root or CAP_NET_ADMIN)"
+        )
     return ""
 
 

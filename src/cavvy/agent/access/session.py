@@ -63,8 +63,9 @@ class SessionTarget:
         self._prefix = prefix
 
     def command(self, asked: Fields) -> list[str]:
-        """Return the command that runs the user's arguments or shell line. Without either, return
-        the command that starts an interactive shell."""
+        """Return the command that runs the user's arguments or shell line. Without arguments or a
+        shell line, return the command that starts an interactive shell.
+        """
         words = asked.get("argv") or (
             ["/bin/sh", "-c", asked["line"]] if asked.get("line") else None
         )
@@ -358,7 +359,8 @@ class RemoteSession:
             while any(self._draw(channel, fd) for fd in list(channel.sources)):
                 pass
             if channel.credit <= 0 and channel.sources:
-                # the peer does not accept the last output yet, and the exit code must follow it
+                # the peer does not accept the last output yet, and the exit code must follow that
+                # output
                 continue
             code = channel.child.returncode
             said = {

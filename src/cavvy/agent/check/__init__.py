@@ -1,1 +1,1 @@
-"""Checks the node before its work starts, if the task requires a check."""
+"""Checks the node before the work starts, if the task requires a check."""

@@ -56,7 +56,9 @@ class CudaDriver:
 
 
 class CheckedGpu:
-    """One GPU and its CUDA context. `index` is its number among the GPUs that the work can see."""
+    """One GPU and its CUDA context. `index` is the GPU's number among the GPUs that the work can
+    see.
+    """
 
     def __init__(self, cuda: CudaDriver, index: int) -> None:
         self._cuda = cuda

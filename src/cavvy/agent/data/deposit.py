@@ -269,8 +269,9 @@ def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
     """Upload the results, the manifest last. Return the exit code of the process, which runs only
     this function.
 
-    A manifest from an earlier try is replaced by an empty one first. Otherwise it would describe
-    the new objects wrongly if the node ended before the new manifest is sent.
+    A manifest from an earlier try is replaced by an empty one first. Otherwise, the earlier
+    manifest would describe the new objects wrongly if the node ended before the new manifest is
+    sent.
     """
     try:
         results.collect()

@@ -182,7 +182,7 @@ def find_path(volume: VolumeConfig, folder: str) -> str:
 def link(config: AgentConfig, source: str, path: str) -> None:
     """Link `path` to `source`; `remove_links` removes the link. If several ranks of a gang run on
     one machine, the first rank creates the link and the other ranks use it. Raises CannotBuild if
-    another file exists at `path`, or if this user may not create the link.
+    another file exists at `path`, or if this user has no permission to create the link.
     """
     listed = f"{config.home}/links"
     with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:

@@ -81,8 +81,7 @@ def _find_full(config: AgentConfig, index: int, target: str) -> str:
 
 
 def _list_given(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """Return the outputs that the task names by absolute paths, and the inputs that the provider
-    placed."""
+    """Return the outputs with absolute paths in the task, and the inputs placed by the provider."""
     elsewhere = {each.target for each in work.inputs} | {each.path for each in work.volumes}
     outputs = [
         os.path.expanduser(each.source)

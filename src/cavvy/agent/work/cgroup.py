@@ -79,7 +79,7 @@ def _enable(folder: str) -> None:
 
 
 def _limit(folder: str, size: int) -> None:
-    """Set the group's memory limit in bytes. Raises OSError if it cannot be set."""
+    """Set the group's memory limit in bytes. Raises OSError if the limit cannot be set."""
     if not os.access(folder + "/cgroup.procs", os.W_OK):
         raise PermissionError(folder)
     if os.path.exists(folder + "/memory.limit_in_bytes"):

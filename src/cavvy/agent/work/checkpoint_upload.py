@@ -205,7 +205,7 @@ class CheckpointUpload:
                 break
 
     def copy(self) -> None:
-        """Copy the files that the server may not have. The upload then reads these copies."""
+        """Copy the files that the server might lack. The upload then reads these copies."""
         remove_tree(self._copies)
         os.makedirs(self._copies)
         folder = open_own(self._copies, os.O_RDONLY | os.O_DIRECTORY)
@@ -310,8 +310,9 @@ class CheckpointUpload:
         return found
 
     def describe(self) -> dict[str, object]:
-        """Return the hashed files and the time of the newest one, in the form that a commit request
-        has."""
+        """Return the hashed files and the time of the newest file, in the form that a commit
+        request has.
+        """
         files: list[dict[str, object]] = []
         for path, size, mtime, _, mode, link in self._entries:
             if link:
@@ -403,9 +404,9 @@ class UploadBody:
 
 
 def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
-    """If the control plane has a newer checkpoint than the folder that the nodes share, download it
-    to that folder. Rank 0 downloads while the other ranks wait. See `restore` for the result and
-    the errors.
+    """If the control plane has a newer checkpoint than the nodes' shared folder, download the
+    checkpoint to that folder. Rank 0 downloads while the other ranks wait. See `restore` for the
+    result and the errors.
 
     The file `attempt` next to the folder contains the number of the attempt that used the folder
     last. A checkpoint that a later attempt uploaded is newer than the folder.

@@ -79,8 +79,8 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
 
 
 def find_engine() -> str | None:
-    """Return the program that runs containers on this node: the first of podman, docker, Apptainer
-    and Singularity that is installed. The result is None if none of them is installed.
+    """Return the program that runs containers on this node: the first installed program among
+    podman, docker, Apptainer and Singularity. The result is None if no engine is installed.
     """
     return next((path for path in map(shutil.which, (*ENGINES, *PROGRAMS)) if path), None)
 
@@ -205,9 +205,9 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
-    """Lists of options to add to the command, the best list first. The next list is tried only if
-    the container did not start. If the work uses devices, the first list lets the work lock all
-    memory, which RDMA requires.
+    """Return lists of options to add to the command, the best list first. The next list is tried
+    only if the container did not start. If the work uses devices, the first list lets the work lock
+    all memory, which RDMA requires.
     """
     memory = ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
     locks = ["--ulimit", "memlock=-1:-1"] if make_device_flags(engine, config) else []

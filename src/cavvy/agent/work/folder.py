@@ -35,8 +35,8 @@ def build_folder(
     env: dict[str, str],
     only: list[str] | None = None,
 ) -> None:
-    """Create the working folder `folder`, and delete an existing one. If `only` is given, the new
-    folder contains only these files and folders. Raises CannotBuild, OSError.
+    """Create the working folder `folder` after deleting any existing folder. If `only` is given,
+    the new folder contains only these files and folders. Raises CannotBuild, OSError.
     """
     remove_tree(folder)
     os.makedirs(folder)

@@ -35,7 +35,7 @@ def main(folder: str, uv: str) -> int:
 
 
 def made_by_uv(uv: str, folder: str, conda: bool) -> bool:
-    """Create the environment with uv. Return whether it was created."""
+    """Create the environment with uv. Return whether the environment was created."""
     words = [uv, "venv", "--quiet", "--no-config", "--python", sys.executable, folder]
     return os.spawnv(os.P_WAIT, uv, words + ["--system-site-packages"] * conda) == 0
 

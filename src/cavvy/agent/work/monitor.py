@@ -144,7 +144,8 @@ class WorkMonitor:
         self._idle_s = idle_s
         self._idle_gpu_percent = idle_gpu_percent
         self._means = UsageMeans()
-        self._gpu_busy_at = time.monotonic()  # or the GPUs could not be measured
+        # when the GPUs were last busy, or could not be measured
+        self._gpu_busy_at = time.monotonic()
         self._busy_at = self._checkpoints_at = self._looked_at = time.monotonic()
         self._told_at = 0.0
         self._began_at = self._looked_at
@@ -228,8 +229,8 @@ class WorkMonitor:
 
 
 def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> tuple[int, float]:
-    """Return the size in bytes of the files that changed after `since`, and the seconds that
-    writing them took.
+    """Return the size in bytes of the files that changed after `since`, and the seconds needed to
+    write them.
 
     The time runs from the creation of the first file to the last change of any file. If a file's
     creation time is unknown, its last change is used instead. Files created before `watched` belong

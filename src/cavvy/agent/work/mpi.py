@@ -85,8 +85,8 @@ class RankLink:
 
 
 class LaunchHub:
-    """Rank 0's side: the connections of the other ranks, and the commands that the launcher runs on
-    them.
+    """The side of rank 0: the connections of the other ranks, and the commands that the launcher
+    runs on them.
     """
 
     def __init__(self, hosts: list[str]) -> None:
@@ -200,8 +200,8 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
 
 
 def launcher_variables(home: str, hosts: list[str]) -> dict[str, str]:
-    """Variables that make Open MPI 4 and 5, MPICH and Intel MPI start their daemons with this
-    remote shell on the gang's hosts.
+    """Return variables that make Open MPI 4 and 5, MPICH and Intel MPI start their daemons with
+    this remote shell on the gang's hosts.
     """
     slots = int(os.environ.get("NPROC_PER_NODE", "1"))
     counts = {

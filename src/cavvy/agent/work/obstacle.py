@@ -1,4 +1,4 @@
-"""Tries whether this machine can separate the work of different projects, and names the obstacle if
+"""Tests whether this machine can separate the work of different projects, and names the obstacle if
 it cannot. The server makes the sentence for users (`providers.hosts.isolation`).
 """
 

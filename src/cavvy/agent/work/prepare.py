@@ -1,10 +1,10 @@
 """Prepares the working folder and runs the setup. The two steps may take long, so they run in a
 separate process.
 
-A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` keeps its
-results: `venv`, the virtual environment that comes first in the PATH of the setup and the task;
-`dir`, a folder for the setup's own files, whose path is in the variable CAVVY_SETUP_DIR; and
-`tree`, a copy of the working folder after the setup, with which later attempts start. The file
+A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` keeps the
+results of a setup: `venv`, the virtual environment that comes first in the PATH of the setup and
+the task; `dir`, a folder for the setup's own files, whose path is in the variable CAVVY_SETUP_DIR;
+and `tree`, a copy of the working folder after the setup, with which later attempts start. The file
 `finished` is written last. KEY is a hash of the setup and of the files that the setup uses. If
 several agents need the setup with the same key, one agent runs it and the others wait.
 
@@ -293,7 +293,7 @@ def _keep(kept: str, folder: str) -> None:
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
     """Return the environment of a setup. The environment contains the task's parameters only if the
-    setup mentions them, because only then the parameters' values are part of the setup's key.
+    setup mentions them, because only then are their values part of the setup's key.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env

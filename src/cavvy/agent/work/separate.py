@@ -32,7 +32,8 @@ else:  # this file runs as a program
 CLONE_NEWIPC, CLONE_NEWPID = 0x8000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
 _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 0x400, 0x800, 0x200000
-_ST_RELATIME = 0x1000  # in the answer of statvfs, which otherwise has the same numbers
+# as in the result of statvfs, whose other flags have the same numbers as those of mount
+_ST_RELATIME = 0x1000
 _SOCKETS = (
     "/run/docker.sock",
     "/run/podman/podman.sock",

@@ -73,8 +73,9 @@ def copy_below(
     marker: bytes = b"",
     takes_link: Callable[[str], bool] = lambda path: True,
 ) -> list[str]:
-    """Like `copy_tree`, between two open folders. Links for whose path `takes_link` returns False
-    are omitted. Raises OSError."""
+    """Do the same as `copy_tree`, between two open folders. Links for whose path `takes_link`
+    returns False are omitted. Raises OSError.
+    """
     marked, modes = [], [("", os.fstat(source).st_mode)]
     above, there = "", os.dup(target)
     try:

@@ -86,7 +86,7 @@ def list_below(*roots: int) -> list[int]:
 
 def list_marked(mark: bytes) -> list[int]:
     """Return the IDs of the processes whose environment contains `mark`. Processes whose
-    environment the agent may not read are omitted.
+    environment the agent cannot read are omitted.
     """
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
@@ -101,8 +101,8 @@ def list_marked(mark: bytes) -> list[int]:
 
 
 def measure_gpus(devices: list[str] | None, indices: list[int]) -> int:
-    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every ten seconds. Runs
-    in its own process, because a faulty GPU driver can hang forever.
+    """Print the usage of these GPUs (of all GPUs if None) as a line of JSON every ten seconds. The
+    function runs in a separate process, because a faulty GPU driver can hang forever.
     """
     import ctypes
 

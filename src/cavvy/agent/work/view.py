@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 class WorkView:
-    """The view of one rank. `folder` is hidden, except the folders in `shown`. If `separated` is
-    set, the work is separated as by `separate`, and the files `devices` are covered.
+    """The part of the machine that the programs of one rank see. `folder` is hidden, except the
+    folders in `shown`. If `separated` is set, the work is separated as by `separate`, and the files
+    `devices` are covered.
     """
 
     def __init__(
