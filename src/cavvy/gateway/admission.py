@@ -21,7 +21,7 @@ def admit_client(
     now: float,
 ) -> str | None:
     """Return the ID of the request's key, "" if the service needs no key, or None if the request
-    was refused. `target` is the request target that the replica will see.
+    was refused. `target` is the request target as the replica receives it.
     """
     key_id = ""
     if service.keys:

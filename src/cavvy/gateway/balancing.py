@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
 
-POINTS = 64  # of each replica on the ring
+POINTS = 64  # points of each replica on the ring
 FULL = 1 << 30  # the load of a replica that takes no more requests
 
 Ring = tuple[Sequence[int], Sequence[int]]  # points in order, and the replica of each
@@ -50,8 +50,8 @@ def choose_least(loads: Sequence[int], start: int) -> int:
 def choose_by_key(
     ring: Ring, key: int, loads: Sequence[int], total: int, load_factor: float
 ) -> int:
-    """Return the position of the key's replica, or of the next one clockwise that may take one more
-    request, or -1 if all are FULL. `total` is the total load of all replicas.
+    """Return the position of the key's replica, or of the next replica clockwise with room for one
+    more request, or -1 if all are FULL. `total` is the total load of all replicas.
     """
     points, owners = ring
     if not points:

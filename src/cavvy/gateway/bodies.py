@@ -9,7 +9,7 @@ import re
 
 from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, HeadError
 
-# A size of at most eight digits; extensions have no meaning here and end here.
+# The size has at most eight digits; chunk extensions are dropped.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _LINE_MAX = 256
 _TRAILERS = re.compile(
@@ -64,14 +64,14 @@ class ChunkedBody:
         self.done = False
         self.rest = b""
         self._buffer = b""
-        self._left = 0  # of the chunk that is being read, its CRLF included
+        self._left = 0  # bytes left of the current chunk, including its CRLF
         self._trailers = False
 
     def feed(self, data: bytes) -> bytes:
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
-        elif not (self._left or self._trailers):  # the usual event of a stream: one whole chunk
+        elif not (self._left or self._trailers):  # the usual case in a stream: one whole chunk
             match = _SIZE.match(data)
             if match is not None:
                 start = match.end()
@@ -92,7 +92,7 @@ class ChunkedBody:
     def _take(self, data: bytes, at: int, pieces: list[bytes]) -> int:
         size = len(data) - at
         if size < self._left:
-            if self._left - size < 2:  # the CR of the chunk's end has come, its LF has not
+            if self._left - size < 2:  # the CR of the chunk's end has arrived, its LF has not
                 size = self._left - 2
                 self._buffer = data[at + size :]
             if size:

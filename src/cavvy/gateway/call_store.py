@@ -18,8 +18,8 @@ from cavvy.domain.values import Struct
 class StoredCall(Struct, frozen=True, kw_only=True):
     id: str
     service: str
-    key_id: str  # of the client's key; "": none was needed
-    head: bytes  # of the request, as the client sent it, without its Prefer
+    key_id: str  # ID of the client's key; "" if none was needed
+    head: bytes  # head of the request, as the client sent it, without its Prefer field
     body: bytes
 
 

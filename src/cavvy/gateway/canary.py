@@ -59,9 +59,11 @@ class CanarySplit:
     def __init__(self, share: CanaryShare) -> None:
         self.share = share
         self._random = Random(share.revision)
-        self._turns: list[bool] = []  # of the rest of a hundred requests: whether the canary's
+        # for the rest of a hundred requests: whether each is sent to the canary
+        self._turns: list[bool] = []
         self._old, self._new = _Counters(), _Counters()
-        self._are_new: tuple[bool, ...] = ()  # by the position of the replica
+        # for each replica, by position: whether it belongs to the canary
+        self._are_new: tuple[bool, ...] = ()
         self._both = False
 
     def set_replicas(self, are_new: Sequence[bool]) -> None:
@@ -69,8 +71,8 @@ class CanarySplit:
         self._both = len(set(are_new)) == 2
 
     def narrow(self, loads: Sequence[int]) -> Sequence[int]:
-        """Return the loads, in which the replicas of the other revision are FULL, so that a replica
-        of the revision whose turn it is takes the request if it has room.
+        """Return the loads, with the replicas of one revision set to FULL: the request is sent to
+        the revision whose turn it is, if one of its replicas has room.
         """
         if not self._turns:
             percent = self.share.percent

@@ -1,8 +1,8 @@
 """The gateway's TLS: one main certificate, and others for single host names, chosen by SNI.
 
-Certificates of host names are files `HOST.pem` in a folder, each with the certificate, those of its
-authorities and the key; `_.example.com.pem` is for all names directly below example.com. Files that
-were replaced or added are used for new connections within seconds.
+The certificate of a host name is in the file `HOST.pem` of a folder, together with the certificates
+of its authorities and the key; `_.example.com.pem` is for all names directly below example.com.
+Files that were replaced or added are used for new connections within seconds.
 """
 
 import os
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from cavvy.gateway.config import GatewayConfigError, TlsFiles
 
-_LOOK_S = 5.0  # between two looks at the files
+_LOOK_S = 5.0  # seconds between two checks of the files
 _NAME_MAX = 253
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class HostCertificates:
     """The certificates in use. Raises GatewayConfigError if the main certificate cannot be used. An
-    unusable certificate of a single name is skipped.
+    unusable certificate for a single name is skipped.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -53,7 +53,8 @@ class HostCertificates:
         try:
             self._main = make_tls(self._files.certificate, self._files.key)
         except GatewayConfigError:
-            return  # half of them may be written; the old one stays in use until they change again
+            # the files may be half written; the old certificate is used until they change again
+            return
         self._hosts = self._read_hosts()
 
     def _list_files(self) -> list[Path]:

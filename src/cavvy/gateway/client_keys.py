@@ -13,7 +13,7 @@ from cavvy.gateway.config import ClientKey
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.rates import TokenBucket
 
-SERVICE_KEY = "cavvysvc_"  # keys that Cavvy makes begin with it
+SERVICE_KEY = "cavvysvc_"  # the beginning of every key that Cavvy makes
 
 
 def holds_service_key(value: bytes) -> bool:
@@ -62,8 +62,8 @@ class ServiceKeys:
         return self._find(head, clock) is not None
 
     def _find(self, head: RequestHead, clock: float) -> ClientKey | None:
-        """Find a key in a time that reveals nothing about the keys: keys are looked up by a hash
-        with a secret of this process, and then compared as a whole.
+        """Find a key in a way whose duration reveals nothing about the keys: keys are looked up by
+        a hash with a secret of this process, and then compared as a whole.
         """
         digest = sha256(read_secret(head)).digest()
         key = self._keys.get(digest)

@@ -3,7 +3,7 @@ clients."""
 
 import math
 
-WEIGHT = 0.3  # of the newest cold start in the smoothed value
+WEIGHT = 0.3  # weight of the newest cold start in the smoothed value
 
 
 class ColdStarts:
@@ -44,8 +44,8 @@ def estimate_retry_s(
     slots: int,
     service_s: float,
 ) -> int | None:
-    """Return the whole seconds after which a request is likely to succeed, for Retry-After, or None
-    if nothing is known.
+    """Return the number of whole seconds after which a request is likely to succeed, for
+    Retry-After, or None if nothing is known.
 
     Without a ready replica, the estimate is the rest of the usual cold start; if the cold start
     takes longer than usual, the estimate is the time that it has already taken. With a ready

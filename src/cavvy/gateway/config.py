@@ -26,14 +26,14 @@ class GatewayConfigError(ValueError):
 
 
 class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A replica that is ready to take requests."""
+    """A replica that is ready for requests."""
 
     id: Name
     host: Host
     port: Port
-    concurrency: Count | None = None  # None: as the service says
+    concurrency: Count | None = None  # None: the service's setting applies
     rate_micros: Annotated[int, msgspec.Meta(ge=0)] = 0  # its price per hour
-    canary: bool = False  # it is of the revision that gets the service's canary share
+    canary: bool = False  # whether it belongs to the revision that gets the service's canary share
 
 
 class Affinity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,8 +41,9 @@ class Affinity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     by: Literal["header", "prefix"]
     header: HeaderName = "x-session-id"  # by header: its value is the key
-    prefix_bytes: Count = 1024  # by prefix: so many first bytes of the body are the key
-    load_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.25  # of the mean load of the replicas
+    prefix_bytes: Count = 1024  # by prefix: this many first bytes of the body are the key
+    # maximum load, as a multiple of the mean load of the replicas
+    load_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.25
 
 
 class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,21 +52,23 @@ class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     id: str
     sha256: Digest
-    per_s: Seconds | None = None  # None: no limit of the rate
+    per_s: Seconds | None = None  # None: no rate limit
     burst: Count = 1
     expires_at: float | None = None  # seconds since 1970
 
 
 class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The number of requests per second that are permitted, and the number `burst` that may arrive
-    at once."""
+    """The permitted number of requests per second, and the number `burst` of requests that may
+    arrive at once.
+    """
 
     per_s: Annotated[float, msgspec.Meta(gt=0)]
     burst: Count = 1
-    # what is counted apart; a client is its key, or its address if the service needs no key
+    # what is limited separately; a client is identified by its key, or by its address if the
+    # service needs no key
     each: Literal["client", "address", "header", "service"] = "client"
     header: HeaderName = "x-forwarded-for"  # with each: header
-    prefix: PathPrefix = ""  # of the paths that are counted, as the replica sees them
+    prefix: PathPrefix = ""  # prefix of the limited paths, as the replica sees them
 
 
 class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,47 +96,54 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hosts: tuple[Host, ...] = ()  # none: every host name
     prefix: PathPrefix = ""
     strip_prefix: bool = True
-    concurrency: Count = 32  # requests at a time for each replica
+    concurrency: Count = 32  # maximum requests in flight for each replica
     queue_max: Count = 10_000  # requests that wait
-    wait_s: Seconds = 600  # a request waits so long for a replica
-    late_s: Seconds | None = None  # a request that waited longer counts as late; None: none does
-    slow_s: Seconds | None = None  # an answer that took longer counts as slow; None: none does
-    closed: str = ""  # why the service takes no requests; "" if it does
-    price_header: bool = False  # responses say what their request has cost
-    response_s: Seconds = 600  # a replica may take so long until its response begins
-    silence_s: Seconds | None = None  # without a byte in either direction after that; None: any
-    cold_start_s: Seconds | None = None  # an estimate until the gateway has measured one
+    wait_s: Seconds = 600  # seconds for which a request may wait for a replica
+    # a request that waited longer counts as late; None: no request counts as late
+    late_s: Seconds | None = None
+    # a response that took longer counts as slow; None: no response counts as slow
+    slow_s: Seconds | None = None
+    closed: str = ""  # why the service refuses requests; "" if it accepts them
+    price_header: bool = False  # whether responses contain the cost of their request
+    response_s: Seconds = 600  # maximum seconds until a replica's response begins
+    # maximum seconds without a byte in either direction after that; None: no limit
+    silence_s: Seconds | None = None
+    # an estimate that is used until the gateway has measured a cold start
+    cold_start_s: Seconds | None = None
     affinity: Affinity | None = None
     batch: BatchTerms | None = None
     canary: CanaryShare | None = None
-    models: tuple[str, ...] = ()  # names by which /v1/chat/completions and its like select it
+    # model names by which /v1/chat/completions and similar routes select the service
+    models: tuple[str, ...] = ()
     keys: tuple[ClientKey, ...] = ()
-    keyed: bool = False  # requests need a key, even if there is none; always true with keys
+    # whether requests need a key, even if no key exists; always true if keys exist
+    keyed: bool = False
     rates: tuple[RateLimit, ...] = ()
     body_max: Count = 1 << 30
-    deferred_max: Count = 1000  # results of `Prefer: respond-async` that are kept
-    deferred_bytes: Count = 16 << 20  # of such a request's body, and of its result
+    deferred_max: Count = 1000  # maximum number of stored results of `Prefer: respond-async`
+    # maximum bytes of the body of such a request, and of its result
+    deferred_bytes: Count = 16 << 20
     deferred_ttl_s: Seconds = 86_400
 
 
 class GatewayLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits for each client connection and for all connections together."""
 
-    head_bytes: Count = 16_384  # HAProxy copies as much for each request that it may repeat
+    head_bytes: Count = 16_384  # HAProxy copies this many bytes for each request that it may repeat
     headers: Count = 128
-    head_s: Seconds = 10  # from the first byte of a head to its last
-    body_idle_s: Seconds = 30  # between two pieces of a body
+    head_s: Seconds = 10  # seconds from the first byte of a head to its last
+    body_idle_s: Seconds = 30  # seconds between two pieces of a body
     idle_s: Seconds = 75  # between two requests
-    stall_s: Seconds = 60  # a client may leave its responses unread so long
+    stall_s: Seconds = 60  # seconds for which a client may leave its responses unread
     connections: Count = 20_000
-    hold_bytes: Count = 262_144  # of a body that waits for a replica
-    replay_bytes: Count = 1 << 20  # of a body that is kept for a second try
+    hold_bytes: Count = 262_144  # bytes of a body that waits for a replica
+    replay_bytes: Count = 1 << 20  # bytes of a body that is kept for a second try
 
 
 class TlsFiles(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     certificate: str
     key: str
-    folder: str = ""  # with HOST.pem for single host names
+    folder: str = ""  # folder with HOST.pem for single host names
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +152,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     control: str  # the path of the control socket
     state: str  # the folder of deferred results
     reuse_port: bool = False  # other gateways of this machine may listen on the same port
-    alone_s: Seconds | None = None  # it ends after so long without a link to its control socket
+    # the gateway exits after this many seconds without a connection to its control socket
+    alone_s: Seconds | None = None
     tls: TlsFiles | None = None
     services: tuple[ServiceRoute, ...] = ()
     limits: GatewayLimits = msgspec.field(default_factory=GatewayLimits)

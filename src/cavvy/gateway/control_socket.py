@@ -1,6 +1,6 @@
 """The control socket: the control plane sets services and replicas, and reads statistics.
 
-A Unix socket that only its owner can open. Each line is a JSON object with a `type`; each object is
+Only its owner can open this Unix socket. Each line is a JSON object with a `type`; each object is
 answered by one line, in order.
 """
 
@@ -50,7 +50,7 @@ class ControlReply(Struct, frozen=True, kw_only=True, omit_defaults=True):
     services: tuple[ServiceFacts, ...] | None = None
     cold: tuple[str, ...] | None = None
     connections: int | None = None
-    cpu_s: float | None = None  # of the process, since it began
+    cpu_s: float | None = None  # CPU seconds of the process since its start
 
 
 class ControlSocket:
@@ -64,14 +64,15 @@ class ControlSocket:
 
     @property
     def linked(self) -> bool:
-        """Whether a control plane is connected. If a control plane was killed, lines without a
-        reply remain."""
+        """Whether a control plane is connected. If a control plane was killed, some of its lines
+        may have no reply.
+        """
         return not all(each.at_eof() for each in self._readers)
 
     async def open(self) -> None:
         """Open the socket, and replace the socket of a process that has ended. Raises OSError."""
         self._path.unlink(missing_ok=True)
-        before = os.umask(0o177)  # so that the socket never has more rights
+        before = os.umask(0o177)  # the socket never has wider permissions
         try:
             self._server = await asyncio.start_unix_server(
                 self._serve, str(self._path), limit=_LINE_MAX
@@ -91,7 +92,7 @@ class ControlSocket:
                 writer.write(msgspec.json.encode(await self._answer(line)) + b"\n")
                 await writer.drain()
         except (ConnectionError, ValueError, asyncio.CancelledError):
-            pass  # ValueError: the line is too long; CancelledError: the process ends
+            pass  # ValueError: the line is too long; CancelledError: the process is stopping
         finally:
             self._readers.discard(reader)
             writer.close()

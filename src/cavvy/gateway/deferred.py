@@ -42,7 +42,7 @@ class DeferredRequest:
         target: bytes,
     ) -> None:
         self.head = head
-        self.held_bytes = 0  # the body is not held back: its size has a bound of its own
+        self.held_bytes = 0  # the body is not held back: its size has a separate limit
         self.gone = False
         self.service = service
         self.key_id = key_id
@@ -209,7 +209,7 @@ class DeferredCalls:
                 connection.answer(
                     429,
                     AnswerCode.TOO_MANY,
-                    f"{kept} deferred calls of the service are stored already",
+                    f"the service already has {kept} stored deferred calls",
                     service.retry_s(),
                 )
             return

@@ -37,22 +37,22 @@ class Door:
         self.memo = HeadMemo(limits)
         self.stopping = False
         self.services: dict[str, ServiceQueue] = {}
-        self.cold: set[str] = set()  # services that need a replica, not yet told
+        self.cold: set[str] = set()  # services that need a replica and are not reported yet
         self.cold_told = asyncio.Event()
         self._routes: Routes[ServiceQueue] = Routes(())
         self._models = self._make_models()
         self._connections: set[InboundConnection] = set()
         self._scheme = b"https" if secure else b"http"
-        self._start = start.encode() + b"-"  # of the ids of requests; each process has another
+        self._start = start.encode() + b"-"  # prefix of request IDs; differs between processes
         self._numbers = count(1)
         self._calls = calls
         self._ticks = 0
 
-    # what the process and the control socket call
+    # Methods that the process and the control socket call
 
     def set_services(self, routes: tuple[ServiceRoute, ...]) -> None:
-        """Replace the services. Services that are in both sets keep their replicas and requests.
-        Raises GatewayConfigError.
+        """Replace the services. Services that exist before and after this call keep their replicas
+        and requests. Raises GatewayConfigError.
         """
         check_routes(routes)
         services = {}

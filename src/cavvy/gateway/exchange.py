@@ -57,7 +57,7 @@ class Exchange:
     started_at = 0.0
     held_bytes = 0
     attempts = 0
-    tells = False  # its sink must know when a replica takes it
+    tells = False  # whether its sink must know when a replica takes it
     avoid: "ReplicaPool | None" = None  # it failed this request
     upstream: "UpstreamConnection | None" = None
     responding = False
@@ -187,7 +187,9 @@ class Exchange:
         return self.head.idempotent and self.attempts < 2 and self.held_bytes <= self.keep_bytes
 
     def abort(self) -> None:
-        """Free the place in the queue or the replica, because the client has disconnected."""
+        """Release the place in the queue or the replica's slot, because the client has
+        disconnected.
+        """
         self.gone = True
         if self.timer is not None:
             self.timer.cancel()

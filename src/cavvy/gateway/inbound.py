@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cavvy.gateway.door import Door
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LINGER_S = 2.0  # for a client that still sends a body which is not wanted
+_LINGER_S = 2.0  # seconds for a client that still sends a body that is not wanted
 _PROBES_S = (0.05, 0.5, 2.0, 10.0)
 _FIRST = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
@@ -70,7 +70,7 @@ class InboundConnection(asyncio.Protocol):
     def __init__(self, door: "Door") -> None:
         self._door = door
         self._request: OpenRequest | None = None
-        self._body: Body | None = None  # of the request, while it is not complete
+        self._body: Body | None = None  # body of the request, while it is incomplete
         self._buffer = b""
         self._chunked = False  # the response
         self._started = False  # the head of the response is written
@@ -80,19 +80,21 @@ class InboundConnection(asyncio.Protocol):
         self._lingers = False
         self._tunnel = False
         self._paused = False
-        self._moved = False  # whether bytes of an answer or a tunnel came since the last check
-        self._moved_at = 0.0  # the first check after the last of them
-        self._head_at = 0.0  # when the head that is being read began; 0: none
+        # whether bytes of a response or a tunnel have arrived since the last check
+        self._moved = False
+        self._moved_at = 0.0  # time of the first check after the last of these bytes
+        self._head_at = 0.0  # when the head that is being read began; 0 if none is being read
         self._body_at = 0.0
         self._idle_at = monotonic()
-        self._stalled_at = 0.0  # since when the client reads nothing; 0: it does
+        self._stalled_at = 0.0  # since when the client has read nothing; 0 if it reads
         self.request_id = b""
         self.peer = b"unknown"  # the client's address
 
-    # what the event loop calls
+    # Methods that the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's has no common base
+        # the transports of uvloop have no common base class
+        self.transport = cast(asyncio.Transport, transport)
         peer = self.transport.get_extra_info("peername")
         if peer:
             self.peer = peer[0].encode()
@@ -123,8 +125,8 @@ class InboundConnection(asyncio.Protocol):
         if self._tunnel:
             self._half_closed = True
             self._pass_on(b"")
-            return not self._closing  # the replica has ended its half too
-        if self._body is not None:  # the rest of the body will not come
+            return not self._closing  # the replica has also ended its half
+        if self._body is not None:  # the rest of the body will not arrive
             return False
         self._half_closed = True
         self._probe(0)
@@ -174,7 +176,7 @@ class InboundConnection(asyncio.Protocol):
             self._check_answer(request, now)
 
     def _check_answer(self, request: Exchange, now: float) -> None:
-        """End an answer that does not begin, and an answer or a tunnel that transfers no data."""
+        """End a response that does not begin, and a response or a tunnel without data transfer."""
         route = request.service.route
         bound_s = route.silence_s
         if not request.responding:
@@ -434,7 +436,7 @@ class InboundConnection(asyncio.Protocol):
     def _refuse(
         self, status: int, code: AnswerCode, message: str, retry_s: int | None = None
     ) -> None:
-        """Answer bytes that are not a request. Bytes after them are ignored."""
+        """Answer bytes that are not a request. Bytes after the refused bytes are ignored."""
         self.request_id = self._door.make_request_id()
         self._closing = True
         self._write_own(status, code, message, retry_s, None)

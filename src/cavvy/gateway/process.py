@@ -1,4 +1,4 @@
-"""The gateway's process: listeners, the tick of each second, and an orderly shutdown."""
+"""The gateway's process: listeners, a check every second, and an orderly shutdown."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,8 @@ _TICK_S = 1.0
 _DRAIN_S = 30.0
 _BACKLOG = 4096
 _HANDSHAKE_S = 10.0
-_GC_THRESHOLDS = (20_000, 20, 100)  # requests leave no cycles: reference counts free them
+# requests create no reference cycles, so reference counts free them
+_GC_THRESHOLDS = (20_000, 20, 100)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -86,7 +87,7 @@ async def _listen(config: GatewayConfig, door: Door, tls: SSLContext | None) -> 
 
 def _say_ready(facts: dict[str, object]) -> None:
     gc.collect()
-    gc.freeze()  # what lives as long as the process is looked at no more
+    gc.freeze()  # the garbage collector no longer examines objects that live as long as the process
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()

@@ -12,8 +12,10 @@ from cavvy.gateway.config import RateLimit
 from cavvy.gateway.heads import RequestHead
 from cavvy.gateway.routing import is_below
 
-_UNUSUAL = re.compile(rb"%|//|/\.")  # what paths can be written with in more than one way
-_MOST_BUCKETS = 10_000  # of each limit; the bucket that was unused for longest goes first
+# characters with which a path can be written in more than one way
+_UNUSUAL = re.compile(rb"%|//|/\.")
+# maximum buckets of each limit; the bucket that was unused for longest is dropped first
+_MOST_BUCKETS = 10_000
 
 
 class TokenBucket:
@@ -61,7 +63,7 @@ class LimitedRate:
             case "address":
                 name = peer
             case "header":
-                # the value may be long, or a secret that is not to be kept
+                # the value may be long, or a secret that must not be stored
                 name = sha256(head.get_header(self._header)).digest()
             case "service":
                 name = b""
@@ -77,7 +79,9 @@ class LimitedRate:
 
 
 def _make_plain(target: bytes) -> bytes:
-    """Return the target with its path normalised as programs do: `//v1/../v1/%61` is `/v1/a`."""
+    """Return the target with its path normalised as most programs do: `//v1/../v1/%61` becomes
+    `/v1/a`.
+    """
     path, mark, query = target.partition(b"?")
     if not _UNUSUAL.search(path):
         return target

@@ -26,12 +26,13 @@ from cavvy.gateway.statistics import ServiceCounters, ServiceFacts, find_quantil
 from cavvy.gateway.upstream import ReplicaPool
 from cavvy.gateway.work import ReplicaWork
 
-_GONE_KEPT = 32  # replicas that are gone and whose work is still told
+_GONE_KEPT = 32  # replicas that were removed and whose work is still reported
 
 
 class ServiceQueue:
-    """The queue of one service. `wake` is called with the service's name when a request waits and
-    the service has no replica."""
+    """The queue of one service, and its replicas. `wake` is called with the service's name when a
+    request waits and the service has no replica.
+    """
 
     def __init__(
         self,
@@ -56,11 +57,12 @@ class ServiceQueue:
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._replicas: list[ReplicaPool] = []
         self._draining: set[ReplicaPool] = set()
-        self._loads: list[int] = []  # by position; FULL: the replica takes no more
+        # load of each replica by position; FULL: the replica takes no more requests
+        self._loads: list[int] = []
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._turn = 0
-        self._work: dict[str, ReplicaWork] = {}  # by the ID of a replica
+        self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
 
     # what clients' connections call
 
@@ -96,9 +98,9 @@ class ServiceQueue:
             self.free(pool, carrier, now)
 
     def list_credentials(self, head: RequestHead) -> bytes:
-        """Return the credential fields for the replica, which are passed on only if the service has
-        no keys itself that the fields could contain. The key of another service is not passed on:
-        the request's model may have selected this service.
+        """Return the credential fields for the replica. The fields are passed on only if the
+        service itself has no keys, because otherwise the fields could contain them. The key of
+        another service is not passed on: the request's model may have selected this service.
         """
         fields = b""
         if not self.keys:
@@ -227,7 +229,7 @@ class ServiceQueue:
                 del self._work[name]
         return known
 
-    # what the control socket and the clock call
+    # Methods that the control socket and the clock call
 
     def set_replicas(self, addresses: Iterable[ReplicaAddress]) -> None:
         """Replace the set of ready replicas. Requests in flight finish on their replicas."""

@@ -1,6 +1,7 @@
 """The statistics of a service: counters that only grow, so that a reader computes differences.
 
-The autoscaler reads them over the control socket. Times are in seconds of a monotonic clock.
+The autoscaler reads the counters over the control socket. Times are in seconds of a monotonic
+clock.
 """
 
 from collections import deque
@@ -11,7 +12,7 @@ from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import Struct, field
 from cavvy.gateway.canary import CanaryFacts
 
-EPOCH = token_hex(8)  # of this process, whose counters begin at 0
+EPOCH = token_hex(8)  # of this process, whose counters start at 0
 _SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
 
 
@@ -61,15 +62,15 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     """The statistics of a service at one moment."""
 
     name: str
-    at_s: float  # of the gateway's monotonic clock
+    at_s: float  # seconds of the gateway's monotonic clock
     arrivals: int
     answered: int
-    refused: int  # by the gateway itself: keys, rates, a full queue, too late
+    refused: int  # refused by the gateway itself: keys, rates, a full queue, too late
     lost: int  # answered with 502
     retried: int
     aborted: int  # the client left
-    started: int  # given to a replica; twice if the first was lost
-    late: int  # of these, after a wait of more than `late_s`
+    started: int  # sent to a replica; twice if the first replica was lost
+    late: int  # of these, the requests that waited for more than `late_s`
     in_flight: int
     in_flight_s: float  # the sum of the times since the requests in flight started
     backlog: int
@@ -79,7 +80,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     # that may be joined, the share in the time of a full batch
     cold_starts: int
     cold_start_s: float | None  # measured, smoothed
-    arrivals_per_s: tuple[int, ...]  # of the last 60 whole seconds, the newest last
+    arrivals_per_s: tuple[int, ...]  # arrivals in each of the last 60 whole seconds, newest last
     latency_us: dict[int, int]  # bucket -> requests, from arrival to last byte
     p50_s: float | None
     p95_s: float | None
@@ -87,7 +88,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     keys_used: dict[str, float]  # the last request of each key, in seconds since 1970
     replicas: tuple[ReplicaFacts, ...]
     canary: CanaryFacts | None = None
-    # by replica, also of gone ones, and by client's key
+    # by replica, including removed ones, and by client's key
     work: dict[str, dict[str, KeyWork]] = field(default_factory=dict)
     epoch: str = EPOCH
     slow: int = 0  # of those answered, after more than `slow_s` since they arrived

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from cavvy.gateway.service_queue import ServiceQueue
 
 _CONNECT_S = 5.0
-_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0  # of a replica that refuses connections
+# first and longest delay before a replica that refused connections is tried again
+_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0
 _HEAD_MAX = 65_536
 PRICE_FIELD = b"Cavvy-Price-Micros"
 
@@ -30,10 +31,10 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, pool: "ReplicaPool") -> None:
         self.pool = pool
         self._exchange: Exchange | None = None
-        self._body: Body | None = None  # None: the head of the response has not come
+        self._body: Body | None = None  # None if the head of the response has not arrived
         self._buffer = b""
         self._tunnel = False
-        self._ends = False  # the replica closes it after this response
+        self._ends = False  # whether the replica closes the connection after this response
         self.closed = False
 
     def begin(self, exchange: Exchange) -> None:
@@ -52,14 +53,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._exchange = None
         self.transport.abort()
 
-    # what the event loop calls
+    # Methods that the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's has no common base
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's types have no common base
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
-        if exchange is None:  # an answer without a question: the connection cannot be trusted
+        if exchange is None:  # a response without a request: the connection cannot be trusted
             self.closed = True
             self.transport.abort()
         elif self._tunnel:

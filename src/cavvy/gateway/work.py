@@ -62,7 +62,7 @@ class ReplicaWork:
         }
 
     def _pass(self, now: float) -> float:
-        if now > self._at:  # the times of two callers may be in another order
+        if now > self._at:  # the clock readings of two callers may arrive in another order
             if self._in_flight:
                 self._virtual += (now - self._at) / self._in_flight
             self._at = now

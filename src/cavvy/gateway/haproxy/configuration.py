@@ -14,7 +14,7 @@ from cavvy.gateway.config import GatewayLimits, ServiceRoute
 
 HOLD = "hold"
 _TUNNEL_S = 3600.0
-_HARD_STOP = "10m"  # how long a process that was replaced may finish its requests
+_HARD_STOP = "10m"  # seconds in which a process that was replaced may finish its requests
 _IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
 _DROPPED = (
     "Keep-Alive",
@@ -43,7 +43,7 @@ class HaproxyListener(Struct, frozen=True, kw_only=True):
     gateway_host: str
     gateway_port: int
     certificate: Path | None = None  # certificate and key in one PEM file: TLS, with HTTP/2
-    certificates: Path | None = None  # a folder with those of single host names
+    certificates: Path | None = None  # a folder with the certificates of single host names
 
 
 def name_backend(service: str) -> str:

@@ -22,12 +22,12 @@ _CHECK = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mar
 
 
 class HaproxyRefused(Exception):
-    """Raised if HAProxy did not execute a command; the text is its answer."""
+    """Raised if HAProxy did not execute a command; the text is HAProxy's answer."""
 
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
-    """The requests of a service that HAProxy handles itself, without those that it passed to the
-    gateway. `answer_s` is the mean time of the last answers, in steps of a millisecond.
+    """The requests of a service that HAProxy handles itself, except those passed on to the gateway.
+    `answer_s` is the mean time of the last answers, in steps of a millisecond.
     """
 
     in_flight: int = 0
@@ -35,7 +35,8 @@ class HaproxyLoad(Struct, frozen=True, kw_only=True):
     arrivals: int = 0
     per_s: int = 0
     answer_s: float = 0.0
-    replicas: Mapping[str, int] = field(default_factory=dict)  # the requests in flight of each
+    # the requests in flight of each server
+    replicas: Mapping[str, int] = field(default_factory=dict)
 
 
 class HaproxyRuntime:
