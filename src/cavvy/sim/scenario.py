@@ -51,7 +51,7 @@ class CrashMoment(StrEnum):
     """The moment within a call to the store or a provider at which the server crashes."""
 
     BEFORE = "before"  # the server dies before the call has an effect
-    # the server dies after the call has had its effect, but before it gets the answer
+    # the server dies after the call has had its effect, but before the server receives the answer
     AFTER = "after"
 
 

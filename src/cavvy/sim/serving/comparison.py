@@ -67,9 +67,9 @@ class WayCrossing(Struct, frozen=True, kw_only=True):
 
 
 class ComparisonTerms(Struct, frozen=True, kw_only=True):
-    """What is compared. `managed_usd_hr` is the price of a replica of a managed endpoint, and
-    `serverless_usd_hr` that of a serverless GPU while it works, or None if they are not known.
-    `spot` are markets for a mix, or () if there is none.
+    """What is compared. `managed_usd_hr` is the hourly price of a replica of a managed endpoint,
+    and `serverless_usd_hr` is the hourly price of a serverless GPU while it works. Unknown prices
+    are None. `spot` are markets for a mix, or () if there is none.
     """
 
     scaling: ScalingTerms
@@ -222,7 +222,7 @@ def _scaled(
 ) -> WayCost:
     controller = AutoscalerController(scaling)
     score = run_service(way, load, terms.setting, controller, markets)
-    # the rest of the last day costs what the least replicas cost
+    # for the rest of the last day, the minimum number of replicas is billed
     rest_h = max(0.0, months * MONTH_HOURS - load.length_s / 3600)
     usd = score.usd + rest_h * scaling.least * terms.setting.on_demand_usd_hr
     return _cost(way, score, usd / months)

@@ -27,7 +27,7 @@ _READING_S = 60.0
 
 
 class RequestTrace(Struct, frozen=True, kw_only=True):
-    """Requests in the order of their arrival, in seconds since the first one."""
+    """Requests in the order of their arrival, in seconds since the first arrival."""
 
     name: str
     arrivals_s: tuple[float, ...]
@@ -57,8 +57,9 @@ class TokenSpeed(Struct, frozen=True, kw_only=True):
 
 
 class RequestOptions(Struct, frozen=True, kw_only=True):
-    """How a file is converted to requests: the speed of tokens, the service time of requests
-    without a stated one, and the random seed of arrivals that the file states only as a rate.
+    """The options for converting a file to requests: the speed of tokens, the service time of
+    requests without a stated one, and the random seed of arrivals that the file states only as a
+    rate.
     """
 
     speed: TokenSpeed = TokenSpeed()

@@ -155,7 +155,8 @@ class RuleController:
     def order(self, service: SimulatedService) -> Sequence[int]:
         ready, starting = sum(map(len, service.ready)), sum(map(len, service.starting))
         if self._placement is not None:
-            # The rule does not count spares, nor what covers replicas on spot that start.
+            # The rule counts neither spare replicas nor the replicas that stand in for starting
+            # spot replicas.
             ready = min(ready, self._placement[0])
             starting = self._placement[0] - ready
         view = LoadView(
@@ -219,8 +220,8 @@ def run_service(
     warm: bool = True,
     ready: int = 0,
 ) -> ServingScore:
-    """Run the service until its last request has ended. It begins with `ready` replicas, or with
-    those that the first load needs if it is `warm`.
+    """Run the service until its last request has ended. The run begins with `ready` replicas or, if
+    it is `warm`, with the replicas that the first load needs.
     """
     service = SimulatedService(
         trace, setting, markets or [on_demand_market(setting)], holds=controller.holds

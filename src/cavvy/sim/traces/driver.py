@@ -48,7 +48,7 @@ class RunSegment(Struct, frozen=True):
 
 
 class TraceRun(Struct, frozen=True, kw_only=True):
-    """The result of one job. `usd` includes the price of copying its checkpoint."""
+    """The result of one job. `usd` includes the price of copying the job's checkpoint."""
 
     usd: float
     end_s: float

@@ -6,7 +6,8 @@ Prices are constant between two cuts. Therefore a stay can start at a cut instea
 same work, and cost the same, so only stays that start at a cut need to be considered. A stay may
 end at any time. The state at a cut is the running stay and the amount of work done. A launch
 subtracts the overhead from the work done, and the stay compensates for this while it loads. A stay
-that ends before that only causes costs, so no state becomes cheaper than in reality.
+that ends before it has compensated for the overhead only causes costs, so no state becomes cheaper
+than in reality.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.
@@ -43,8 +44,8 @@ def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
 
 
 def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span]:
-    """Yield each period between two changes: its length and its quotes. A new price of spot that is
-    unavailable is not a change.
+    """Yield the length and the quotes of each period between two changes. A new price of spot that
+    is unavailable is not a change.
     """
     end_s = start_s + length_s
     since, holding = start_s, world.quotes[world.at(start_s)]

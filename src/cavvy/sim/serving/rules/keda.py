@@ -13,7 +13,7 @@ class KedaRule(Struct, frozen=True, kw_only=True):
 
     Every 15 s: wanted = ceil(requests / target), unchanged within 10 %. The number grows at most to
     twice the replicas or by four; to shrink, the highest number of the last 300 s is used. KEDA
-    adds the first replica and removes the last one 300 s after the last request.
+    itself adds the first replica, and removes the last replica 300 s after the last request.
     """
 
     target: float = 0.7

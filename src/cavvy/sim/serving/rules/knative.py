@@ -11,9 +11,9 @@ class KnativeRule(Struct, frozen=True, kw_only=True):
     """Knative's Pod Autoscaler (knative/serving, pkg/autoscaler/scaling/autoscaler.go at 98e5ef9).
 
     Every 2 s: wanted = ceil(mean concurrency over 60 s / target), target = 0.7 of the slots of a
-    replica. If the same number over 6 s is at least twice the ready replicas, the rule panics: it
-    uses the higher of both numbers and does not shrink until 60 s have passed without a reason to
-    panic. The result is the highest number within `delay_s`; without load for a window and 30 s
+    replica. If the number computed over 6 s is at least twice the ready replicas, the rule panics:
+    it uses the higher of both numbers and does not shrink until 60 s have passed without a reason
+    to panic. The result is the highest number within `delay_s`; without load for a window and 30 s
     more, the result is 0.
     """
 
@@ -55,9 +55,9 @@ class KnativeRule(Struct, frozen=True, kw_only=True):
 class AibrixRule(Struct, frozen=True, kw_only=True):
     """AIBrix's autoscaler (vllm-project/aibrix, pkg/controller/podautoscaler at e3e10f9).
 
-    The rule is like Knative's, over 180 s and 60 s, and grows to at most twice the ready replicas
-    at once. A change of up to 10 % is ignored, replicas are removed only 300 s after they were last
-    needed, and one replica always remains.
+    The rule is like Knative's, with windows of 180 s and 60 s, and the number grows to at most
+    twice the ready replicas at once. A change of up to 10 % is ignored, replicas are removed only
+    300 s after they were last needed, and one replica always remains.
     """
 
     target: float = 0.7

@@ -15,9 +15,10 @@ def _divide(rate: float, share: float, seen: LoadView) -> int:
 class SkyServeRule(Struct, frozen=True, kw_only=True):
     """SkyServe's request-rate autoscaler (skypilot 0.14.1, sky/serve/autoscalers.py).
 
-    Every 20 s: wanted = ceil(requests per second over 60 s / target). The number grows after 300 s
-    of agreement and shrinks after 1200 s; from zero, it grows at once. `target` is the share of a
-    replica's maximum rate. While no replica is ready, SkyServe's load balancer answers 503.
+    Every 20 s: wanted = ceil(requests per second over 60 s / target). The number grows once the
+    rule has wanted this for 300 s, and shrinks once the rule has wanted this for 1200 s; from zero,
+    it grows at once. `target` is the share of a replica's maximum rate. While no replica is ready,
+    SkyServe's load balancer answers 503.
     """
 
     target: float = 0.7
