@@ -96,7 +96,8 @@ def main() -> None:
         value = run.accumulate(lambda part: surprise(part[0]), batch)
         for group in (
             optimizer.param_groups
-        ):  # the rate rises, then falls like half a cosine; it depends only on the step
+            # the learning rate depends only on the step: it rises, then falls like half a cosine
+        ):
             warm = min(1, (run.steps + 1) / 20)
             group["lr"] = options.lr * warm * (0.55 + 0.45 * math.cos(math.pi * run.steps / steps))
         run.step(optimizer, clip=1.0)

@@ -1,12 +1,12 @@
-"""Data parallel over MPI in the style of Horovod: broadcast the weights, then average the
+"""Data-parallel training over MPI in the style of Horovod: broadcast the weights, then average the
 gradients.
 
     mpirun -np 4 python train.py
 
 Horovod's last release (0.28.1) does not build against current PyTorch. Therefore this program
 implements the functions of Horovod that it needs, under the same names, in thirty lines over MPI.
-If Horovod is installed, it is used instead (untested). For new programs, DDP with torchrun
-(template mnist-ddp) is faster and better maintained.
+If Horovod is installed, the program uses Horovod instead (untested). For new programs, DDP with
+torchrun (template mnist-ddp) is faster and better maintained.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Fine-tunes a language model with LoRA. The model's matrices stay frozen. The product of two thin
-matrices is added to each of them, and only the thin matrices are trained.
+matrices is added to each frozen matrix, and only the thin matrices are trained.
 
     python train.py base && python train.py tune
 
 `base` trains a small model, letter by letter, on Python's manual, because no wheel contains a
 language model. `tune` then teaches this model another language (the source code of Python's
-library). It trains only a few per cent of the weights, and finally merges them into the frozen
+library). `tune` trains only a few per cent of the weights, and finally merges them into the frozen
 matrices, so that the result is as fast as the base model.
 """
 

