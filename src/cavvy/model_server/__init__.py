@@ -1,3 +1,3 @@
-"""The server of the engine `onnxruntime`. Its files are submitted with a service and run on nodes
-as `python3 -m model_server`, so they do not import Cavvy.
+"""The server of the engine `onnxruntime`. The package's files are submitted with a service and run
+on nodes as `python3 -m model_server`, so they do not import Cavvy.
 """

@@ -13,7 +13,8 @@ from typing import Any
 from .http_server import ModelServer
 from .inference import CountedModel, OnnxModel, WrongRequest
 
-_FASTER = 1.05  # an optimised model is served if it is faster by this factor; less is noise
+# an optimised model is served if it is faster by this factor; a smaller gain is noise
+_FASTER = 1.05
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -22,7 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     path = Path(options.model)
     try:
         original = OnnxModel(path, options.threads)
-    except Exception as error:  # noqa: BLE001 - what a file causes has no common class
+    except Exception as error:  # noqa: BLE001 - the errors that a file causes have no common class
         sys.exit(f"{path} cannot be loaded: {error}")
     model = original
     notes: dict[str, Any] = {}
@@ -82,10 +83,14 @@ def _say(text: str) -> None:
 def _read_options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="model_server", description=__doc__)
     parser.add_argument("--model", required=True, help="a .onnx file")
-    parser.add_argument("--name", default="", help="its name in URLs; the default is the file's")
+    parser.add_argument(
+        "--name", default="", help="the model's name in URLs; the default is the name of the file"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--threads", type=int, default=0, help="of one request; 0: all cores")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="threads of one request; 0: all cores"
+    )
     parser.add_argument("--optimise", choices=["onnx-int8"], default="")
     parser.add_argument("--samples", default="", help="a .npz file, or JSON lines")
     parser.add_argument("--agree", type=float, default=0.99)

@@ -32,7 +32,7 @@ class WrongRequest(Exception):
 
 
 class OnnxModel:
-    """A loaded model. Several threads may call it at the same time."""
+    """A loaded model. Several threads may call the model at the same time."""
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         options = onnxruntime.SessionOptions()

@@ -11,7 +11,7 @@ import numpy as np
 
 from .inference import OnnxModel
 
-_ROUNDS = 3  # each sample is timed so often, by turns
+_ROUNDS = 3  # how often each sample is timed, alternating between the two models
 
 
 class SampleReader:

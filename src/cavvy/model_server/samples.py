@@ -10,7 +10,7 @@ import numpy as np
 
 from .inference import TYPES, OnnxModel
 
-MADE_UP = 32  # samples, if the user gives none
+MADE_UP = 32  # number of samples if the user gives none
 
 
 def read_samples(model: OnnxModel, file: str) -> list[dict[str, Any]]:
