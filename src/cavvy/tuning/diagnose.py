@@ -127,7 +127,9 @@ class Diagnoser:
         return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """Return the number of steps to trace: those of a window, but at most half of LONGEST_S."""
+        """Return the number of steps to trace: as many as a window has, but at most half of
+        LONGEST_S.
+        """
         if steps <= self._steps:
             return steps
         seconds = median(
@@ -180,7 +182,8 @@ class Diagnoser:
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
         """Return the median time of a step in a window. The median is computed from the means of
-        groups of steps; a group has as many steps as a loader may prepare batches at once.
+        groups of steps; the steps of a group are as many as the batches that a loader may prepare
+        at once.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
@@ -388,8 +391,8 @@ class Diagnoser:
 
     def _judge_epochs(self) -> float:
         """Record the time that the script's own loop takes between two passes over the data.
-        Returns it in seconds per step. This must be measured last, because the script ends if no
-        other pass follows.
+        Returns this time in seconds per step. This pause must be measured last, because the script
+        ends if no other pass follows.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):

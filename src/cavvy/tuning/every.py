@@ -17,8 +17,8 @@ class StepSample(NamedTuple):
 
 
 class StepHistory:
-    """All steps of a session, in order. Steps that a trace slowed down are counted, but their times
-    are not used.
+    """All steps of a session, in order. Steps that a trace slowed down are counted, but the times
+    of these steps are not used.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ class StepHistory:
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
         """Return the mean seconds per step. For something that occurs in every step, this is the
-        median, which is hardly affected by other programs on this machine. Otherwise it is the
-        mean, which includes rare events unless `seldom` is False. The rate of rare events is
+        median, which is hardly affected by other programs on this machine. Otherwise, the result is
+        the mean, which includes rare events unless `seldom` is False. The rate of rare events is
         computed from all windows.
         """
         steps = self._steps(name, rank)

@@ -137,8 +137,8 @@ class PlanTuner:
     ) -> tuple[list[float], list[float]]:
         """Measure both sessions in the order ABBA..., so that slow changes of the machine's speed
         affect both equally. If the first session fails, for example because both do not fit into
-        memory together, the second one is closed and the first one is started again for the next
-        trials.
+        memory together, the second session is closed and the first session is started again for the
+        next trials.
         """
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(self._pairs):

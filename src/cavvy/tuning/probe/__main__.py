@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def _run_to_its_end(script: str, arguments: list[str]) -> None:
-    """Run the script. If it exits without an error, return as if it had reached its end."""
+    """Run the script. If the script exits without an error, return as if it had reached its end."""
     try:
         run_script(script, arguments)
     except SystemExit as error:

@@ -42,8 +42,8 @@ _CLOSE_S = 5.0  # maximum seconds that the script has to end by itself after the
 
 
 class ProbeDone(BaseException):
-    """Raised to end the script. It is not an `Exception`, so the script's own `except Exception`
-    does not catch it.
+    """Raised to end the script. This class is not an `Exception`, so the script's own
+    `except Exception` does not catch it.
     """
 
 
@@ -80,7 +80,7 @@ class ProbeChannel:
 
 
 class ScriptProbe:
-    """Measures one rank. At the end of each window, it sends a report and waits for the next
+    """Measures one rank. At the end of each window, the probe sends a report and waits for the next
     command.
 
     A command has the keys `mode` (see `WindowModes`), `skip` (number of steps to skip), `steps`
@@ -91,9 +91,9 @@ class ScriptProbe:
 
     A report has the keys `rank`, `seconds` (mean per step), `steps` and `parts` (seconds of each
     step and of its parts), and `every` (for all steps since the previous window, the seconds of
-    saves, of transfers and between the parts). With `trace`, it also has `idle`, the seconds per
-    step in which no operation ran. With `trace` or `watch`, it has the result of
-    `StackSampler.read`.
+    saves, of transfers and between the parts). With `trace`, the report also has `idle`, the
+    seconds per step in which no operation ran. With `trace` or `watch`, the report has the result
+    of `StackSampler.read`.
     """
 
     def __init__(self, channel: ProbeChannel) -> None:

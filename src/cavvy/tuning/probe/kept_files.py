@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import torch
 
-# Number of files of torch.save whose content can still be read. It is low because checkpoints are
-# large.
+# Number of files of torch.save whose content can still be read. The number is low because
+# checkpoints are large.
 KEPT = 2
 Work = Callable[..., Any]
 
@@ -22,10 +22,11 @@ Work = Callable[..., Any]
 class KeptFiles:
     """While this is installed, a script cannot replace, empty, rename or delete a file that is
     older than this object. The script's writes go to a file in `folder` instead, and later reads of
-    the same path use that file. Files of `torch.save` always go there.
+    the same path use that file. Files of `torch.save` always go to `folder`.
 
-    This covers `torch.save`, `open` with "w", and the functions of `os` and `shutil`. It does not
-    cover native code, other programs, and files that are opened to append or to update.
+    The protection covers `torch.save`, `open` with "w", and the functions of `os` and `shutil`. The
+    protection does not cover native code, other programs, and files that are opened to append or to
+    update.
     """
 
     def __init__(self, folder: str) -> None:
@@ -66,8 +67,8 @@ class KeptFiles:
 
     def _is_old(self, path: str) -> bool:
         """Return whether this file or link existed before the script or, for a folder, whether it
-        contains such a file or link. This is derived from the time of the last change, which is
-        also new if the script has copied the file.
+        contains such a file or link. The result is derived from the time of the last change, which
+        is also new if the script has copied the file.
         """
         try:
             found = os.lstat(path)

@@ -1,5 +1,6 @@
 """Changes a plain training loop without editing the script: its DataLoader, and the precision,
-memory format and compilation of its model. Also finds the lines of the script that set these.
+memory format and compilation of its model. The module also finds the lines of the script that
+contain these settings.
 """
 
 import inspect
@@ -25,8 +26,8 @@ class PlainLevers:
     """Applies `levers` to a script, and observes the script's first steps.
 
     `levers` may have these keys. `workers`, `pin` and `batch_size` are for one DataLoader; `loader`
-    is its number in the order of creation. `precision` is "tf32" or "bf16". `channels_last` and
-    `compile` are True. Missing keys change nothing.
+    is the DataLoader's number in the order of creation. `precision` is "tf32" or "bf16".
+    `channels_last` and `compile` are True. Missing keys change nothing.
     """
 
     def __init__(self, levers: dict[str, Any]) -> None:
@@ -42,7 +43,7 @@ class PlainLevers:
         self._precision = "fp32"
         self._images = False
         self._samples = self._depth = 0
-        self._autocast: Any = None  # is active from a forward pass until the backward pass
+        self._autocast: Any = None  # active from a forward pass until the backward pass
         self._hooks, self._stack = ExitStack(), ExitStack()
 
     def install(self) -> None:
@@ -73,9 +74,9 @@ class PlainLevers:
         self._reads, self._samples = {}, 0
 
     def apply(self, optimizer: Any) -> dict[str, Any]:
-        """Apply the levers of the computation, stop observing, and return what was observed. This
-        is called at the end of a step, because changed hooks or a changed `forward` are used from
-        the next call on.
+        """Apply the levers of the computation, stop observing, and return what was observed. The
+        method is called at the end of a step, because changed hooks or a changed `forward` are used
+        from the next call on.
         """
         self._hooks.close()
         given = {id(each) for group in optimizer.param_groups for each in group["params"]}

@@ -85,7 +85,7 @@ def _timed(into: list[float], work: Any) -> Any:
 
 class StackSample(NamedTuple):
     at: int  # time of the sample in nanoseconds since 1970
-    # Nanoseconds since the last sample. This is long if another thread held the interpreter,
+    # Nanoseconds since the last sample. The time is long if another thread held the interpreter,
     # because no sample can be taken then.
     took: int
     inside: bool  # whether the compute part or the optimizer part of a step was running
@@ -222,7 +222,7 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 
 def find_own_line(frame: Any) -> str:
-    """Return the user's line that is running, or that called the code that is running. Returns ""
+    """Return the line of the user's code that is running, or whose call is running. Returns ""
     if PyTorch or cavvy.train is running, or if gradients are being summed.
     """
     found = ""
@@ -239,7 +239,7 @@ def find_own_line(frame: Any) -> str:
 
 
 def calling_line() -> str:
-    """Return the line of the user's code that called the code that is running, or ""."""
+    """Return the line of the user's code whose call is running, or ""."""
     frame: Any = sys._getframe(1)
     while frame is not None and not _is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -307,7 +307,7 @@ class UserLoop(NamedTuple):
 
 
 def find_loop(frame: Any) -> UserLoop | None:
-    """Find the innermost loop in the user's code that contains the code that is running. A loop is
+    """Find the innermost loop in the user's code around the code that is running. A loop is
     recognized by a backward jump past the current instruction.
     """
     while frame is not None:
@@ -395,8 +395,8 @@ class traced(AbstractContextManager["traced"]):
 
 
 def _is_work(event: Any) -> bool:
-    """Return whether the event is an operation on the host or work on a device. Otherwise it is
-    only an annotation.
+    """Return whether the event is an operation on the host or work on a device. All other events
+    are only annotations.
     """
     if event.device_type.name != "CPU":
         return not event.is_user_annotation
