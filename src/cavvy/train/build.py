@@ -65,7 +65,7 @@ class ModelBuilder:
         return place(model, self.plan, world, mesh, self.numbers, options)
 
     def micro(self, world: RankWorld) -> MicroBatch:
-        """Return the plan's micro-batch. Its size is 0 if it must still be found."""
+        """Return the plan's micro-batch. The micro-batch's size is 0 if it must still be found."""
         kinds = "+".join(sorted(set(world.gather(world.device.name))))
         plan = self.plan
         key = f"{kinds} x{world.size} {plan.precision} shards {plan.shards} tensor {plan.tensor}"

@@ -39,8 +39,8 @@ class TrainDevice:
             torch.accelerator.synchronize()
 
     def peak_bytes(self) -> int:
-        """Return the peak memory of tensors since `reset_peak`, in bytes. On the CPU it is not
-        recorded and the result is 0.
+        """Return the peak memory of tensors since `reset_peak`, in bytes. On the CPU, the peak is
+        not recorded, and the result is 0.
         """
         if not self.is_accelerator:
             return 0

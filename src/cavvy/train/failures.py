@@ -1,8 +1,9 @@
 """Reports the first rank that fails to all ranks and to Cavvy's agent, and ends ranks that would
 otherwise wait for the failed rank.
 
-The ranks share the first failure through the store in which they met. Without it, a collective
-could only report that a connection was closed, and some collectives report this only after minutes.
+The ranks share the first failure through the store in which they met. Without the store, a
+collective could only report that a connection was closed, and some collectives report this only
+after minutes.
 """
 
 import atexit

@@ -79,7 +79,7 @@ def find(
     coming_bytes: int,
     least: Callable[[int], int],
 ) -> int:
-    """Predict the largest size up to `most` that fits, from the memory that small sizes use. All
+    """Predict the largest size up to `most` that fits, from the memory use of small sizes. All
     ranks get the same answer.
 
     A size that is not expected to fit is never tried: ranks of a split model wait for each other

@@ -239,7 +239,7 @@ def _recurrent(
 
 
 def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Like `Tensor.to`, but ignores the device argument: all fake tensors are on one device."""
+    """Act like `Tensor.to`, but ignore the device argument: all fake tensors are on one device."""
     if args and isinstance(args[0], torch.Tensor):
         return tensor.type(args[0].dtype)
     dtype = next(

@@ -13,7 +13,7 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 class PrecisionContext:
-    """One precision on one device. It provides the context of the forward pass and the loss
+    """One precision on one device. The object provides the context of the forward pass and the loss
     scale.
     """
 
@@ -67,8 +67,8 @@ class PrecisionContext:
 
 
 def best(device: TrainDevice) -> str:
-    """Return the precision for the plan `auto`: bf16 if the device supports it. Otherwise it is
-    fp16 on CUDA and ROCm, and fp32 on other devices.
+    """Return the precision for the plan `auto`: bf16 if the device supports it. Otherwise, the
+    precision is fp16 on CUDA and ROCm, and fp32 on other devices.
     """
     if device.kind in ("cuda", "rocm"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
@@ -87,7 +87,7 @@ def _fits_fp8(module: Any, name: str) -> bool:
 def _check(precision: str, device: TrainDevice) -> None:
     """Check that this device and this installation support the precision.
 
-    Raises: ValueError: they do not support it.
+    Raises: ValueError: the device or the installation does not support the precision.
     """
     if precision == "tf32" and (device.kind != "cuda" or torch.cuda.get_device_capability()[0] < 8):
         raise ValueError(

@@ -45,9 +45,9 @@ class Run:
     """One training run, whose checkpoints are in one folder.
 
     Args:
-        folder: the folder of checkpoints: a path, or a URL that fsspec supports. By default the
-            checkpoint folder of the Cavvy job, or `checkpoints`.
-        plan: a `Plan`, a file that `Plan.to_json` wrote, or "auto". If the variable
+        folder: the folder of checkpoints: a path, or a URL that fsspec supports. The default is the
+        checkpoint folder of the Cavvy job or, without a job, `checkpoints`. plan: a `Plan`, a file
+        that `Plan.to_json` wrote, or "auto". If the variable
             CAVVY_TRAIN_PLAN names a file, that file is used instead.
         seed: determines initial parameters, the order of samples and augmentations.
         device: "auto", "cuda", "rocm", "mps", "xpu" or "cpu".
@@ -115,11 +115,11 @@ class Run:
         """Build the model and place it on the ranks. Returns the user's own module.
 
         Args:
-            build: makes the model. It is called once, after random generators are seeded.
+            build: makes the model. The function is called once, after random generators are seeded.
             stages: for a pipeline, instead of `build`: functions that make the consecutive parts
                 of the model.
             blocks: returns the repeated parts of the model, which are the units of sharding and
-                recomputation. By default they are guessed.
+                recomputation. By default, the blocks are guessed.
             tensor_plan: how layers are split over tensor ranks, for torch's `parallelize_module`.
             meta: build the model without memory and initialize it with `reset_parameters` on the
                 devices, for models larger than the memory of this machine.
@@ -195,8 +195,8 @@ class Run:
         return thing
 
     def resume(self) -> bool:
-        """Load the newest checkpoint. Returns whether there was one. If the script does not call
-        this method, `batches` does. Later calls do nothing.
+        """Load the newest checkpoint. Returns whether a checkpoint existed. If the script does not
+        call this method, `batches` does. Later calls do nothing.
         """
         if self._resumed:
             return False
@@ -285,10 +285,9 @@ class Run:
         `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
         mean loss of the part. A loss with several arguments gets the members of a part, as in
         `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out of
-        memory. If the mean is not over samples but over something else, such as tokens without
-        padding, it is weighted by the number of these. This number is found automatically for
-        torch's losses, and for sums that are divided by a tensor. For other losses, return (mean,
-        number).
+        memory. If the mean is over other items than samples, such as tokens without padding, it is
+        weighted by the number of these items. This number is found automatically for torch's
+        losses, and for sums that are divided by a tensor. For other losses, return (mean, number).
 
         If gradients of earlier calls were not used by a step yet, the new gradients are added to
         them.
@@ -356,7 +355,7 @@ class Run:
 
     def close(self) -> None:
         """Wait for the current save and close the process groups. Either all ranks or none must
-        call this.
+        call this method.
         """
         atexit.unregister(self._abandon)
         self.clock.end()
@@ -364,8 +363,8 @@ class Run:
         self.world.close()
 
     def _abandon(self) -> None:
-        """Clean up at exit if `close` was not called. This does not wait for other ranks, which may
-        be stuck.
+        """Clean up at exit if `close` was not called. The method does not wait for other ranks,
+        which may be stuck.
         """
         self.close() if self.world.size == 1 else self.world.leave()
 

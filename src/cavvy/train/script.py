@@ -1,5 +1,5 @@
-"""Makes a work profile of a user's unchanged script. It runs the script on fake tensors, which
-store no data, up to the script's first optimizer step.
+"""Makes a work profile of a user's unchanged script. The module runs the script on fake tensors,
+which store no data, up to the script's first optimizer step.
 """
 
 import os
@@ -24,8 +24,8 @@ from cavvy.train.trace import TraceRecorder, summarize
 
 
 class _Done(BaseException):
-    """Raised to end a traced script. It is not an `Exception`, so the script's own `except
-    Exception` does not catch it.
+    """Raised to end a traced script. This class is not an `Exception`, so the script's own
+    `except Exception` does not catch it.
     """
 
 
@@ -169,7 +169,8 @@ def _patched() -> Iterator[None]:
 @contextmanager
 def fake_device() -> Iterator["_Fake"]:
     """Create only fake tensors. Models and batches that are created in this context have shapes but
-    no data, and use no memory. Moving them to another device does not change them.
+    no data, and use no memory. Moving them to another device does not change these models and
+    batches.
     """
     with patch.object(torch.nn.Module, "_apply", _convert), warnings.catch_warnings():
         warnings.filterwarnings(

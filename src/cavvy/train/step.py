@@ -22,7 +22,7 @@ from cavvy.train.parallel.shard import PlacedModel
 from cavvy.train.precision import PrecisionContext
 from cavvy.train.world import RankWorld
 
-SKIPPED = 2**62  # is added to the number of a batch that a rank does not use
+SKIPPED = 2**62  # number that is added to the number of a batch that a rank does not use
 Loss = Callable[[Any], Any]
 PairLoss = Callable[[Any, Any], Any]
 
@@ -136,8 +136,8 @@ class StepGradients:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Set stored gradients aside, and add them again at the end. Otherwise they would be summed
-        over the ranks and weighted a second time.
+        """Set stored gradients aside, and add them again at the end. Otherwise, these gradients
+        would be summed over the ranks and weighted a second time.
         """
         before = [(p, p.grad) for p in self.placed.model.parameters() if p.grad is not None]
         for parameter, _ in before:
@@ -178,7 +178,7 @@ class StepGradients:
         return bool(failed), bool(weighted)
 
     def _attempt(self, passes: Callable[[], Any], size: int, seed: int) -> tuple[Any, bool]:
-        """Run the passes. Returns their losses and whether this rank ran out of memory.
+        """Run the passes. Returns the losses of the passes and whether this rank ran out of memory.
 
         Raises: OutOfMemory: this rank of a split model ran out of memory.
         """

@@ -132,7 +132,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.see(tensor, "buffer")
 
     def close(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Mark these parameters and their gradients, and stop recording when tensors are freed."""
+        """Mark these parameters and their gradients, and stop recording which tensors are freed."""
         for each in parameters:
             self.see(each, "parameter")
             if each.grad is not None:
@@ -232,7 +232,7 @@ def _is_kept(tape: TraceTape, number: int) -> bool:
 
 
 def _list_casts(tape: TraceTape) -> set[int]:
-    """Return the storages that are computed only from parameters: parameters that were cast to
+    """Return the storages that are computed from parameters only, such as parameters cast to
     another type.
     """
     return {

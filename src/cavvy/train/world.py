@@ -47,8 +47,8 @@ class RankWorld:
 
     @property
     def can_join_again(self) -> bool:
-        """Whether this program can run again in the same process. This requires that torchrun
-        started it and holds the store in which the ranks meet, and that this class joined the
+        """Whether this program can run again in the same process. torchrun must have started the
+        program and hold the store in which the ranks meet, and this class must have joined the
         ranks.
         """
         held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -108,8 +108,8 @@ class RankWorld:
         return said[0]
 
     def close(self) -> None:
-        """Wait for all ranks, then destroy the process groups. The threads of a group that still
-        exists can abort a process that has finished.
+        """Wait for all ranks, then destroy the process groups. If a group still exists, its threads
+        can abort a process that has finished.
         """
         if self._ours and dist.is_initialized():
             self.agree([0])
@@ -159,7 +159,7 @@ class RankWorld:
 def _name_rerun(size: int) -> str:
     """Return a name for this start of the ranks if their program already ran with the same store of
     torchrun, either in the same process or before torchrun restarted the ranks; otherwise "". With
-    several nodes, the numbers of restarts can differ, so they are not used.
+    several nodes, the numbers of restarts can differ, so these numbers are not used.
     """
     is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -169,8 +169,8 @@ def _name_rerun(size: int) -> str:
 
 
 def _open_store(run: str) -> Any:
-    """Return the store of torchrun. Its keys get a new prefix for this run, because the old keys
-    contain closed connections.
+    """Return the store of torchrun. The store's keys get a new prefix for this run, because the old
+    keys contain closed connections.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=PATIENCE)
@@ -179,7 +179,7 @@ def _open_store(run: str) -> Any:
 
 def _place() -> tuple[int, int, int]:
     """Return the rank, the number of ranks, and the rank within this node. The numbers are read
-    from variables that torchrun sets, or that Cavvy sets for jobs with one process per node.
+    from variables set by torchrun or, for jobs with one process per node, by Cavvy.
     """
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:

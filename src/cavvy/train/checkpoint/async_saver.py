@@ -41,8 +41,8 @@ LOOK_S = 1.0  # seconds between two reads of the interval that Cavvy sets
 
 
 class CheckpointUnreadable(RuntimeError):
-    """Raised if all checkpoints of the run are damaged. The user must repair one of them, or remove
-    all of them to start again.
+    """Raised if all checkpoints of the run are damaged. The user must repair one of the
+    checkpoints, or remove all of them to start again.
     """
 
 
@@ -200,8 +200,8 @@ class AsyncSaver:
         self, error: Exception, step: int, made: StepGradients, optimizers: list[Any], facts: Facts
     ) -> None:
         """If a rank of a split model ran out of memory, save this rank's part of the state and run
-        the program again. When this process ends, the collectives of the other ranks fail, so they
-        also save and run again. The method returns only if the error has another cause.
+        the program again. When this process ends, the collectives of the other ranks fail, so these
+        ranks also save and run again. The method returns only if the error has another cause.
 
         Raises: SystemExit: with the exit code for "run me again".
         """

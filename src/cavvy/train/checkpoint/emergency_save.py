@@ -1,5 +1,5 @@
-"""Saves a split model after one rank ran out of memory. Without this, the other ranks would wait
-forever.
+"""Saves a split model after one rank ran out of memory. Without this save, the other ranks would
+wait forever.
 
 The ranks cannot communicate in this situation, so each rank writes its own part of the last step.
 The save is used only if the parts of all ranks exist, and only with the same number of ranks and
@@ -64,7 +64,8 @@ def find(
     folder: Path, world: RankWorld, plan: str, newest: int
 ) -> tuple[int | None, dict[str, int]]:
     """Find the newest complete emergency save that is newer than the checkpoint `newest`. Returns
-    its step (or None) and the micro-batches that fit. All other emergency saves are removed.
+    the step of the save (or None) and the micro-batches that fit. All other emergency saves are
+    removed.
     """
     step: int | None = None
     micro: dict[str, int] = {}

@@ -76,8 +76,8 @@ class CheckpointLocation:
 
     def repair(self, found: StoredCheckpoint) -> str:
         """Download the files of a checkpoint that are missing or damaged here. If remote storage
-        has no intact copy of a file, a node that has one uploads it first. Returns what is still
-        wrong with a file, or "" if all files are intact. All ranks must call this.
+        has no intact copy of a file, a node that has one uploads it first. Returns a remaining
+        fault of a file, or "" if all files are intact. All ranks must call this.
 
         Raises: RuntimeError: on all ranks, if one rank of the gang could not transfer its files.
         """
@@ -101,7 +101,7 @@ class CheckpointLocation:
 
     def send(self, done: StoredCheckpoint, names: list[str]) -> None:
         """Upload a checkpoint that is durable locally, unless it is already uploaded. Each rank
-        uploads those files of `names` that it has. This runs in the thread that saves.
+        uploads those files of `names` that it has. The method runs in the thread that saves.
 
         Raises: RuntimeError: on all ranks, if one rank of the gang could not upload its files.
         """
@@ -122,8 +122,8 @@ class CheckpointLocation:
         return sorted(names)[number::count]
 
     def _replace_damaged(self, found: StoredCheckpoint, names: list[str]) -> dict[str, str]:
-        """Download the files that are missing or damaged here. Returns a dictionary from the name
-        of each file that is still damaged to what is wrong with it.
+        """Download the files that are missing or damaged here. Returns a dictionary that maps the
+        name of each file that is still damaged to the fault of the file.
         """
         if self._remote is None and not (found.path / MARK).exists():
             raise RuntimeError(f"checkpoint {found.step} is not visible in {self.local}")

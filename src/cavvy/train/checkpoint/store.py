@@ -185,7 +185,9 @@ class CheckpointStore:
                 self._stager.synchronize_staging()
 
     def wait(self) -> bool:
-        """Wait until the current save is durable. If it failed, log a warning and return False."""
+        """Wait until the current save is durable. If the save failed, log a warning and return
+        False.
+        """
         if self._thread is not None:
             self.join()
             self._thread.join()
@@ -285,7 +287,7 @@ def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def find_damage(found: StoredCheckpoint, names: Sequence[str]) -> dict[str, str]:
-    """Return what is wrong with these files of a checkpoint, by file name. Intact files are left
+    """Return the faults of these files of a checkpoint, by file name. Intact files are left
     out.
     """
     damage = {}
@@ -363,8 +365,8 @@ def parse_facts(text: str) -> dict[str, Any] | None:
 
 
 def add_files(facts: dict[str, Any], names: Iterable[str]) -> None:
-    """Add the names of a checkpoint's files to its facts. This is needed for checkpoints of an
-    earlier version of Cavvy, which have no checksums.
+    """Add the names of a checkpoint's files to its facts. Only checkpoints of an earlier version of
+    Cavvy, which have no checksums, need this function.
     """
     files = (name for name in sorted(names) if name != MARK and not name.endswith(".half"))
     facts[FILES] = dict.fromkeys(files)

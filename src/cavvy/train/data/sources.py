@@ -2,8 +2,8 @@
 an index.
 
 A reader is a function that opens a path or URL and returns a `Source`. A reader is registered under
-a name, which is written before the colon, such as "mds" in "mds:/data/shards". Shuffling, splitting
-over ranks and resuming work in the same way for all sources.
+a name, which is written before the colon, such as "mds" in "mds:/data/shards". All sources are
+shuffled, split over ranks and resumed in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ class Source(Protocol):
 
 
 class Tensors:
-    """Tensors in memory. Their first dimension is the sample. A whole batch is read with one
-    indexing operation.
+    """Tensors in memory. The first dimension of each tensor is the sample. A whole batch is read
+    with one indexing operation.
 
     A sample is a dict if the tensors were passed by name, otherwise a tuple.
     """

@@ -34,7 +34,7 @@ class BatchReader(Protocol):
 
 
 def open_batches(batches: Generator[Any], move: Move, device: Any) -> BatchReader:
-    """Read batches for a device. `move` copies a batch to it."""
+    """Read batches for a device. `move` copies a batch to the device."""
     if device.type in WITH_STREAMS:
         return StagedBatches(batches, move, AcceleratorStream(device))
     return DirectBatches(batches, move)

@@ -125,7 +125,7 @@ class Data:
         return {**order, "sampler": sampler}
 
     def resume(self, position: int, order: dict[str, Any]) -> None:
-        """Continue from the position and in the order that a checkpoint contains.
+        """Continue from the position and in the order stored in a checkpoint.
 
         Raises: ValueError: this data has another order.
         """

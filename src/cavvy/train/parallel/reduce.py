@@ -1,9 +1,10 @@
 """Data parallel: sums gradients over the replicas, in buckets, while the backward pass is still
 running.
 
-This works like DistributedDataParallel, with two differences. First, the model stays the user's own
-module. Second, a rank whose backward pass ran out of memory can still send its incomplete buckets,
-so that the other ranks do not wait for it. All ranks then discard the gradients of the step.
+The reduction works like DistributedDataParallel, with two differences. First, the model stays the
+user's own module. Second, a rank whose backward pass ran out of memory can still send its
+incomplete buckets, so that the other ranks do not wait for it. All ranks then discard the gradients
+of the step.
 """
 
 from typing import Any
@@ -79,8 +80,8 @@ class GradientReducer:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
     def arm(self) -> None:
-        """From now on, send each bucket as soon as it is full. This must be called before the last
-        backward pass of a step.
+        """From now on, send each bucket as soon as it is full. The method must be called before the
+        last backward pass of a step.
         """
         self._armed, self._next = True, 0
         for bucket in self._buckets:
@@ -88,7 +89,7 @@ class GradientReducer:
 
     def finish(self) -> None:
         """Send the remaining buckets, wait for all of them, and copy the sums to the gradients.
-        This allocates only little memory.
+        The method allocates only little memory.
         """
         if not self._armed:
             self.arm()

@@ -40,8 +40,8 @@ class ReplicaCheck:
         self._batches = 0
 
     def due(self) -> bool:
-        """Count a batch. Returns whether the copies must be compared after it: after the first
-        step, and then once in every EVERY batches. The answer is the same on all ranks.
+        """Count a batch. Returns whether the copies must be compared after this batch: after the
+        first step, and then once in every EVERY batches. The answer is the same on all ranks.
         """
         self._batches += 1
         return bool(self._named) and self._batches % EVERY == 2
@@ -67,7 +67,7 @@ class ReplicaCheck:
             self.explain()
 
     def explain(self) -> None:
-        """Find the ranks and parameters that differ, and raise an error that names them.
+        """Find the differing ranks and parameters, and raise an error with their names.
 
         Raises: RanksDiverged: always.
         """

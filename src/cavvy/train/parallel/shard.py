@@ -26,7 +26,7 @@ RECOMPILE_LIMIT = 8  # maximum number of graphs of one part; torch's own default
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """What the user specifies about splitting a model. See `Run.model`."""
+    """The user's options for splitting a model. See `Run.model`."""
 
     # a function that returns the repeated parts of the model
     blocks: Callable[[nn.Module], Sequence[nn.Module]] | None = None

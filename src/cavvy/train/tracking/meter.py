@@ -53,7 +53,7 @@ class Meter:
         """Return the mean values since the last call. Unknown values are left out. Returns {} if
         there was no step.
 
-        Shares are shares of the host's time. If a device works in the background, its time is
+        Each share is a share of the host's time. If a device works in the background, its time is
         counted in that part of the step in which the host waits for it.
         """
         if not self._steps or self._seconds <= 0:

@@ -1,5 +1,5 @@
 """A common interface, `log(values, step)` and `close()`, to TensorBoard, W&B, MLflow, Aim and
-trackio. Each tracker requires its Python package.
+trackio. Each tracker requires its own Python package.
 """
 
 import atexit

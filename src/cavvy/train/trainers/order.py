@@ -13,7 +13,7 @@ from cavvy.train.data import Data
 
 class SampleOrder(Sampler[int]):
     """The indices of one epoch for all ranks, in whole global batches. Samples that remain at the
-    end of an epoch are left out. These are different samples in each epoch.
+    end of an epoch are left out. Different samples are left out in each epoch.
 
     Raises: ValueError: the data is smaller than one global batch.
     """
@@ -45,8 +45,8 @@ class SampleOrder(Sampler[int]):
 
 
 class RankBatches(Sampler[list[int]]):
-    """The batches of `batch` samples for this rank. They start at `position`, which counts the
-    samples of all ranks and epochs, and end with the epoch.
+    """The batches of `batch` samples for this rank. The batches start at `position`, which counts
+    the samples of all ranks and epochs, and end with the epoch.
     """
 
     def __init__(self, samples: int, *, batch: int, global_batch: int, **options: Any) -> None:
