@@ -60,7 +60,7 @@ def list_projects(session: DatabaseSession) -> Sequence[Project]:
 
 
 def list_used_projects(session: DatabaseSession) -> Sequence[Project]:
-    """Return the projects that were created, and those that exist only as names of jobs."""
+    """Return all created projects, and those that exist only as names of jobs."""
     created = list_projects(session)
     known = {project.name for project in created}
     used = {row[0] for row in session.run("SELECT DISTINCT project FROM jobs").fetchall()}
@@ -133,8 +133,9 @@ def family_of(first: str) -> str:
 
 
 def add_project(session: DatabaseSession, project: Project, *, adopt: bool) -> None:
-    """Raises NameConflict if the project exists or, unless `adopt` is set, if its name is in use.
-    Raises RowNotFound if its parent does not exist, ProjectArchived if it is archived.
+    """Store a new project. Raises NameConflict if the project exists or, unless `adopt` is set, if
+    its name is in use. Raises RowNotFound if the project's parent does not exist, ProjectArchived
+    if the parent is archived.
     """
     _check_parent(session, project.parent)
     taken = any(
@@ -161,9 +162,9 @@ def put_policy(session: DatabaseSession, project: str, policy: ProjectPolicy | N
 
 
 def move_project(session: DatabaseSession, former: Project, parent: str | None) -> None:
-    """Raises RowNotFound if the project is no longer at its former place or the new parent does not
-    exist, and NameConflict if the new parent is the project itself or below it. Raises
-    ProjectArchived if the new parent is archived.
+    """Move a project. Raises RowNotFound if the project is no longer at its former place or the new
+    parent does not exist, and NameConflict if the new parent is the project itself or below it.
+    Raises ProjectArchived if the new parent is archived.
     """
     _check_parent(session, parent)
     if not session.driver.is_sqlite:  # two moves at the same time could make a loop
@@ -196,8 +197,8 @@ def revoke_role(session: DatabaseSession, binding: RoleBinding) -> None:
 
 
 def in_projects(column: str, wanted: str | Collection[str] | None) -> tuple[str, tuple[str, ...]]:
-    """Return the SQL condition that limits rows to projects, and its parameters: to the project
-    with this name, or to the projects in a collection. For None, the condition is always true.
+    """Return the SQL condition that limits rows to the project with this name, or to the projects
+    in a collection, and the parameters of the condition. For None, the condition is always true.
     """
     if wanted is None:
         return "TRUE", ()

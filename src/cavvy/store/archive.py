@@ -11,7 +11,7 @@ from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 
 _ENDS = ", ".join(f"'{each}'" for each in sorted(JOB_ENDS))
-# what runs, by the words for it
+# queries for work that has not ended, by the words for the work
 _BUSY = {
     "service": "SELECT name FROM services WHERE {own}",
     "job": f"SELECT name FROM jobs WHERE {{own}} AND phase NOT IN ({_ENDS}) AND removed IS NULL",
@@ -21,7 +21,7 @@ _MOST = 3  # names in a message
 
 
 class SqlArchive:
-    """The rows of projects, as far as their archive."""
+    """The archive state of projects, which is stored in their rows."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
         self._read, self._write = read, write

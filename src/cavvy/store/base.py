@@ -74,7 +74,7 @@ class ProjectArchived(StoreError):
 
 
 class ProjectBusy(StoreError):
-    """Raised if the project has work that has not ended. The message names some of it."""
+    """Raised if the project has work that has not ended. The message names some of this work."""
 
 
 class SignInConflict(StoreError):
@@ -159,7 +159,7 @@ class JobSummary(Struct, frozen=True, kw_only=True):
 
 
 class LedgerFilter(Struct, frozen=True, kw_only=True):
-    """Which entries of the ledger are meant: those in [since, until) of these projects and, if
+    """Selects entries of the ledger: those in [since, until) of these projects and, if
     given, of this user, with this tag (name and value) and of replicas of services with this name.
     None means no limit.
     """
@@ -279,12 +279,12 @@ class Store(Protocol):
         """
 
     async def snapshots(self) -> Collection[str]:
-        """Content hashes of the working-folder snapshots of all jobs. Garbage collection must keep
-        their blobs.
+        """Return the content hashes of the working-folder snapshots of all jobs. Garbage collection
+        must keep the blobs of these snapshots.
         """
 
     async def unfinished(self) -> Sequence[str]:
-        """IDs of the jobs that have not ended, or that have an attempt that has not ended."""
+        """Return the IDs of the jobs that have not ended or have an unfinished attempt."""
 
     async def live_versions(self) -> dict[str, int]:
         """Return the version of each job that has not ended, by job ID."""
@@ -294,7 +294,7 @@ class Store(Protocol):
         """Return the attempt with this gang. Raises RowNotFound."""
 
     async def open_attempts(self, project: ProjectFilter = None) -> Sequence[Attempt]:
-        """Return all attempts that have not ended. These attempts may cost money now."""
+        """Return all attempts that have not ended, and therefore may cost money now."""
 
     async def kept_attempts(self) -> Sequence[Attempt]:
         """Return all attempts whose gangs are kept warm for other jobs."""
@@ -310,7 +310,7 @@ class Store(Protocol):
         """Return the machines, sorted by project and name."""
 
     async def jobs_of_machine(self, project: str, name: str) -> Sequence[str]:
-        """IDs of the machine's unfinished jobs, oldest first."""
+        """Return the IDs of the machine's unfinished jobs, oldest first."""
 
     async def delete_machine(self, machine: NamedMachine) -> None:
         """Delete a machine's row. Raises StaleVersion."""
@@ -320,7 +320,7 @@ class Store(Protocol):
 
     async def node(self, attempt_id: str, rank: int) -> Node: ...
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
-        """Events with an id above `after`, oldest first."""
+        """Return the events with an id above `after`, oldest first."""
 
     async def charges(self, job_id: str) -> Sequence[Charge]:
         """Return the job's charges, sorted by attempt, rank and time."""
@@ -342,9 +342,9 @@ class Store(Protocol):
         number."""
 
     async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
-        """Post the total amounts of all discounts in a month: for each discount by name and each
-        subject (attempt), micro-dollars, 0 or more. Only the difference from the amounts posted
-        before is added; a discount that is not named is reversed. Returns the number of new
+        """Post the total amount of each discount in a month, by the discount's name and by subject
+        (attempt). Amounts are in micro-dollars, 0 or more. Only the difference from the amounts
+        posted before is added; a discount that is not named is reversed. Returns the number of new
         entries. Raises RowNotFound.
         """
 
@@ -373,8 +373,8 @@ class Store(Protocol):
     async def observations(
         self, markets: Collection[str], since: datetime, limit: int = 2000
     ) -> Sequence[Observation]:
-        """Observations of these markets at `since` or later, oldest first. If there are more than
-        `limit` rows, only the newest are returned.
+        """Return the observations of these markets at `since` or later, oldest first. If there are
+        more than `limit` rows, only the newest are returned.
         """
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
@@ -441,7 +441,7 @@ class Store(Protocol):
         """Delete an account with its tokens and roles. Raises RowNotFound."""
 
     async def add_token(self, token: AccountToken, digest: str) -> None:
-        """Store a token under its hash. Raises RowNotFound if its account does not exist."""
+        """Store a token by its hash. Raises RowNotFound if the token's account does not exist."""
 
     async def tokens(self, account: str | None = None) -> Sequence[AccountToken]:
         """Return the tokens of one account or of all accounts, including expired and revoked
@@ -469,7 +469,7 @@ class Store(Protocol):
         """Archives projects."""
 
     async def projects(self) -> Sequence[Project]:
-        """Return the projects that were created, and those that exist only as names of jobs."""
+        """Return all created projects, and those that exist only as names of jobs."""
 
     @property
     def sign_ins(self) -> SignInStore:
@@ -487,7 +487,7 @@ class Store(Protocol):
 
     @property
     def meters(self) -> MeterStore:
-        """Bills of volumes, and replicas' bills as they were divided."""
+        """Bills of volumes, and the divided bills of replicas."""
 
     @property
     def services(self) -> ServiceStore:

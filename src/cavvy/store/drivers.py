@@ -214,8 +214,9 @@ def choose_journal(path: Path, mounts: str) -> str:
 
 
 def _create_file(path: Path) -> None:
-    """Create the file so that only its owner can read it. SQLite itself would create it with the
-    permissions of the umask."""
+    """Create the file so that only its owner can read it. SQLite itself would create the file with
+    the permissions of the umask.
+    """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError as error:

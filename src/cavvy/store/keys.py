@@ -48,7 +48,9 @@ class WrappingKey(Protocol):
 
     @property
     def id(self) -> str:
-        """The name, in ASCII, that is stored with each data key that this key has encrypted."""
+        """The name of this key, in ASCII, which is stored with each data key that the key has
+        encrypted.
+        """
 
     @property
     def place(self) -> str:
@@ -191,8 +193,8 @@ class KeyRing:
         )
 
     def renew(self) -> WrappingKey:
-        """Make a new key in the state folder. The old key is kept next to the new one, named by its
-        ID. After a crash between the two steps, the old key is still in use.
+        """Make a new key in the state folder. The old key is kept next to the new key, in a file
+        named by the old key's ID. After a crash between the two steps, the old key is still in use.
         """
         assert self.renewable
         self._read_folder_key()  # it exists from now on
@@ -294,8 +296,9 @@ def _load(path: Path) -> AesKey:
 
 
 def _make(path: Path) -> AesKey:
-    """Create the key file in one step. If two processes create it at the same time, both use the
-    key that was created first."""
+    """Create the key file in one step. If two processes create the key file at the same time, both
+    use the key that was created first.
+    """
     part = _write_part(path)
     try:
         with suppress(FileExistsError):

@@ -1,7 +1,7 @@
 """The servers that work with one PostgreSQL database (replicas), and the leases that they hold.
 
 Each lease covers a part of the reconciling work: a shard of the jobs, or a task that exists once.
-Two tables belong to the leases. They exist before the schema is created or migrated:
+Two tables belong to the leases. Both tables exist before the schema is created or migrated:
 
 * `cavvy_replicas` contains a row for each server process, which the process renews. A process
   counts as dead if its row has expired or if its connection to the database has ended.
@@ -28,8 +28,8 @@ from cavvy.store.shares import list_shards, share_leases
 from cavvy.store.workers import StoreWorkers
 
 QUEUE_LEASE = "queue"  # placing waiting jobs, and the pool of warm gangs
-# Garbage collection, market records and shared hosts. Servers that knew only one active server used
-# this name for it, so they wait while any server of this version is alive.
+# Garbage collection, market records and shared hosts. Older servers, of which only one may be
+# active, use this name for their lease, so they wait while any server of this version is alive.
 SWEEP_LEASE = "control"
 RELAY_LEASE = "relays"  # connecting agents that cannot reach a server
 SINGLETONS = (QUEUE_LEASE, SWEEP_LEASE, RELAY_LEASE)
@@ -82,15 +82,17 @@ class Replica(Struct, frozen=True, kw_only=True):
     pid: int
     folder: str  # its state folder
     address: str  # the address of its socket, as unix:/path; empty: it is a command
-    # Where servers on other machines reach it, as https://host:port; empty: they cannot; None: an
-    # old program, which cannot be asked
+    # The address at which servers on other machines reach this one, as https://host:port; empty:
+    # they cannot reach it; None: an old program, which does not report it
     peer: str | None = ""
-    revision: str | None = HEAD  # newest revision of the schema that it knows; None: an old program
+    # newest revision of the schema that the server knows; None: an old program
+    revision: str | None = HEAD
 
 
 class LeaseTurn(Struct, frozen=True, kw_only=True):
-    """The changes of one turn: the leases that this server has acquired, and those that it has lost
-    or released."""
+    """The changes of one turn: the leases acquired by this server, and the leases lost or released
+    by it.
+    """
 
     gained: Sequence[str] = ()
     lost: Sequence[str] = ()
@@ -195,8 +197,8 @@ class ReplicaLeases:
     def _turn(
         self, session: DatabaseSession, ready: Sequence[str]
     ) -> tuple[Mapping[str, Fence], Sequence[str], Sequence[Replica]]:
-        """Return the leases that this server holds now, those that it should release, and the
-        servers that are alive.
+        """Return this server's current leases, the leases to release, and the servers that are
+        alive.
         """
         self._announce(session)
         alive = _list_alive(session)

@@ -105,7 +105,7 @@ def append_entries(
 def post_discounts(
     session: DatabaseSession, month: datetime, spread: Mapping[str, Mapping[str, int]]
 ) -> int:
-    """Post the discounts of each subject in a month, less the amounts posted before, including
+    """Post the discounts of each subject in a month, minus the amounts posted before, including
     discounts that are no longer given. Returns the number of new entries.
     """
     posted = session.run(_DISCOUNTED, (to_micros(month),)).fetchall()
@@ -161,7 +161,7 @@ def _ensure_attempt(session: DatabaseSession, attempt_id: str) -> None:
 
 
 def ensure_subject(session: DatabaseSession, subject: LedgerSubject) -> None:
-    """Write the row of the subject, unless there is one."""
+    """Write the row of the subject, unless it exists."""
     session.run(f"{SUBJECTS.insert} ON CONFLICT DO NOTHING", SUBJECTS.values(subject))
 
 
@@ -321,8 +321,7 @@ def _read_sums(
 
 
 def _conditions(session: DatabaseSession, which: LedgerFilter) -> tuple[str, tuple[object, ...]]:
-    """Return the SQL condition that selects an entry `e` with the subject `s` that overlaps the
-    period."""
+    """Return the SQL condition for entries `e` with the subject `s` that overlap the period."""
     where, values = in_projects("e.project", which.projects)
     conditions: list[str] = [where]
     given: list[object] = [*values]

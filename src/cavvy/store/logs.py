@@ -216,8 +216,8 @@ class LogStore:
         return self._folder(project, job_id) / f"{attempt}.{rank}.log"
 
     def _seen(self, project: str, job_id: str, attempt: int, rank: int) -> _Log:
-        """Return a copy of the log's state for a reader. The original may be changed by a writer
-        meanwhile.
+        """Return a copy of the log's state for a reader. A writer may change the original at the
+        same time.
         """
         with self._lock:
             log = self._known(self._base(project, job_id, attempt, rank))
@@ -323,8 +323,9 @@ def _look(base: Path) -> _Log:
 
 
 def _backwards(log: _Log, files: SegmentFiles) -> Iterator[bytes]:
-    """Yield the log's bytes in blocks, beginning with the last block. A line takes the place of
-    each gap."""
+    """Yield the log's bytes in blocks, beginning with the last block. Each gap is replaced by a
+    line that reports the gap.
+    """
     following = log.end
     for segment in reversed(log.segments):
         if segment.end < following:

@@ -1,4 +1,4 @@
-"""Bills of volumes between jobs, and replicas' bills as they were divided (`SqlStore.meters`)."""
+"""Bills of volumes between jobs, and the divided bills of replicas (`SqlStore.meters`)."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -66,19 +66,21 @@ class SqlMeters:
         return [_decode_volume(row[0]) for row in rows]
 
     async def owner(self, gang: str) -> VolumeOwner | None:
-        """Whose job bought the gang with this name, or None if it is not known."""
+        """Return the project, user and tags of the job that bought the gang with this name, or None
+        if the job is not known.
+        """
         row = await self._read(lambda session: session.run(_OWNER, (gang,)).fetchone())
         if row is None:
             return None
         return VolumeOwner(project=row[0], user=row[1], tags=decode_tags(row[2]))
 
     async def uses(self, gangs: Collection[str]) -> Mapping[str, Sequence[VolumeUse]]:
-        """When jobs paid for the disks of these gangs, by gang."""
+        """Return the periods in which jobs paid for the disks of these gangs, by gang."""
         return await self._read(lambda session: _read_uses(session, gangs))
 
     async def put_volume(self, bill: VolumeBill, postings: Sequence[LedgerPosting]) -> VolumeBill:
-        """Store a bill and append the entries that lead to it. Raises StaleVersion if another
-        server was first.
+        """Store a bill and append the ledger entries from which it results. Raises StaleVersion if
+        another server was first.
         """
         stored = replace(bill, version=bill.version + 1)
         await self._write(lambda session: _put_volume(session, stored, postings))
@@ -99,8 +101,8 @@ class SqlMeters:
         postings: Mapping[str, Sequence[LedgerPosting]],
         labels: Mapping[str, str],
     ) -> None:
-        """Store a division with its entries, by client's key. `labels` names keys. Raises
-        StaleVersion if another server was first.
+        """Store the division of a bill among client keys, together with its entries. `labels` names
+        keys. Raises StaleVersion if another server was first.
         """
         await self._write(lambda session: _divide(session, divided, postings, labels))
 

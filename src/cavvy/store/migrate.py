@@ -1,5 +1,5 @@
-"""Updates a database to the schema of this program (migration). `SqlStore.open` does this, so the
-first process that opens an old database migrates it.
+"""Updates a database to the schema of this program (migration). `SqlStore.open` calls this module,
+so the first process that opens an old database migrates it.
 
 If the database is at the newest revision (HEAD), only a few SELECTs are needed. In a new database,
 the statements of `schema.sql` are run. In an older database, the files in `migrations/` after its
@@ -192,8 +192,8 @@ def _set_journal(session: DatabaseSession, journal: str) -> str:
 
 
 def _revision(session: DatabaseSession) -> str | None:
-    """Return the database's revision, or None if the database is empty. Raises StoreUnusable if it
-    belongs to another program.
+    """Return the database's revision, or None if the database is empty. Raises StoreUnusable if the
+    database belongs to another program.
     """
     tables = {
         row[0]

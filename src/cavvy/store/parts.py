@@ -27,7 +27,7 @@ class SignInStore(Protocol):
         """Return the issuers whose ID tokens are accepted, by name."""
 
     async def put_trust(self, trust: IssuerTrust, *, replace: bool = False) -> None:
-        """Raises NameConflict if a trust has this name, unless `replace` is set."""
+        """Store a trust. Raises NameConflict if a trust has this name, unless `replace` is set."""
 
     async def delete_trust(self, name: str) -> None:
         """Delete a trust with the tokens and the roles that it gave. Raises RowNotFound."""
@@ -40,8 +40,8 @@ class SignInStore(Protocol):
     ) -> None:
         """Store the token of a sign-in under its hash `digest`. A person's account is created or
         linked at the first sign-in. The roles of the person's groups replace those of earlier
-        sign-ins with this trust. `id_token` is the hash of the ID token, which is remembered at
-        least to `until`. Raises SignInConflict.
+        sign-ins with this trust. `id_token` is the hash of the ID token, which is kept at least
+        until the time `until`. Raises SignInConflict.
         """
 
 
@@ -81,7 +81,7 @@ class BudgetStore(Protocol):
         """Delete a budget. Raises RowNotFound."""
 
     async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
-        """Record that an alert is sent. Returns False if it was recorded before."""
+        """Record that an alert is sent. Returns False if the alert was recorded before."""
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
         """Return the cost, by job ID, of the gangs that may cost money, according to their newest
@@ -103,8 +103,8 @@ class ArchiveStore(Protocol):
 
     async def lift(self, project: str) -> None:
         """Restore an archived project, with the projects below it that were archived at the same
-        time. Does nothing if the project is not archived. Raises ProjectArchived if its parent is
-        archived.
+        time. Does nothing if the project is not archived. Raises ProjectArchived if the project's
+        parent is archived.
         """
 
 
@@ -147,7 +147,7 @@ class MeterStore(Protocol):
 
 
 class QueuedCallStore(Protocol):
-    """Calls in the queues of services; `store/queued_calls.py` says more."""
+    """Calls in the queues of services; see `store/queued_calls.py`."""
 
     async def add(
         self, calls: Sequence[tuple[QueuedCall, bytes]], once: QueuedCall | None = None

@@ -86,7 +86,7 @@ class SqlQueuedCalls:
         return [each for each in calls if each.id not in skip][:limit]
 
     async def put(self, call: QueuedCall, answer: bytes = b"") -> QueuedCall:
-        """Replace a call, and its result. Raises StaleVersion."""
+        """Replace a call and its result. Raises StaleVersion."""
         stored = replace(call, version=call.version + 1)
         values = (*_columns(stored), answer or None, *_key(call), call.version)
         stale = StaleVersion(f"call {call.id} is not at version {call.version}")

@@ -102,8 +102,9 @@ async def rotate_key(
 
 
 async def _reseal(store: Store, sealer: SecretSealer, secret: SealedSecret) -> bool:
-    """Return False if the secret was set or deleted meanwhile; a new value already uses the new
-    key."""
+    """Return False if the secret was set or deleted in the meantime; a new value already uses the
+    new key.
+    """
     sealed = await to_thread(_seal_again, sealer, secret.project, secret.name, secret.sealed)
     return await store.reseal_secret(secret, sealed)
 

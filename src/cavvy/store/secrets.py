@@ -43,7 +43,7 @@ class SecretSealer:
         return head + nonce + AESGCM(data_key).encrypt(nonce, plain.encode(), bound)
 
     def unseal(self, project: str, name: str, sealed: bytes) -> str:
-        """Decrypt a value. Raises StoreUnusable if its key cannot be used, or if
+        """Decrypt a value. Raises StoreUnusable if the value's key cannot be used, or if
         the value was encrypted for another project or name.
         """
         try:
@@ -119,7 +119,8 @@ def _decrypt(key: bytes, body: bytes, bound_to: bytes) -> str:
 
 
 def _bound_to(project: str, name: str) -> bytes:
-    """Return the data that ties an encrypted value to its project and name. The data includes the
-    lengths of both, so that project "a" with name "bc" differs from project "ab" with name "c".
+    """Return the additional authenticated data that ties an encrypted value to its project and
+    name. The data includes the lengths of both, so that project "a" with name "bc" differs from
+    project "ab" with name "c".
     """
     return f"{len(project)}:{project}/{name}".encode()

@@ -12,7 +12,7 @@ SHARDS = 64  # parts into which jobs are divided; never changes, since two versi
 
 
 class LeaseChanges(Struct, frozen=True, kw_only=True):
-    """The leases that a server should take now, and those that it should release."""
+    """The leases that a server should take now, and the leases that it should release."""
 
     take: Sequence[str]
     give: Sequence[str]
@@ -34,8 +34,9 @@ def share_leases(
     alive: Collection[str],
     me: str,
 ) -> LeaseChanges:
-    """Decide which leases the server `me` takes and releases. Of `names`, it takes the leases that
-    it should hold if their holder is not alive, and releases those that another server should hold.
+    """Decide which leases the server `me` takes and releases. Of the leases `names`, the server
+    takes the leases that it should hold if their holder is not alive, and releases those that
+    another server should hold.
     """
     take, give = [], []
     for name in sorted(names):

@@ -57,8 +57,7 @@ def _list_trusts(session: DatabaseSession) -> Sequence[IssuerTrust]:
 
 
 def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> None:
-    """Store a trust. Roles that a replaced trust gave and the new trust does not give are
-    removed."""
+    """Store a trust. Roles from the replaced trust are removed unless the new trust gives them."""
     insert = insert_into("trusts", ("name", "document"))
     then = "(name) DO UPDATE SET document = excluded.document" if replace else "DO NOTHING"
     done = session.run(f"{insert} ON CONFLICT {then}", (trust.name, encode(trust)))
@@ -93,7 +92,7 @@ def _sign_in(
     """Sign a person in; see `SignInStore.sign_in`. `id_token` is the ID token's digest and expiry
     time."""
     now, trust = token.created_at, found.trust
-    # It locks the row, so that the trust cannot be changed or removed meanwhile.
+    # This statement locks the row, so that the trust cannot be changed or removed meanwhile.
     lock = "UPDATE trusts SET document = document WHERE name = ? AND document = ?"
     if session.run(lock, (trust.name, encode(trust))).rowcount == 0:
         raise SignInConflict("the trust has just been changed; sign in again")

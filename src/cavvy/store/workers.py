@@ -104,7 +104,7 @@ class StoreWorkers:
         try:
             return _write_group(session, tasks)
         except Exception:  # noqa: BLE001
-            # one work broke the transaction and nothing is written: repeat them singly
+            # one item broke the transaction, so nothing is written: repeat each item alone
             session.rollback()
             return [self._alone(session, task, write) for task in tasks]
 

@@ -164,7 +164,7 @@ class CheckpointFolders:
 
     def remove(self, project: str, job_id: str) -> RemovedCheckpoints:
         """Delete as much of the job's folder as possible. Other processes may be deleting files in
-        it at the same time.
+        the folder at the same time.
         """
         job, fault = self._job(project, job_id), ""
         held = _size_of(job) if self._bucket is None else 0

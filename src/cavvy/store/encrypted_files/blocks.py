@@ -101,7 +101,7 @@ class EncryptedFile:
             raise
 
     def _open_block(self, number: int) -> bytes:
-        """Read a block; another thread or process may write the last block again meanwhile."""
+        """Read a block; another thread or process may be writing the last block again."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 return self._decrypt(number, self._stored_block(number))

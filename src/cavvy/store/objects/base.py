@@ -86,8 +86,8 @@ class ObjectSigner(Protocol):
 
 @runtime_checkable
 class ObjectBucket(ObjectReader, ObjectSigner, Protocol):
-    """A store that the server accesses directly, and that nodes access with requests that the
-    server has signed.
+    """A store that the server accesses directly, and that nodes access with signed requests from
+    the server.
 
     An upload in parts has no effect until it is completed. Parts are numbered from 1. Each part
     except the last has at least PART_BYTES bytes. `bills_parts` states whether the store keeps and

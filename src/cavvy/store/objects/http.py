@@ -245,8 +245,8 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _CheckedConnection(http.client.HTTPConnection):
-    """A connection whose address is checked again: a name may have another one since `check_host`
-    resolved it.
+    """A connection whose address is checked again: the host name may have got another address since
+    `check_host` resolved it.
     """
 
     def connect(self) -> None:
@@ -271,7 +271,7 @@ class _CheckedHttps(urllib.request.HTTPSHandler):
 
 
 def make_opener(redirects: type[urllib.request.HTTPRedirectHandler]) -> OpenerDirector:
-    """What opens URLs of users, at addresses that the server may call only."""
+    """Return an opener for users' URLs, which connects only to addresses that are allowed."""
     return urllib.request.build_opener(redirects, _CheckedHttp, _CheckedHttps)
 
 

@@ -12,7 +12,8 @@ from cavvy.store.objects.deadline import call_all
 from cavvy.store.objects.locations import open_place
 from cavvy.store.objects.s3 import XmlBucket
 
-_AZURE = ".blob.core.windows.net"  # of the cloud whose accounts AzureDirectory knows
+# the endpoints in the cloud whose accounts AzureDirectory can query
+_AZURE = ".blob.core.windows.net"
 _OWN_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 

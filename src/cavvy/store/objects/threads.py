@@ -2,7 +2,7 @@
 
 Therefore a storage that accepts a request and never responds does not block the server. Requests to
 other storages have to wait only while all threads are waiting for storages that do not respond.
-After LIMIT_S seconds, such a request fails with this reason.
+After LIMIT_S seconds, such a request fails, and the error states this reason.
 """
 
 import asyncio

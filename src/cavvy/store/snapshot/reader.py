@@ -1,7 +1,7 @@
 """Implements `Catalog.match` on a snapshot file without loading the whole file. SQL filters, counts
 and sorts the rows, and Python builds the result from them.
 
-The result equals that of `catalog/fit.py`; a property test checks this.
+The result equals that of `catalog/fit.py`; a property test checks the equality.
 """
 
 import sqlite3
@@ -38,7 +38,7 @@ class SourceInfo(Struct, frozen=True, kw_only=True):
 
 
 class ProviderInfo(Struct, frozen=True, kw_only=True):
-    """What the snapshot contains about one provider."""
+    """A summary of the snapshot's data about one provider."""
 
     name: str
     regions: int
@@ -62,7 +62,9 @@ class SnapshotInfo(Struct, frozen=True, kw_only=True):
 
 
 class CatalogSnapshot:
-    """A snapshot file that is open for reading. Use it in a `with` statement, or call `close`."""
+    """A snapshot file that is open for reading. Use the snapshot in a `with` statement, or call
+    `close`.
+    """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -205,9 +207,9 @@ class CatalogSnapshot:
         )
 
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
-        """For each provider and purchase option: the number of instance types with accelerators
-        that have no such price, and the number of all the provider's instance types with
-        accelerators. Combinations for which no price is missing are omitted.
+        """Return, for each provider and purchase option, the number of instance types with
+        accelerators that have no such price, and the number of all the provider's instance types
+        with accelerators. Combinations for which no price is missing are omitted.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(
