@@ -33,7 +33,7 @@ def test_only_a_machine_without_an_obstacle_separates() -> None:
     assert "answers at 169.254.169.254" in say_obstacle(f"{METADATA} 169.254.169.254")
     # what a host makes up is neither believed nor repeated
     for code in ("yes", f"{METADATA} <b>", "root 1"):
-        assert say_obstacle(code) == "the machine did not tell whether it can separate jobs"
+        assert say_obstacle(code) == "the machine did not report whether it can separate jobs"
 
 
 def test_the_mode_is_said_with_its_reason() -> None:

@@ -52,7 +52,7 @@ class BillsVolumes(Protocol):
     """A provider whose volumes cost money between jobs."""
 
     async def kept_volumes(self) -> Sequence[KeptVolume]:
-        """Return all volumes that this installation has made and that outlive their jobs, with
+        """Return all volumes made by this installation that outlive their jobs, with
         their prices. Raises TryAgain or Refused if a place that may contain volumes does not
         answer.
         """
@@ -129,8 +129,8 @@ class WhoAmI(Protocol):
     """A provider that can report the identity it uses; `cavvy check` shows the identity."""
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
-        """Pairs (label, value), such as ("user", "ann"), ("GPUs", "8 x H100"). Raises TryAgain,
-        Refused.
+        """Return pairs (label, value), such as ("user", "ann"), ("GPUs", "8 x H100"). Raises
+        TryAgain, Refused.
         """
 
 
@@ -175,8 +175,8 @@ class RelaysAgents(Protocol):
     """
 
     async def relay(self) -> None:
-        """Relay for every gang of this installation until cancelled. The relay restores lost
-        connections.
+        """Relay requests for every gang of this installation until cancelled. The relay restores
+        lost connections.
         """
 
 
@@ -252,9 +252,9 @@ SHARES_HOSTS: Ability[SharesHosts] = Ability(
     name="shares hosts",
     methods=("hosts",),
     purpose="Several jobs share a machine. Offers set `shared=True`, and a host is named "
-    "`provider/region` (or `provider/zone`) as in its offers. A gang runs on one host. If its "
-    "offer has no zone, and its `provider/region` is the `group` of the hosts, the gang gets one "
-    "host for each node. A host that is not `ready` gets no new job.",
+    "`provider/region` (or `provider/zone`) as in its offers. A gang runs on one host. If the "
+    "gang's offer has no zone, and its `provider/region` is the `group` of the hosts, the gang "
+    "gets one host for each node. A host that is not `ready` gets no new job.",
 )
 HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
     name="holds volumes",
@@ -337,7 +337,7 @@ KEEPS_NODES: Ability[KeepsNodes] = Ability(
     name="keeps nodes",
     methods=("release",),
     purpose="Ends the nodes that the infrastructure keeps after a gang's work for the next gang. "
-    "`cavvy down` uses it; `remove` leaves these nodes alone.",
+    "`cavvy down` uses this ability; `remove` does not end these nodes.",
 )
 CLOSEABLE: Ability[Closeable] = Ability(
     name="closeable", methods=("close",), purpose="Closes files and connections."

@@ -170,7 +170,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class AgentEndpoint(Struct, frozen=True, kw_only=True):
-    """How the agents of a gang reach the control plane: `address` is unix:/path or
+    """The way in which the agents of a gang reach the control plane: `address` is unix:/path or
     http(s)://host:port.
     """
 
@@ -256,8 +256,8 @@ def wall_clock() -> datetime:
 
 
 class NodeEndpoint(Struct, frozen=True, kw_only=True):
-    """How nodes on any network reach the control plane: over HTTPS, with a certificate that they
-    verify by its hash.
+    """The way in which nodes on any network reach the control plane: over HTTPS, with a certificate
+    that they verify by its hash.
 
     GET {address}/boot/v1/HASH returns the file with that SHA-256 to any caller; nodes verify the
     file. The first call of `agent` or `pythons` packs an archive, which blocks for seconds.

@@ -33,7 +33,7 @@ _LONGEST_S = 45 * 60.0
 _MASK = "redacted"
 
 _OURS = re.compile(r"cv-[\w-]+")  # a name of an object that Cavvy made
-_OUR_FIELD = "cavvy"  # the names of Cavvy's tags start with it
+_OUR_FIELD = "cavvy"  # the beginning of the names of Cavvy's tags
 _OUR_TEXT = re.compile(r"cv-[\w-]+|cavvy[:-][\w:-]+")
 # The replies to these calls describe products, which are the same for all customers.
 _PRODUCTS = re.compile(
@@ -186,8 +186,8 @@ class CallRecorder:
             await asyncio.to_thread(self._write, gang, json.dumps(whole, indent=1))
 
     async def end_finished(self, ledger: LaunchLedger[_N], is_over: Callable[[_N], bool]) -> None:
-        """End and write the recordings of gangs without machines: those that have no record in the
-        provider's ledger, and those for whose record `is_over` returns True.
+        """End and write the recordings of gangs without machines: gangs that have no record in the
+        provider's ledger, and gangs for whose record `is_over` returns True.
         """
         for name in self.recorded():
             if ledger.lock(name).locked():  # a launch or a removal of the gang is in progress

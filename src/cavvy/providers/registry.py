@@ -240,8 +240,8 @@ def _list_accounts(known: Sequence[Manifest]) -> list[str]:
         "",
         "## Accounts of projects",
         "",
-        "At these providers, a project can have [a credential of its own]"
-        "(../guides/credentials.md), or the reason why not.",
+        "Whether a project can have [a credential of its own](../guides/credentials.md) at each "
+        "provider, and the reason if it cannot.",
         "",
         "| provider | credential of a project |",
         "|---|---|",

@@ -236,8 +236,8 @@ class AwsLauncher:
         chooses: bool,
     ) -> tuple[Sequence[Json], bool]:
         """Return the subnets to try, one for each zone, and whether EC2 may choose among them. If
-        `chooses` is True, the caller must know the zone in advance, so EC2 may not choose. Raises
-        NoCapacity, Refused, TryAgain.
+        `chooses` is True, the caller must know the zone in advance, so EC2 must not choose a
+        subnet. Raises NoCapacity, Refused, TryAgain.
         """
         asked, region = launch_options, gang.offer.region
         zones = self._zones(gang.offer, zone)
@@ -422,8 +422,8 @@ def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) 
 def _expects_address(
     gang: GangSpec, shape: InstanceShape, asked: LaunchOptions, subnets: Sequence[Json]
 ) -> bool:
-    """Return whether EC2 will give the nodes public addresses. EC2 gives none to nodes with several
-    network cards.
+    """Return whether EC2 will give the nodes public addresses. EC2 gives no public address to nodes
+    with several network cards.
     """
     if asked.public_ip is not None:
         return asked.public_ip

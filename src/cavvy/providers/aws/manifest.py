@@ -130,8 +130,8 @@ MANIFEST = Manifest(
         ),
         text(
             "subnet",
-            "The subnet of nodes, unless the task names one. By default, Cavvy tries the "
-            "VPC's subnets in turn. Without a VPC, EC2 chooses a default subnet; if it has no "
+            "The subnet of nodes, unless the task names one. By default, Cavvy tries the VPC's "
+            "subnets in turn. Without a VPC, EC2 chooses a default subnet; if that subnet has no "
             "capacity, Cavvy tries the default subnets of the other zones.",
         ),
         text(
@@ -147,9 +147,9 @@ MANIFEST = Manifest(
         ),
         text(
             "instance_profile",
-            "The instance profile of nodes, as a name or an ARN. Its role lets work on the nodes "
-            "use AWS without keys, for example S3, and pull images from ECR. By default, nodes "
-            "have no role.",
+            "The instance profile of nodes, as a name or an ARN. The role of the profile lets "
+            "work on the nodes use AWS without keys, for example S3, and pull images from ECR. By "
+            "default, nodes have no role.",
         ),
         text(
             "reservations",
@@ -173,9 +173,8 @@ MANIFEST = Manifest(
         flag(
             "placement_group",
             "If `true`, a gang of a type with EFA gets its own cluster placement group: its nodes "
-            "are close together, but EC2 has capacity for them less often. If `false`, its nodes "
-            "can be anywhere in the "
-            "region or zone.",
+            "are close together, but EC2 has capacity for them less often. If `false`, the gang's "
+            "nodes can be anywhere in the region or zone.",
             default=True,
         ),
     ),

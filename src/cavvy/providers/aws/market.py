@@ -107,7 +107,7 @@ class AwsMarket:
         self._account, self._settings, self._home, self._now = account, settings, home, now
         self._regions: dict[str, _Region] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
-        self.regions: Sequence[str] = ()  # that the last `offers` asked
+        self.regions: Sequence[str] = ()  # regions that the last `offers` queried
         self._faults: Mapping[str, str] = {}  # why regions did not answer the last `offers`
         self.silent: Sequence[
             str

@@ -53,7 +53,7 @@ class GangNetworks:
         self._account, self._mark = account, mark
 
     async def find_subnet(self, region: str, named: str) -> Json:
-        """Return the named subnet. Raises Refused if it does not exist."""
+        """Return the named subnet. Raises Refused if the subnet does not exist."""
         found = await self._account.items(region, "describe_subnets", {"subnet-id": named})
         if not found:
             raise Refused(f"network: the subnet {named} does not exist in {region}")
@@ -95,7 +95,9 @@ class GangNetworks:
         )
 
     async def _list_only_vpc(self, region: str) -> Sequence[Json]:
-        """Return the subnets of a region that has one VPC. Raises Refused if it has several."""
+        """Return the subnets of a region that has one VPC. Raises Refused if the region has several
+        VPCs.
+        """
         found = await self._account.items(region, "describe_subnets")
         vpcs = sorted({str(each["VpcId"]) for each in found})
         if len(vpcs) > 1:

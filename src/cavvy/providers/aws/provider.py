@@ -278,8 +278,8 @@ class AwsProvider:
         ]
 
     async def _refused_launches(self, offers: Sequence[Offer]) -> Sequence[str]:
-        """Return the actions that the account may not call, but that a launch of the region's
-        cheapest offer needs.
+        """Return the actions that a launch of the region's cheapest offer needs, but for which the
+        account has no permission.
         """
         offers = [each for each in offers if each.requires is None]
         if not offers:
@@ -357,10 +357,11 @@ class AwsProvider:
                     await self._volumes.attach(record)
 
     async def _end(self, name: str) -> None:
-        """Terminate all instances of a gang that EC2 lists or that are recorded in the ledger."""
+        """Terminate all instances of a gang that are listed by EC2 or recorded in the ledger."""
         record = self._ledger.get(name)
         known = {each.id for each in record.instances if each.ended_at is None} if record else set()
-        # All at the same time, since the instances may be in any of them, and one may not answer.
+        # All regions are queried at the same time, since the instances may be in any region, and
+        # one region may not answer.
         ends = [self._end_in(region, name, known) for region in await self._regions(name)]
         for result in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(result, BaseException):
@@ -417,9 +418,9 @@ class AwsProvider:
         return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
-        """Like `_tidy`, for all gangs; also remove the objects of unknown gangs. `regions` are the
-        regions that answer: a launch in another region may have taken effect although no instance
-        is listed.
+        """Do the same as `_tidy` for all gangs; also remove the objects of unknown gangs. `regions`
+        are the regions that answer: a launch in another region may have taken effect although no
+        instance is listed.
         """
         now = self._context.now()
         for record in list(self._ledger.records.values()):

@@ -1,5 +1,5 @@
-"""Finds the calls that the account may not make. Each call is made as a dry run: EC2 reports
-whether it would allow the call, but does not execute it.
+"""Finds the calls for which the account has no permission. Each call is made as a dry run: EC2
+reports whether it would allow the call, but does not execute it.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
 the error DryRunOperation if the call is allowed, and with UnauthorizedOperation if not. Other
@@ -22,7 +22,7 @@ _NAME = "cavvy-check"  # a placeholder name in the requests; the dry runs create
 
 
 async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
-    """Return the actions in `policy.READS` that the account may not call, as named in IAM
+    """Return the actions in `policy.READS` for which the account has no permission, as named in IAM
     policies."""
     names = [each.removeprefix(_EC2) for each in READS if each.startswith(_EC2)]
     return await _try_all(account, region, {_snake(each): {} for each in names})
@@ -31,8 +31,8 @@ async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
 async def find_refused_launches(
     account: AwsAccount, offer: Offer, zone: str, image: str, profile: str
 ) -> Sequence[str]:
-    """Return the actions that a launch of this offer needs but the account may not call. `profile`
-    is the instance profile of nodes, or "".
+    """Return the actions that a launch of this offer needs, but for which the account has no
+    permission. `profile` is the instance profile of nodes, or "".
     """
     tags = [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": _NAME}]}]
     launch: dict[str, Any] = {

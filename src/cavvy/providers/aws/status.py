@@ -35,7 +35,8 @@ _NEVER_RAN = frozenset(
     }
 )
 _RATES_AGE = timedelta(minutes=10)
-_PATIENCE_S = 15.0  # to wait for one of several regions, so that it does not delay the others
+# seconds to wait for one of several regions, so that it does not delay the others
+_PATIENCE_S = 15.0
 
 
 class AwsStatus:
@@ -255,7 +256,7 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
 
 
 def _read_address(told: Json, was: AwsInstance | None) -> str | None:
-    """Return the address that EC2 reports, or the last one that it reported."""
+    """Return the address that EC2 reports, or the last address that it reported."""
     address = told.get("PublicIpAddress") or told.get("PrivateIpAddress")
     return address or (was.address if was else None)
 
@@ -268,8 +269,9 @@ def _has_public_address(told: Json, was: AwsInstance | None) -> bool:
 
 
 def _read_failure(state: str, code: str, was: AwsInstance | None) -> str:
-    """EC2's reason code for an instance that never ran, or "" if the instance ran or may still
-    run."""
+    """Return EC2's reason code for an instance that never ran, or "" if the instance ran or may
+    still run.
+    """
     if state in _ENDED and code in _NEVER_RAN:
         return code
     return was.failure if was is not None else ""

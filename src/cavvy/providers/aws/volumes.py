@@ -188,7 +188,7 @@ class GangVolumes:
             await self._ledger.put(replace(record, disks=done))
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Delete the volumes that were created for this gang, except used volumes that must be
+        """Delete the volumes that were created for this gang, except volumes in use that must be
         kept. Returns False while one of them is still in use. Raises TryAgain, Refused.
         """
         unused = not record.launched

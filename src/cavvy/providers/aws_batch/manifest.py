@@ -27,7 +27,7 @@ MANIFEST = Manifest(
         "memory_percent",
     ),
     visibility_delay=timedelta(minutes=1),
-    # the instance's metadata tell the end of a spot instance 120 seconds before
+    # the instance's metadata announce the end of a spot instance 120 seconds in advance
     notice=timedelta(minutes=2),
     rights="batch:RegisterJobDefinition, DeregisterJobDefinition, SubmitJob, TerminateJob, "
     "ListJobs, DescribeJobs, DescribeJobQueues, DescribeComputeEnvironments and TagResource, and "

@@ -42,7 +42,9 @@ class BatchQueues:
         """Return the region of the queues. Raises Refused."""
         found = await self._aws.regions()
         if len(found) != 1:
-            raise Refused("[providers.aws-batch] regions: name one region, that of the queues")
+            raise Refused(
+                "[providers.aws-batch] regions: name one region: the region of the queues"
+            )
         return found[0]
 
     async def offers(self) -> Sequence[Offer]:

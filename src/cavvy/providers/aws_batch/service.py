@@ -34,7 +34,7 @@ from cavvy.providers.vm.records import INSTALLATION, make_mark
 
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
 _MOST_DESCRIBED = 100  # jobs in one call
-_MOST_FORGOTTEN = 10  # job definitions that one poll deregisters; each is a call of its own
+_MOST_FORGOTTEN = 10  # job definitions that one poll deregisters; each takes a separate call
 _FULL = "offer unavailable"  # Cavvy's own code
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")
 _ENDED = frozenset({"SUCCEEDED", "FAILED"})
@@ -50,7 +50,8 @@ class _Share(TypedDict):
 class BatchService:
     """Implements `ManagedService`. A job's id is its region, "/" and its id in AWS Batch."""
 
-    # The listing lag is an assumption. ECS waits 30 seconds after SIGTERM by default:
+    # How long a new job may be missing from lists is an assumption. ECS waits 30 seconds after
+    # SIGTERM by default:
     # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/ecs-agent-config.html
     traits = ServiceTraits(
         hosts=HostList(index="AWS_BATCH_JOB_NODE_INDEX"),

@@ -98,8 +98,8 @@ class AzureAccount:
         return f"/subscriptions/{self._subscription}"
 
     async def path(self, kind: str, name: str) -> str:
-        """Return the path of a resource in the resource group. `kind` is its type, such as
-        "Microsoft.Compute/virtualMachines".
+        """Return the path of a resource in the resource group. `kind` is the resource's type, such
+        as "Microsoft.Compute/virtualMachines".
         """
         group = f"{await self.subscription()}/resourceGroups/{self.group}"
         return f"{group}/providers/{kind}{f'/{name}' if name else ''}"

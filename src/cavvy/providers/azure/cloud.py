@@ -60,8 +60,8 @@ FULL = frozenset(
 )
 _QUOTA = "QuotaExceeded"
 _SIZES_AGE, _PRICES_AGE = timedelta(minutes=10), timedelta(hours=1)
-_PRICES_AGAIN = timedelta(minutes=5)  # until the next read of prices after one that failed
-_FULL_AGE = timedelta(minutes=10)  # an offer without capacity is not requested again before
+_PRICES_AGAIN = timedelta(minutes=5)  # seconds until prices are read again after a failed read
+_FULL_AGE = timedelta(minutes=10)  # seconds before an offer without capacity is requested again
 _NO_PRICES = "Azure's price list cannot be read, so no machine has a price"
 _POWER_AGE = timedelta(minutes=1)
 _TYPES_PER_QUERY = 15  # keeps the URL of a price query below 2 KiB
@@ -245,7 +245,9 @@ class AzureCloud:
         await self._account.delete(MACHINES, read_id(machine)[0], "&forceDeletion=true")
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Return whether Azure cannot give the subscription a machine of this size now."""
+        """Return whether Azure currently cannot provide a machine of this size for the
+        subscription.
+        """
         return fault.code in FULL
 
     def name_quota(self, fault: CloudFault) -> CloudFault:

@@ -37,7 +37,7 @@ def choose_image(offer: Offer, named: str) -> Mapping[str, str]:
 
 
 def find_default(offer: Offer) -> str:
-    """Azure's image with drivers for the offer. Raises Refused if no such image exists."""
+    """Return Azure's image with drivers for the offer. Raises Refused if no such image exists."""
     known = find_accelerator(offer.accelerator or "")
     if known is None:
         return _PLAIN[offer.architecture or "x86_64"]

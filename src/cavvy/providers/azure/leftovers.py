@@ -35,7 +35,7 @@ class AzureLeftovers:
         self._unused: set[tuple[str, str]] = set()
 
     async def sweep(self) -> None:
-        """Make a check if the last one was at least ten minutes ago. Raises CloudFault, Refused."""
+        """Check if the last check was at least ten minutes ago. Raises CloudFault, Refused."""
         now = self._now()
         if self._next is not None and now < self._next:
             return

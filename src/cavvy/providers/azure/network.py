@@ -36,7 +36,7 @@ class AzureNetworks:
 
     def forget(self, region: str) -> None:
         """Discard the cached network of the region, because a person may have deleted it. The next
-        call reads it again.
+        call reads the network again.
         """
         self._made.pop(region, None)
 

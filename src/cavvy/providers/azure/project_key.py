@@ -1,5 +1,5 @@
-"""Checks the file of a service principal. Only what identifies the principal is taken from it,
-since other kinds of credentials name files or addresses.
+"""Checks the file of a service principal. Only the fields that identify the principal are read,
+because other kinds of credentials name files or addresses.
 """
 
 import json
@@ -32,13 +32,15 @@ def read_principal(text: str) -> Mapping[str, str]:
     except (ValueError, RecursionError):
         raise KeyFileRefused("it is not JSON") from None
     if not isinstance(told, dict):
-        raise KeyFileRefused("it must be what `az ad sp create-for-rbac` prints")
+        raise KeyFileRefused("expected the output of `az ad sp create-for-rbac`")
     if str(told.get("activeDirectoryEndpointUrl", _HOME)).rstrip("/") != _HOME:
         raise KeyFileRefused(f"`activeDirectoryEndpointUrl` must be {_HOME}")
     taken = {}
     for field, (names, form) in _TAKEN.items():
         value = next((told[name] for name in names if name in told), None)
         if not isinstance(value, str) or not form.fullmatch(value):
-            raise KeyFileRefused(f"`{names[0]}` is missing, or is not one of a service principal")
+            raise KeyFileRefused(
+                f"`{names[0]}` is missing, or is not valid for a service principal"
+            )
         taken[field] = value
     return taken

@@ -9,7 +9,8 @@ from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import Json, RestClient
 
-# The version of the API, from the package azure-batch 15.1. The tests check requests with it.
+# The version of the API, from the package azure-batch 15.1. The tests check requests with this
+# package.
 VERSION = "2025-06-01"
 # Tokens for this resource: https://learn.microsoft.com/rest/api/batchservice/authenticate-batch-api
 _RESOURCE = "https://batch.core.windows.net"

@@ -45,17 +45,17 @@ from cavvy.providers.vm.records import make_mark
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long, and then deleted
 _AGE = timedelta(minutes=10)  # of offers
 _FULL = frozenset({"PoolQuotaReached", POOL_QUOTA})
-# statuses of faults that a repeated request, or other rights, may not have
+# statuses of faults that may not occur again if the request is repeated or the rights are changed
 _NOT_REFUSED = frozenset({401, 403, 404, 408, 409, 425, 429})
 _AT_ONCE = 8  # jobs that are read at the same time
 
 
 class AzureBatchService:
-    """Implements `ManagedService`. A job's id is its id in the account."""
+    """Implements `ManagedService`. A job's id is the id that it has in the Batch account."""
 
     # Ids are limited to 64 characters and unique in the account. Azure documents no limit of
-    # variables, no listing lag and no time between SIGTERM and SIGKILL, so those values are
-    # assumptions; Docker waits 10 seconds by default.
+    # variables, no time for which a new job may be missing from lists, and no time between SIGTERM
+    # and SIGKILL, so those values are assumptions; Docker waits 10 seconds by default.
     traits = ServiceTraits(
         hosts=HostList(index=RANK_VARIABLE),
         name_limit=ID_LENGTH,
@@ -108,7 +108,7 @@ class AzureBatchService:
         return self._offers[1]
 
     def _select(self, known: Sequence[Offer]) -> Sequence[Offer]:
-        """Azure's on-demand offers that a pool of the account can use."""
+        """Return Azure's on-demand offers that a pool of the account can use."""
         _, region = self._api.account()
         patterns = list_setting(self._settings, "sizes")
         return [
@@ -123,7 +123,9 @@ class AzureBatchService:
     async def submit(self, request: JobRequest) -> str:
         _, region = self._api.account()
         if request.offer.region != region:  # `list` would never return its jobs
-            raise Refused(f"the region {request.offer.region} is not that of the Batch account")
+            raise Refused(
+                f"the region {request.offer.region} is not the region of the Batch account"
+            )
         body = make_gang_job(self._make_gang(request))
         existing = await self._api.create_job(body)
         if existing is None or existing["state"] == "active":
@@ -186,7 +188,7 @@ class AzureBatchService:
         if told["state"] not in ENDED and before is not None:
             return before
         tasks = await self._api.tasks(name)
-        if tasks is None:  # the job is asked, since its machines are billed as long as it exists
+        if tasks is None:  # the job is queried, since its machines are billed as long as it exists
             again = await self._api.job(name)
             if again is None or _is_deleting(again):
                 return None

@@ -23,9 +23,11 @@ from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
-_AGE = timedelta(minutes=10)  # then the catalog is read again, since it is refreshed
-_LOW_AGE = timedelta(hours=1)  # of prices of machines with low priority
-_FAILED_AGE = timedelta(minutes=5)  # then a list of prices that failed is read again
+# seconds after which the catalog is read again, since it may have been refreshed
+_AGE = timedelta(minutes=10)
+_LOW_AGE = timedelta(hours=1)  # seconds for which a price of machines with low priority is cached
+# seconds after which a list of prices that could not be read is read again
+_FAILED_AGE = timedelta(minutes=5)
 _LOW = "LowPriority"
 
 

@@ -32,14 +32,15 @@ from cavvy.providers.vm.records import make_mark
 from cavvy.providers.vm.rest import Json
 
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long, and then archived
-_ARCHIVED = 20  # the most jobs that one poll archives
-_AGAIN = timedelta(hours=1)  # until the next attempt to archive a job, if one failed
+_ARCHIVED = 20  # maximum number of jobs that one poll archives
+# seconds until the next attempt to archive a job after a failed attempt
+_AGAIN = timedelta(hours=1)
 _FULL = "offer unavailable"  # Cavvy's own code
 _QUOTA = "ClusterQuotaReached"  # Cavvy's own code
 # https://learn.microsoft.com/rest/api/azureml/jobs/get#jobstatus
 _ENDED = frozenset({"Completed", "Failed", "Canceled"})
 _WAITING = frozenset({"NotStarted", "Starting", "Provisioning", "Preparing", "Queued"})
-# The error of a job whose node was taken back:
+# The error of a job whose node was reclaimed:
 # https://github.com/Azure/MachineLearningNotebooks/issues/1242
 _PREEMPTED = re.compile(r"preemption|pre-?empted", re.IGNORECASE)
 _DATA = re.compile(r"(?P<name>[A-Za-z_]\w*)=azureml:(?P<asset>[\w.-]+):(?P<version>[\w.-]+)")

@@ -183,8 +183,8 @@ class ComputeInstances:
 
 
 def make_compute_name(name: str) -> str:
-    """Return the name of the compute instance for a name of the layer: Azure allows 24 characters,
-    and only one instance with the same name in a region.
+    """Return the name of the compute instance for a name that the layer chose: Azure allows 24
+    characters, and only one instance with the same name in a region.
     """
     return f"cv{hashlib.sha256(name.encode()).hexdigest()[:20]}"
 

@@ -12,7 +12,7 @@ MASTER_PORT = 29500  # the default port of torchrun
 
 
 def list_notes(task: TaskSpec) -> Sequence[str]:
-    """Notes about what the user must do before and after the script runs."""
+    """Return notes about what the user must do before and after the script runs."""
     notes = [
         f"Set {name} in your environment before you submit; this script does not contain its value."
         for name in task.secrets

@@ -57,7 +57,7 @@ async def look_at_all(
 async def whoami_all(
     asked: Mapping[str, Callable[[], Coroutine[Any, Any, Sequence[tuple[str, str]]]]],
 ) -> Sequence[tuple[str, str]]:
-    """Return the facts of each cluster that answers, and the problem of each cluster that does not.
+    """Return the facts of each cluster that answers, and the problems of the other clusters.
     If no cluster answers, raises all problems as one error.
     """
     parts = FanOut[Sequence[tuple[str, str]]]()

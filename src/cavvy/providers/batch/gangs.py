@@ -39,8 +39,8 @@ _SUBMISSION = timedelta(
 
 
 class ReclaimRules(Struct, frozen=True, kw_only=True):
-    """How a batch system reclaims nodes: `seconds` pass between SIGTERM and the job's end, and
-    `warning_s` between the warning and the time limit.
+    """The way in which a batch system reclaims nodes: `seconds` pass between SIGTERM and the job's
+    end, and `warning_s` between the warning and the time limit.
     """
 
     source: str

@@ -50,7 +50,7 @@ def make_manifest(
             flag(
                 "queue",
                 f"If `true`, jobs wait in {title}'s own queue when nothing is free. If `false`, "
-                "Cavvy queues them until enough nodes are idle.",
+                "Cavvy queues jobs until enough nodes are idle.",
                 default=True,
             ),
             seconds(

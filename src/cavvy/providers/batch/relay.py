@@ -17,8 +17,8 @@ _AT_ONCE = 256  # maximum number of concurrent requests, most of which are long 
 
 
 async def relay_mail(login_session: LoginSession, folder: str, server: str) -> None:
-    """Relay until cancelled, or until the connection to the login node breaks. Raises TryAgain,
-    Refused.
+    """Relay requests until cancelled, or until the connection to the login node breaks. Raises
+    TryAgain, Refused.
     """
     room = asyncio.Semaphore(_AT_ONCE)
     async with login_session.mail(folder) as letters:

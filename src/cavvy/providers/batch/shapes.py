@@ -122,8 +122,8 @@ def count_gpus(shapes: Iterable[NodeShape]) -> str:
 
 def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
     """Return a name for the pool that contains these nodes. A pool includes every group of nodes
-    (such as a partition) that has a node in the pool. The name is that of the alphabetically first
-    node.
+    (such as a partition) that has a node in the pool. The pool has the name of the alphabetically
+    first node.
     """
     found, left = set(nodes), [set(group) for group in groups]
     while touching := [group for group in left if not found.isdisjoint(group)]:

@@ -47,7 +47,7 @@ class BatchIntent(Struct, frozen=True, kw_only=True):
 
 
 class ReclaimConfig(Struct, frozen=True, kw_only=True):
-    """How the batch system reclaims nodes, for the agent's configuration."""
+    """The way in which the batch system reclaims nodes, for the agent's configuration."""
 
     unless: str
     seconds: float
@@ -78,7 +78,7 @@ class BatchAgentConfig:
 
 
 class GangStart(Struct, frozen=True, kw_only=True):
-    """When and where a gang began, as reported by the batch system."""
+    """The start time and the nodes of a gang, as reported by the batch system."""
 
     at: datetime
     nodes: tuple[str, ...]

@@ -145,7 +145,7 @@ class EndTests(ScenarioSuite):
     async def test_a_removal_whose_caller_went_away_can_be_asked_again(
         self, harness: ContractHarness
     ) -> None:
-        """A removal is cancelled; the next server removes the gang."""
+        """A removal is cancelled by its caller; the next server then removes the gang."""
         gang = await harness.running("left-removal")
         call = asyncio.create_task(harness.ours.remove(gang.name))
         await harness.a_moment()

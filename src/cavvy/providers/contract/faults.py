@@ -66,7 +66,7 @@ async def _check_removed(harness: ContractHarness, name: str) -> None:
 
 
 class FaultTests(ScenarioSuite):
-    """Tests that a launch that fails at one of its nodes is completed or rolled back."""
+    """Tests that a launch with one failing node is completed or rolled back."""
 
     @pytest.mark.parametrize("number", [0, 1, _NODES - 1])
     @pytest.mark.parametrize("fault", list(LaunchFault))

@@ -56,7 +56,7 @@ class ProviderUnderTest(Protocol):
 
 
 class LaunchFault(StrEnum):
-    """How one request for a node fails."""
+    """The way in which one request for a node fails."""
 
     LOST = "lost"  # the request takes effect, but there is no reply
     DROPPED = "dropped"  # the request has no effect, and there is no reply
@@ -89,11 +89,11 @@ class FaultyPlace(Protocol):
         """Delete what the provider has stored in `ProviderContext.state`."""
 
     def double(self) -> None:
-        """Start a second node with the same name as the newest one."""
+        """Start a second node with the same name as the newest node."""
 
     def hide(self, hidden: bool) -> None:
-        """If `hidden` is True, let the infrastructure's list of nodes be empty; otherwise let it be
-        complete. A hidden node can still be found by its id.
+        """If `hidden` is True, make the infrastructure's list of nodes empty; otherwise make the
+        list complete. A hidden node can still be found by its id.
         """
 
 
@@ -355,7 +355,7 @@ class ContractHarness:
         return [replace(node, started_at=None, ended_at=None) for node in nodes]
 
     def listings(self, gang: GangSpec) -> Sequence[Sequence[str]]:
-        """Return the lists of names that `gangs` may return if the only gang is this ended one."""
+        """Return the lists of names that `gangs` may return if this ended gang is the only gang."""
         return ([gang.name], []) if self._forgets else ([gang.name],)
 
     def needs_memory(self) -> None:

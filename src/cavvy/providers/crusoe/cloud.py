@@ -30,7 +30,7 @@ from cavvy.providers.vm.cloud import (
 from cavvy.providers.vm.rest import Json
 
 # https://support.crusoecloud.com/hc/en-us/articles/48176498638235
-# lists the states. The API writes them with or without the prefix "STATE_".
+# lists the states. The API writes states with or without the prefix "STATE_".
 _STATES = {
     "CREATING": MachineState.STARTING,
     "INITIALIZING": MachineState.STARTING,

@@ -33,7 +33,8 @@ MANIFEST = Manifest(
     ),
     visibility_delay=timedelta(minutes=1),
     # Fargate: SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last
-    # report. EC2: the instance's metadata tell the end of a spot instance 120 seconds before.
+    # report. EC2: the instance's metadata announce the end of a spot instance 120 seconds in
+    # advance.
     notice=timedelta(seconds=110),
     rights="ecs:RegisterTaskDefinition, DeregisterTaskDefinition, DeleteTaskDefinitions, RunTask, "
     "StopTask, ListTasks, DescribeTasks, DescribeClusters and TagResource, and iam:PassRole for "
@@ -84,8 +85,8 @@ MANIFEST = Manifest(
         ),
         text(
             "security_groups",
-            "The security groups of tasks on Fargate, separated by commas. The default is that of "
-            "the VPC.",
+            "The security groups of tasks on Fargate, separated by commas. The default is the "
+            "security group of the VPC.",
         ),
         flag(
             "public_address",
@@ -101,8 +102,8 @@ MANIFEST = Manifest(
         ),
         text(
             "execution_role",
-            "The ARN of the role that pulls the image and writes logs. Fargate needs it for images "
-            "in Amazon ECR and for `log_group`.",
+            "The ARN of the role that pulls the image and writes logs. Fargate needs this role "
+            "for images in Amazon ECR and for `log_group`.",
         ),
         text(
             "task_role",

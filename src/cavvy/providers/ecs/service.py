@@ -65,7 +65,8 @@ class EcsService:
     of the job is the family of its task definition.
     """
 
-    # The listing lag is an assumption. Stopped tasks are listed for at least an hour:
+    # How long a new task may be missing from lists is an assumption. Stopped tasks are listed for
+    # at least an hour:
     # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ListTasks.html
     traits = ServiceTraits(
         hosts=HostList(index=RANK),
@@ -133,8 +134,8 @@ class EcsService:
 
     async def list(self) -> Sequence[ServiceJob]:
         region, cluster = await self._capacity.region(), self._capacity.cluster
-        # ECS allows no other filter beside `startedBy`, which selects tasks that shall run. The
-        # running ones are listed first, so that a task that stops in between is not missed.
+        # ECS allows no other filter beside `startedBy`, which selects tasks that shall run. Running
+        # tasks are listed first, so that a task that stops in between is not missed.
         found: dict[str, None] = {}
         for wanted in ({"startedBy": self._started_by}, {"desiredStatus": "STOPPED"}):
             told = await self._aws.pages(
@@ -167,7 +168,7 @@ class EcsService:
                 region, "stop_task", cluster=cluster, task=job, reason="Cavvy removed the job"
             )
         except CloudFault as fault:
-            # the same code as for other wrong arguments tells that the task is no longer known
+            # the same code as for other wrong arguments means that the task is no longer known
             if fault.code == "InvalidParameterException" and await self.get(job) is None:
                 raise CloudFault(404, fault.code, fault.message) from fault
             raise
@@ -186,7 +187,7 @@ class EcsService:
         return ()
 
     async def _describe(self, region: str, tasks: Sequence[str]) -> Sequence[ServiceJob]:
-        """Return those of the given tasks that belong to this installation. Tasks that ECS no
+        """Return the given tasks that belong to this installation. Tasks that ECS no
         longer knows are omitted.
         """
         found = []

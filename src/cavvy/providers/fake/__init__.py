@@ -24,8 +24,8 @@ MANIFEST = Manifest(
     name="fake",
     title="A made-up cloud",
     test_double=True,
-    docs="A simulated cloud in the server's memory. It costs nothing, and follows a script of "
-    "prices, capacity and faults.",
+    docs="A simulated cloud in the server's memory. The simulated cloud costs nothing, and "
+    "follows a script of prices, capacity and faults.",
     unsupported={
         Feature.IMAGE: "its nodes are simulated and run no containers",
         Feature.BUILD: "its nodes are simulated and build no images",

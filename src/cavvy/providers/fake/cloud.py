@@ -126,8 +126,8 @@ class FakeCloud:
         self._line.connect(control_plane)
 
     async def close(self) -> None:
-        """Stop all simulated machines and agents. Raises the errors of their tasks, which are bugs
-        in this module.
+        """Stop all simulated machines and agents. Raises the errors of the simulated tasks, which
+        are bugs in this module.
         """
         for task in self._tasks:
             task.cancel()

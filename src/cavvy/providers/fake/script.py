@@ -20,7 +20,7 @@ from cavvy.providers.base import Refused
 
 
 class CallOutcome(StrEnum):
-    """How a simulated launch or removal answers its caller."""
+    """The answer that the caller of a simulated launch or removal receives."""
 
     OK = "ok"
     NO_CAPACITY = "no-capacity"  # nothing was started
@@ -82,7 +82,7 @@ class TimeSpan(Struct, frozen=True, kw_only=True):
 
 
 class RecordScript(Struct, frozen=True, kw_only=True):
-    """How the reports of `gangs` differ from what the cloud bills."""
+    """The differences between the reports of `gangs` and the cloud's bills."""
 
     remembers_s: float = 86_400.0  # how long an ended gang is listed
     start_late_s: float = 0.0  # while a node runs, its start is reported this many seconds too late

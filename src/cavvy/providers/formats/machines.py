@@ -33,9 +33,9 @@ def choose_machine(
     service: str,
     is_supported: Callable[[str], bool],
 ) -> Machine:
-    """Return the cheapest instance type of a cloud that fits the task and that the service
-    supports. Cloud prices rank the types, because services charge in proportion to them. If the
-    task names an instance type, that type is used. Raises Refused.
+    """Return the cheapest instance type of a cloud that fits the task and is supported by the
+    service. Cloud prices rank the types, because services charge in proportion to them. If the task
+    names an instance type, that type is used. Raises Refused.
     """
     need = task.resources
     found = [
@@ -75,8 +75,8 @@ def is_azure_type(instance_type: str) -> bool:
 def list_types(
     task: TaskSpec, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> list[str]:
-    """Return all instance types that fit the task and that the service supports. If the task names
-    a type, only that type is returned.
+    """Return all instance types that fit the task and are supported by the service. If the task
+    names a type, only that type is returned.
     """
     found = {
         each.instance_type

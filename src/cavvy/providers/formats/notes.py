@@ -10,8 +10,8 @@ _UNCHECKED = "nothing stops the job at this limit"
 
 
 def list_notes(task: TaskSpec, covered: Collection[str]) -> list[str]:
-    """Notes about the keys of a task that the request does not contain. Each note gives the reason,
-    or what the user must do instead. `covered` are the keys that the request contains.
+    """Return notes about the keys of a task that the request does not contain. Each note gives the
+    reason, or what the user must do instead. `covered` are the keys that the request contains.
     """
     need, volumes = task.resources, ", ".join(each.path for each in task.volumes)
     rows: Sequence[tuple[str, object, str]] = (

@@ -45,16 +45,16 @@ def escape_references(text: str) -> str:
 
 
 def link_folder(folder: str, path: str, *, make: bool = True) -> list[str]:
-    """Shell lines that make `path` a link to the folder. If `make` is True, the folder is created
-    if it does not exist.
+    """Return shell lines that make `path` a link to the folder. If `make` is True, the folder is
+    created if it does not exist.
     """
     source = shlex.quote(folder)
     return [*([f"mkdir -p {source} || exit 1"] if make else []), *link_path(source, path)]
 
 
 def link_path(source: str, path: str) -> list[str]:
-    """Shell lines that make `path` a link to `source`, which is already quoted for the shell. If
-    the working folder has a file or folder at this path, it is renamed.
+    """Return shell lines that make `path` a link to `source`, which is already quoted for the
+    shell. If the working folder has a file or folder at this path, it is renamed.
     """
     parts = PurePosixPath(path)
     parent, target = shlex.quote(str(parts.parent)), shlex.quote(str(parts))
@@ -65,9 +65,9 @@ def link_path(source: str, path: str) -> list[str]:
 
 
 def copy_output(source: str, folder: str, file: str) -> list[str]:
-    """Lines that copy an output after exit code 0: the content of a folder into `folder`, or one
-    file to the path `file`. `folder` and `file` are words of the shell. A failure sets CAVVY_CODE
-    to 1.
+    """Return shell lines that copy an output after exit code 0: the content of a folder into
+    `folder`, or one file to the path `file`. `folder` and `file` are words of the shell. A failure
+    sets CAVVY_CODE to 1.
     """
     path = shlex.quote(source)
     return [

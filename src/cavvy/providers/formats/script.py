@@ -13,7 +13,7 @@ def write_script(
     name: str, task: TaskSpec, notes: Sequence[str], calls: Sequence[tuple[str, Any]]
 ) -> str:
     """Return a script with comments at the top, and one command for each request. The command reads
-    its request, as YAML, from its standard input.
+    its request as YAML from standard input.
     """
     lines = ["#!/bin/bash", *write_comments(name, task, notes), "set -euo pipefail"]
     lines += [f"{command} {here_document(dump_yaml(request))}" for command, request in calls]

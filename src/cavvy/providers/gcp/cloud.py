@@ -57,9 +57,10 @@ class GcpCloud:
 
     # Limits of names and labels: https://cloud.google.com/compute/docs/naming-resources and
     # https://cloud.google.com/compute/docs/labeling-resources. A value of metadata has at most 256
-    # KiB: https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations. The
-    # listing lag is an assumption, since Google documents none. Google bills a machine while it
-    # runs (https://cloud.google.com/compute/docs/instances/instance-lifecycle); one that is off
+    # KiB: https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations. How
+    # long a new machine may be missing from lists is an assumption, since Google does not document
+    # it. Google bills a machine while it runs
+    # (https://cloud.google.com/compute/docs/instances/instance-lifecycle); one that is off
     # costs only its disk, until the server deletes it.
     traits = CloudTraits(
         name_limit=63,

@@ -142,7 +142,7 @@ def find_disk_type(offer: Offer, settings: Mapping[str, Scalar]) -> str:
 
 
 def find_default(offer: Offer) -> str:
-    """Google's image with drivers for the offer. Raises Refused if no such image exists."""
+    """Return Google's image with drivers for the offer. Raises Refused if no such image exists."""
     arch = "arm64" if offer.architecture == "arm64" else "amd64"
     known = find_accelerator(offer.accelerator or "")
     if known is None:

@@ -141,8 +141,8 @@ MANIFEST = Manifest(
         ),
         flag(
             "external_address",
-            "If `true`, machines get an external address. If `false`, they need Cloud NAT or "
-            "another route to the server.",
+            "If `true`, machines get an external address. If `false`, the machines need Cloud NAT "
+            "or another route to the server.",
             default=True,
         ),
         text(
@@ -157,8 +157,9 @@ MANIFEST = Manifest(
         ),
         text(
             "prices_endpoint",
-            "The address of Google's list of prices, or of a mirror. If the credentials may not "
-            "read it, machines have the catalog's prices, and disks and addresses are not billed.",
+            "The address of Google's list of prices, or of a mirror. If the credentials have no "
+            "permission to read this list, machines have the catalog's prices, and disks and "
+            "addresses are not billed.",
             "https://cloudbilling.googleapis.com",
         ),
     ),

@@ -24,7 +24,7 @@ from cavvy.providers.vm.rest import Json
 
 ListPrices = Callable[[str], Sequence[Offer]]
 ReadLive = Callable[[], LivePrices]
-# what a list of prices in another form raises
+# the errors that a list of prices in another form raises
 # (region, machine type) -> pairs of a zone and the machine type's description in that zone
 _Machines = dict[tuple[str, str], list[tuple[str, Json]]]
 
@@ -142,7 +142,8 @@ class GcpMarket:
         self,
     ) -> tuple[LivePrices | None, Mapping[tuple[str, str], Sequence[Offer]]]:
         """Return Google's list of prices, and the catalog's offers with its prices by region and
-        machine type. The list is None if the account may not read it, or if it cannot be read.
+        machine type. The list is None if the account has no permission to read it, or if it cannot
+        be read.
         """
         rows = await asyncio.to_thread(self._list_prices, "gcp")
         try:
@@ -174,7 +175,7 @@ class GcpMarket:
 
 
 def _find_gpus(machines: Sequence[Json], shapes: Mapping[Offer, MachineShape]) -> dict[str, str]:
-    """Google's name of each instance type's GPU, by instance type."""
+    """Return Google's name of each instance type's GPU, by instance type."""
     own = {
         str(each["name"]): str(each["accelerators"][0]["guestAcceleratorType"])
         for each in machines

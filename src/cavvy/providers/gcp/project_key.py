@@ -37,6 +37,6 @@ def clean_key(text: str) -> str:
         raise KeyFileRefused(f"`token_uri` must be {TOKEN_URI}")
     for name, form in _TAKEN.items():
         if not isinstance(told.get(name), str) or not form.fullmatch(told[name]):
-            raise KeyFileRefused(f"`{name}` is missing, or is not one of Google's")
+            raise KeyFileRefused(f"`{name}` is missing, or is not valid for Google")
     taken = {name: told[name] for name in _TAKEN}
     return json.dumps({"type": "service_account", **taken, "token_uri": TOKEN_URI})

@@ -115,7 +115,7 @@ def _read_scope(told: Sequence[Json], region: str, project: str) -> Iterator[Quo
 def _list_needs(
     offer: Offer, gpus: Mapping[str, str], known: _Quotas
 ) -> Iterator[tuple[Quota, float]]:
-    """Yield the quotas that the offer's machines use, each with the amount that one machine uses.
+    """Yield the quotas of the offer's machines, each with the amount for one machine.
     Quotas that Google does not report are omitted.
     """
     spot = offer.purchase is Purchase.SPOT

@@ -102,7 +102,7 @@ def await_end(end: dict[str, Any]) -> None:
 
 
 def learn_by(metadata: dict[str, Any], server: str, until: float) -> tuple[int, str]:
-    """Call `learn` until it succeeds. Raises SystemExit if it has not succeeded by the time
+    """Call `learn` until it succeeds. Raises SystemExit if `learn` has not succeeded by the time
     `until`.
     """
     while True:

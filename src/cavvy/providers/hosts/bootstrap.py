@@ -12,8 +12,8 @@ _SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
 
 def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
-    """Return the part of a shell script that defines functions, and the variables that the
-    functions use. The first call packs a Python runtime, which blocks for seconds.
+    """Return the part of a shell script that defines functions and their variables. The first call
+    packs a Python runtime, which blocks for seconds.
 
     The shell expands `folder` within double quotes. `cavvy_start` creates the folder and sets
     `$CAVVY_PYTHON`; `cavvy_fetch HASH NAME` then downloads a file into it.

@@ -63,7 +63,7 @@ _packing = Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """One file for a host. Its name depends on its content."""
+    """One file for a host. The file's name depends on its content."""
 
     name: str
     content: bytes = field(repr=False)

@@ -7,8 +7,8 @@ connection.
 
 Errors, grouped by the caller's reaction:
 
-* CannotConnect(TryAgain)  no answer, and no request was sent; a later call may succeed. Its
-  subclass HostUnknown: the name has no address
+* CannotConnect(TryAgain) no answer, and no request was sent; a later call may succeed. The subclass
+HostUnknown: the name has no address
 * LoginRefused(Refused)    a person must act: an unknown or changed host key, or no accepted key
 """
 
@@ -233,8 +233,8 @@ async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConn
 
 
 def write_rules(checking: str, known_hosts: Iterable[str]) -> str:
-    """Cavvy's requirements, as the start of an OpenSSH configuration. `checking` is the value of
-    StrictHostKeyChecking; `known_hosts` are the paths of files.
+    """Return Cavvy's requirements as the start of an OpenSSH configuration. `checking` is the value
+    of StrictHostKeyChecking; `known_hosts` are the paths of files.
     """
     return _RULES.format(
         connect_s=CONNECT_TIMEOUT_S,

@@ -14,7 +14,7 @@ MIXED = "a job that was started without separation still runs there"
 class HostIsolation(StrEnum):
     """A value of the setting `isolation`."""
 
-    ONE_PROJECT = ""  # the jobs at one time are of one project
+    ONE_PROJECT = ""  # all jobs that run at the same time belong to one project
     NAMESPACES = "namespaces"
     NONE = "none"
 
@@ -30,7 +30,7 @@ def read_isolation(provider: str, settings: Mapping[str, Scalar]) -> HostIsolati
 
 def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
     """Say how the jobs of different projects share a machine. `obstacle` is the reason why the
-    machine cannot separate jobs (`say_obstacle`), None if the machine was not asked yet.
+    machine cannot separate jobs (`say_obstacle`), or None if the machine was not queried yet.
     """
     if mode is HostIsolation.NONE:
         return "side by side, not separated"
@@ -44,9 +44,9 @@ def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
 
 
 def say_obstacle(code: str) -> str:
-    """Say why a machine cannot separate jobs. `code` is what the agent there has found
-    (`agent.work.obstacle`); an unknown code counts as an obstacle. The result is "" if nothing
-    prevents the separation.
+    """Say why a machine cannot separate jobs. `code` is the obstacle that the agent on the machine
+    found (`agent.work.obstacle`); an unknown code counts as an obstacle. The result is "" if
+    nothing prevents the separation.
     """
     if code == NONE:
         return ""
@@ -64,4 +64,4 @@ def say_obstacle(code: str) -> str:
         )
     if code == NAMESPACES:
         return "namespaces need Linux that permits them to users without privileges"
-    return "the machine did not tell whether it can separate jobs"
+    return "the machine did not report whether it can separate jobs"

@@ -59,7 +59,7 @@ class NodeDisk(Struct, frozen=True, kw_only=True):
 
 class KnownEnd(Struct, frozen=True, kw_only=True):
     """The time when the cloud will reclaim the node, if this time is known in advance. The work
-    receives a warning earlier by `notice`.
+    receives a warning at a time that is `notice` earlier.
     """
 
     at: datetime

@@ -8,7 +8,8 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers.ibm.iam import IamTokens
 from cavvy.providers.vm.rest import Json, RestClient
 
-_VERSION = {"version": "2026-10-06", "generation": "2"}  # that of the Python package ibm-vpc 0.36.0
+# the version in the Python package ibm-vpc 0.36.0
+_VERSION = {"version": "2026-10-06", "generation": "2"}
 _PAGE = "100"  # the longest page
 
 

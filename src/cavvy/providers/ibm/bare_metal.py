@@ -55,8 +55,9 @@ def to_instance_profile(told: Json) -> Json:
 
 
 def to_server(offer: Offer, profile: Json) -> Offer:
-    """Return the offer of a bare metal server, converted from that of an instance with such a
-    profile."""
+    """Return the offer of a bare metal server, converted from the offer of an instance with such a
+    profile.
+    """
     return replace(
         offer, disk_gib=profile["disk_gib"] or None, minimum_charge=MINIMUM_CHARGE, boot=BOOT
     )
@@ -79,9 +80,9 @@ def make_body(request: MachineRequest, image: str, network: Mapping[str, Any]) -
 
 
 async def delete_server(api: IbmApi, region: str, path: str) -> None:
-    """Stop a server at once and delete it; it must be stopped first, because IBM deletes only
-    servers that are powered off. If the server is not powered off yet, raise a fault that makes the
-    caller try again.
+    """Stop a server at once and delete it; the server must be stopped first, because IBM deletes
+    only servers that are powered off. If the server is not powered off yet, raise a fault that
+    makes the caller try again.
     """
     status = await _read_status(api, region, path)
     try:
@@ -93,7 +94,7 @@ async def delete_server(api: IbmApi, region: str, path: str) -> None:
                 raise CloudFault(_NOT_YET, status, text)
         await api.send(region, "DELETE", path)
     except CloudFault as fault:
-        if fault.status == 400:  # IBM does not document how it refuses what must wait
+        if fault.status == 400:  # IBM does not document how it refuses a request that must wait
             raise CloudFault(_NOT_YET, fault.code, f"{status}: {fault.message}") from fault
         raise
 

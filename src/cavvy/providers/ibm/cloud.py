@@ -46,10 +46,11 @@ _QUOTA = "over_quota"
 # https://cloud.ibm.com/docs/vpc-on-classic?topic=vpc-on-classic-rias-error-messages: the name of
 # the instance is in use, because an earlier request for it succeeded without a reply
 _NAME_USED = "validation_unique_failed"
-_NO_ADDRESS = "0.0.0.0"  # what the API reports until an address was chosen
+_NO_ADDRESS = "0.0.0.0"  # the address that the API reports until one is chosen
 _DISK_TYPE = "general-purpose"
 _INSTANCES = "instances"
-_LEAST_DISK_GIB = 100  # of IBM's own images: `VolumePrototypeInstanceByImageContext.capacity`
+# the disk of IBM's own images: `VolumePrototypeInstanceByImageContext.capacity`
+_LEAST_DISK_GIB = 100
 
 
 class IbmCloud:
@@ -59,7 +60,7 @@ class IbmCloud:
     # documents the size of user data as 64 K bytes
     # (https://cloud.ibm.com/docs/vpc?topic=vpc-user-data), and bills each second of an instance
     # without a minimum (https://cloud.ibm.com/docs/vpc?topic=vpc-suspend-billing); for bare metal
-    # servers, see `bare_metal`. The listing lag is an assumption.
+    # servers, see `bare_metal`. How long a new machine may be missing from lists is an assumption.
     traits = CloudTraits(
         name_limit=63,
         list_lag=timedelta(minutes=1),
@@ -186,7 +187,7 @@ class IbmCloud:
         }
         if offer.purchase is Purchase.SPOT:
             body["availability"] = {"class": "spot"}
-            # a deleted instance would not tell that it was preempted
+            # a deleted instance would not report that it was preempted
             body["availability_policy"]["preemption"] = "stop"
             body["reservation_affinity"] = {"policy": "disabled"}
         return body
@@ -228,7 +229,7 @@ def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """Return the fault of a creation, with a code and a status that determine what to do next."""
+    """Return the fault of a creation, with a code and a status that determine the next step."""
     if fault.code == _NAME_USED:
         return CloudFault(409, fault.code, fault.message)
     if "quota" in fault.code:

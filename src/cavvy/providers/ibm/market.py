@@ -21,7 +21,7 @@ from cavvy.providers.vm.rest import Json
 ListPrices = Callable[[str], Sequence[Offer]]
 
 _PROFILES_AGE = timedelta(hours=1)
-_PROFILES_AGAIN = timedelta(minutes=1)  # until the next read after one that some regions missed
+_PROFILES_AGAIN = timedelta(minutes=1)  # time until the next read after some regions did not answer
 _PRICES_AGE = timedelta(days=1)
 _CLASSES = {Purchase.ON_DEMAND: "standard", Purchase.SPOT: "spot"}
 _ARCHITECTURES = {"amd64": "x86_64"}

@@ -36,7 +36,7 @@ class IbmPrices:
         self.close = self._api.close
 
     async def read(self, profiles: Collection[str]) -> ProfilePrices:
-        """Return the prices of those of these profiles that the catalog contains."""
+        """Return the prices of the given profiles that the catalog contains."""
         services = [
             service
             for service, wanted in zip(_SERVICES, (False, True), strict=True)

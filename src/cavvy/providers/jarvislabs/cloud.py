@@ -46,7 +46,7 @@ _FULL = re.compile(r"no free|not available|capacity|unavailable", re.IGNORECASE)
 _BALANCE = re.compile(r"balance", re.IGNORECASE)
 _NO_FUNDS = "insufficient-balance"  # our code
 _VIRTUAL_MACHINE = "vm"  # the template of virtual machines, which have endpoints of their own
-_KEY_NAME = "cavvy"  # of the server's SSH key in the account
+_KEY_NAME = "cavvy"  # the name of the server's SSH key in the account
 
 
 class JarvislabsCloud:

@@ -1,5 +1,4 @@
-"""Machines that join: any machine that can connect to the control plane joins with one pasted
-command."""
+"""Joined machines: any machine that reaches the control plane can join with one pasted command."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.join.manifest import MANIFEST

@@ -68,7 +68,7 @@ class MachineRegister:
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> tuple[str, datetime]:
-        """Create an invitation. Return its token, which is valid for one
+        """Create an invitation. Return the invitation's token, which is valid for one
         machine, and its expiry. Raises Refused, TryAgain.
         """
         for what in (name, group):
@@ -154,7 +154,7 @@ class MachineRegister:
 
     async def _drop_old(self) -> None:
         """Delete invitations a week after they expired. Until then, a machine that uses an expired
-        invitation gets an error which states that the invitation has expired.
+        invitation gets an error that states that the invitation has expired.
         """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):

@@ -42,8 +42,9 @@ _RESOURCES = {
     Vendor.GOOGLE: "google.com/tpu",
     Vendor.AWS: "aws.amazon.com/neuron",
 }
-# Labels that name a node's accelerators, the most exact first. They are set by the discovery tools
-# of NVIDIA and AMD, by the node groups of Google, Amazon and Azure, by CoreWeave, and by users.
+# Labels that name a node's accelerators, the most exact first. These labels are set by the
+# discovery tools of NVIDIA and AMD, by the node groups of Google, Amazon and Azure, by CoreWeave,
+# and by users.
 _PRODUCTS = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",

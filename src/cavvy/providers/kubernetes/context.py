@@ -128,9 +128,8 @@ class ClusterContext:
         return self._nodes[1]
 
     async def _list_pools(self) -> Sequence[PoolTemplate]:
-        """Return the nodes that autoscalers can add, from responses that are at most _POOLS_AGE
-        old. A kind of pool is omitted if the cluster does not support it or the user may not read
-        it.
+        """Return the nodes that autoscalers can add; the responses may be up to _POOLS_AGE old. A
+        kind of pool is omitted if the cluster does not support it or the user may not read it.
         """
         now, find = self._terms.now(), self._terms.find_instance
         if self._pools is None or now - self._pools[0] > _POOLS_AGE:

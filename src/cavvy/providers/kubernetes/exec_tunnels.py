@@ -108,8 +108,8 @@ class ExecTunnels:
         return woken
 
     async def _join(self, pod: str) -> str:
-        """Relay until the tunnel ends. Return the pod's platform if the pod first needs a Python
-        runtime, else "".
+        """Relay requests until the tunnel ends. Return the pod's platform if the pod first needs a
+        Python runtime, else "".
         """
         async with self._api.run(pod, CONTAINER, ["sh", _COMMAND]) as stream:
             tunnel = _Tunnel(stream, self._server)
@@ -167,8 +167,8 @@ class _Tunnel:
         await self._stream.send(0, _FRAME.pack(kind, number, len(body)) + body)
 
     async def relay(self) -> str:
-        """Relay until the tunnel ends. Relay the agent's connections. Return the pod's platform if
-        the pod requested a Python runtime, else "". Raises ConnectionBroken.
+        """Relay requests until the tunnel ends. Relay the agent's connections. Return the pod's
+        platform if the pod requested a Python runtime, else "". Raises ConnectionBroken.
         """
         unread, said = b"", b""
         while (message := await self._stream.receive()) is not None:

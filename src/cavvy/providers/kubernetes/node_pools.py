@@ -1,4 +1,4 @@
-"""Reads the node pools that an autoscaler can add nodes to, including pools that have no nodes. No
+"""Reads the node pools to which an autoscaler can add nodes, including pools without nodes. No
 I/O.
 
 Each pool is described by a template: a Node object with the labels, taints and resources that a new

@@ -20,7 +20,8 @@ from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine
 ListPrices = Callable[[str], Sequence[Offer]]
 ListInstance = Callable[[str, str], Sequence[Offer]]
 
-_AGE = timedelta(hours=1)  # then prices are read again: the catalog may be new
+# time after which prices are read again, because the catalog may be newer
+_AGE = timedelta(hours=1)
 _COREWEAVE = "coreweave"
 
 

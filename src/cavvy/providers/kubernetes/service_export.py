@@ -8,7 +8,8 @@ from cavvy.domain.services import RequestLimits, ServiceSpec
 
 Object = dict[str, Any]
 
-_CPU_PERCENT = 80  # of the requested CPUs, from which on the HorizontalPodAutoscaler adds pods
+# percentage of the requested CPUs above which the HorizontalPodAutoscaler adds pods
+_CPU_PERCENT = 80
 _HTTP_PORT = 80
 
 

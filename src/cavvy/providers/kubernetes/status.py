@@ -43,7 +43,7 @@ _WORDS = {
 
 
 class PodRank(Struct, frozen=True, kw_only=True):
-    """The state of one pod. The gang's record stores it once the pod has started."""
+    """The state of one pod. The gang's record stores this state once the pod has started."""
 
     rank: int
     uid: str
@@ -216,7 +216,7 @@ def _read_ranks(
     lost: Mapping[str, str],
     now: datetime,
 ) -> list[PodRank]:
-    """Return the gang's ranks, except those whose pods may not have been created yet."""
+    """Return the gang's ranks, except ranks whose pods might not exist yet."""
     known = {rank.rank: rank for rank in record.seen}
     young = not record.seen and record.removing_at is None and now - record.asked_at < _LAUNCH
     ranks = []

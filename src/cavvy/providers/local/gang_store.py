@@ -160,8 +160,8 @@ class LocalGangStore(Struct):
             return all(each.separates for each in intents if each is not None)
 
     def remove(self, name: str) -> timedelta | None:
-        """Start the removal of a gang. Return the time until its remaining processes are killed, or
-        None if nothing is left to remove. Raises TryAgain.
+        """Start the removal of a gang. Return the time until the gang's remaining processes are
+        killed, or None if nothing is left to remove. Raises TryAgain.
         """
         with self._alone(), _as_try_again():
             folder = self._folder(name)

@@ -65,10 +65,10 @@ MANIFEST = Manifest(
         flag(
             "hide_server",
             "If `true`, jobs and the commands that users run in them do not see the server's "
-            "folder with its token, key and database. Without an image, they also cannot gain "
-            "privileges: `mount` and `sudo` fail. This needs Linux namespaces; `cavvy check local` "
-            "shows whether they are available. With an image, volumes that show the folder are "
-            "refused.",
+            "folder with its token, key and database. Without an image, jobs also cannot gain "
+            "privileges: `mount` and `sudo` fail. Hiding the folder needs Linux namespaces; "
+            "`cavvy check local` shows whether they are available. With an image, volumes that "
+            "show the folder are refused.",
             default=True,
         ),
         isolation_setting(),

@@ -70,7 +70,8 @@ class LocalProvider:
         self._hides = context.server_folder if self._settings.get("hide_server", True) else None
         self._can_hide: bool | None = None  # None: not tried yet
         self._isolation = read_isolation(manifest.name, context.settings)
-        self._unseparated: str | None = None  # why not; "" if nothing prevents it; None: not tried
+        # why jobs cannot be separated; "" if nothing prevents the separation; None: not tried
+        self._unseparated: str | None = None
         self._gang_store = LocalGangStore(
             home=self._home,
             installation=context.installation,
@@ -236,8 +237,8 @@ class LocalProvider:
 
 
 async def _succeeds(program: str, folder: Path, home: Path) -> bool:
-    """Return whether this system can hide `folder` from a process, as `program` does, while `home`,
-    the provider's own folder in it, stays accessible.
+    """Return whether this system can hide `folder` from a process, as `program` does, and keep
+    `home`, the provider's subfolder, accessible.
     """
     command = [sys.executable, "-I", "-S", program, str(folder), str(home)]
     try:

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from cavvy.domain.offers import Offer, Purchase
 
 ListPrices = Callable[[str], Sequence[Offer]]
-_AGE = timedelta(minutes=10)  # then the prices are read again, since the catalog is refreshed
+# time after which the prices are read again, since the catalog may be newer
+_AGE = timedelta(minutes=10)
 
 
 class Ec2Prices:

@@ -1,5 +1,5 @@
-"""Objects to options with which a managed service itself would start several runs, or start runs
-later or again, without Cavvy.
+"""Objects to options with which a managed service itself would start several runs, delay runs, or
+repeat runs, without Cavvy.
 """
 
 import json

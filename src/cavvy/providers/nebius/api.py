@@ -37,7 +37,7 @@ _REQUESTS = {
 }
 _CALL_S = 20.0  # maximum time of one attempt in seconds
 _CLOSE_S = 10.0
-_ATTEMPTS = 3  # of a call that only reads
+_ATTEMPTS = 3  # attempts of a call that only reads
 _MOST_PAGES = 500
 # https://grpc.io/docs/guides/status-codes/
 _STATUSES = {
@@ -90,7 +90,7 @@ class NebiusApi:
                 self._sdk = None
 
     async def read(self, method: str, body: Json) -> Json:
-        """Make a call that changes nothing; repeat it if necessary."""
+        """Make a read-only call, and repeat the call if necessary."""
         return await self._run(method, body, token="", writes=False)
 
     async def change(self, method: str, body: Json, token: str = "") -> Json:
@@ -195,7 +195,7 @@ def _find_method(sdk: Any, method: str) -> tuple[Any, Any]:
     package, _, service = service.partition(".")
     home, _, request = _REQUESTS[method].partition(".")
     module = _import(package)
-    if service == "OperationService":  # each service has its own
+    if service == "OperationService":  # each service has its own OperationService
         client = module.InstanceServiceClient(sdk).operation_service()
     else:
         client = getattr(module, f"{service}Client")(sdk)

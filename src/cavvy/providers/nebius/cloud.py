@@ -201,8 +201,8 @@ class NebiusCloud:
         )
 
     async def _loose_disks(self) -> Sequence[Json]:
-        """Return the projects' disks that are attached to no instance, such as those of a creation
-        that failed.
+        """Return the projects' disks that are attached to no instance, such as disks left by a
+        failed creation.
         """
         told = [
             await self._api.list("compute.DiskService/List", {"parentId": project, "pageSize": 100})

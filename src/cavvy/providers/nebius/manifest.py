@@ -69,15 +69,16 @@ _MANIFEST = make_manifest(
         number(
             "disk_usd_gib_month",
             "The price of one GiB of a boot disk of the type `network_ssd` for a month, from the "
-            "list prices in Nebius's console. Without it, bills do not contain the disks, which "
-            "Nebius bills until they are deleted.",
+            "list prices in Nebius's console. Without this price, bills do not contain the disks, "
+            "which Nebius bills until they are deleted.",
             unit="USD",
         ),
         text(
             "gpu_clusters",
             "The ids of GPU clusters, one for each project that has one, separated by commas. "
             "Machines with eight GPUs are created in the cluster of their project, which connects "
-            "them by InfiniBand. Without it, tasks with `network: {fabric: rdma}` are refused.",
+            "them by InfiniBand. Without a cluster, tasks with `network: {fabric: rdma}` are "
+            "refused.",
         ),
         reach_setting(),
     ),

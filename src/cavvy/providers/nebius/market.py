@@ -22,7 +22,7 @@ ListPrices = Callable[[str], Sequence[Offer]]
 USUAL_DISK = "network_ssd"  # the type of a boot disk, unless the task requests another
 LEAST_GIB = 50  # the smallest boot disk that Cavvy requests
 _AGE = timedelta(hours=1)
-_AGAIN = timedelta(minutes=1)  # until the next read after one that some projects missed
+_AGAIN = timedelta(minutes=1)  # time until the next read after some projects did not answer
 
 
 class NebiusMarket:

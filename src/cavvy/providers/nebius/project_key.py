@@ -29,6 +29,6 @@ def clean_key(text: str) -> str:
         raise KeyFileRefused("`subject-credentials` must have the type JWT and the alg RS256")
     for name, form in {"kid": _FORM, "iss": _FORM, "sub": _FORM, "private-key": _PEM}.items():
         if not isinstance(told.get(name), str) or not form.fullmatch(told[name]):
-            raise KeyFileRefused(f"`{name}` is missing, or is not one of Nebius's")
+            raise KeyFileRefused(f"`{name}` is missing, or is not valid for Nebius")
         names[name] = told[name]
     return json.dumps({"subject-credentials": names})

@@ -1,5 +1,6 @@
-"""Finds the addresses of instances. OCI does not report them with an instance, but with its virtual
-network interfaces (https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/Vnic/).
+"""Finds the addresses of instances. OCI reports addresses with an instance's virtual network
+interfaces, not with the instance itself
+(https://docs.oracle.com/en-us/iaas/api/#/en/iaas/20160918/Vnic/).
 """
 
 from collections.abc import Collection, Sequence

@@ -58,8 +58,9 @@ class OciCloud:
 
     # A display name and a value of a free-form tag have at most 255 characters; all metadata of an
     # instance has at most 32,000 bytes, and its user data is in base 64. Source: the description of
-    # LaunchInstance in OCI's API reference. The listing lag is an assumption, since OCI documents
-    # none. A retry token is valid for 24 hours, longer than a launch is repeated.
+    # LaunchInstance in OCI's API reference. How long a new instance may be missing from lists is an
+    # assumption, since OCI does not document it. A retry token is valid for 24 hours, longer than a
+    # launch is repeated.
     traits = CloudTraits(
         name_limit=255,
         tags=True,
@@ -168,8 +169,8 @@ class OciCloud:
         return fault.code == _FULL
 
     async def _is_left(self, region: str, ocid: str) -> bool:
-        """Return whether an instance exists that was not terminated. Raises Refused if the user may
-        not list instances, because a missing instance then proves nothing.
+        """Return whether an instance exists that was not terminated. Raises Refused if the user has
+        no permission to list instances, because a missing instance then proves nothing.
         """
         try:
             found = [await self._api.get(region, f"/instances/{ocid}")]
@@ -214,7 +215,7 @@ class OciCloud:
     def _read(self, region: str, told: Json) -> CloudMachine:
         machine, status = f"{region}/{told['id']}", str(told["lifecycleState"])
         state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
-        # OCI does not tell whether it or a user has terminated an instance
+        # OCI does not report whether it or a user has terminated an instance
         preemptible = bool(told.get("preemptibleInstanceConfig"))
         quiet = state in (MachineState.STARTING, MachineState.RUNNING)
         addresses = self._addresses.known.get(str(told["id"]))

@@ -38,7 +38,7 @@ _MANIFEST = make_manifest(
             "`key_content`. The default is the file in "
             "`$OCI_CONFIG_FILE`, then `~/.oci/config`.",
         ),
-        text("profile", "The profile in that file.", "DEFAULT"),
+        text("profile", "The profile in the configuration file.", "DEFAULT"),
         text(
             "compartment",
             "The OCID of the compartment of instances. The default is the tenancy, which is the "
@@ -46,8 +46,8 @@ _MANIFEST = make_manifest(
         ),
         text(
             "regions",
-            "The regions to use, separated by commas. The tenancy must be subscribed to them. The "
-            "default is the region of the profile.",
+            "The regions to use, separated by commas. The tenancy must be subscribed to these "
+            "regions. The default is the region of the profile.",
         ),
         text(
             "subnet",
@@ -61,8 +61,8 @@ _MANIFEST = make_manifest(
         ),
         flag(
             "public_address",
-            "If `true`, instances in a public subnet get a public address. If `false`, they need a "
-            "NAT gateway or another route to the server.",
+            "If `true`, instances in a public subnet get a public address. If `false`, instances "
+            "need a NAT gateway or another route to the server.",
             default=True,
         ),
         text(
@@ -80,8 +80,8 @@ _MANIFEST = make_manifest(
         ),
         text(
             "limits_endpoint",
-            "The address of OCI's Limits API, which `cavvy quota` reads. It differs outside OCI's "
-            "commercial regions.",
+            "The address of OCI's Limits API, which `cavvy quota` reads. This address differs "
+            "outside OCI's commercial regions.",
             "https://limits.{region}.oci.oraclecloud.com/20190729",
         ),
         reach_setting(),

@@ -19,7 +19,7 @@ from cavvy.providers.vm.rest import Json
 ListPrices = Callable[[str], Sequence[Offer]]
 
 _SHAPES_AGE = timedelta(hours=1)
-_SHAPES_AGAIN = timedelta(minutes=1)  # until the next read after one that some regions missed
+_SHAPES_AGAIN = timedelta(minutes=1)  # time until the next read after some regions did not answer
 # "Announcing per-second billing for Compute and Autonomous Database", Oracle's blog
 _MINIMUM = timedelta(minutes=1)
 _MINIMUM_BARE_METAL = timedelta(hours=1)

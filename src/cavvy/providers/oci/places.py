@@ -105,7 +105,7 @@ class OciPlaces:
 
 
 def shape_of(offer: Offer) -> str:
-    """OCI's name of the shape. The catalog adds the size of a flexible shape to the name."""
+    """Return OCI's name of the shape. The catalog adds the size of a flexible shape to the name."""
     return offer.instance_type.partition("$")[0]
 
 

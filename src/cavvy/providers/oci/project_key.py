@@ -37,7 +37,7 @@ def clean_key(text: str) -> str:
         if not form.fullmatch(told.get(name, "")):
             hint = " (the private key itself, on lines that begin with spaces)"
             more = hint if name == "key_content" else ""
-            raise KeyFileRefused(f"`{name}`{more} is missing, or is not one of OCI's")
+            raise KeyFileRefused(f"`{name}`{more} is missing, or is not valid for OCI")
         taken[name] = told[name].strip().replace("\n", "\n  ")
     if "pass_phrase" in told:
         raise KeyFileRefused("`pass_phrase` is not supported here; use a key without one")

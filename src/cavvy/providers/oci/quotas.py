@@ -1,9 +1,10 @@
 """Reads the tenancy's service limits for compute and their use, and limits offers to the unused
 part.
 
-Each shape names the limits to which it counts; most limits apply to one availability domain.
-Instances of all purchase options count in the same way. Facts read on 2026-11-23: the Limits API
-(https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names and the units of limits
+Each shape names the limits to which its instances count; most limits apply to one availability
+domain. Instances of all purchase options count in the same way. Facts read on 2026-11-23: the
+Limits API (https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names and the units
+of limits
 (https://docs.oracle.com/en-us/iaas/Content/Quotas/Concepts/resourcequotas_topic-Compute_Quotas.htm)
 and preemptible instances
 (https://docs.oracle.com/en-us/iaas/Content/Compute/Concepts/capacity-types.htm).
@@ -119,7 +120,8 @@ class OciQuotas:
             zone=zone,
             limit=limit,
             used=used,
-            # of Oracle's command line 3.95.1; `value` is a number, and so has no quotation marks
+            # a command of Oracle's command line 3.95.1; `value` is a number, and so has no
+            # quotation marks
             request=f"oci limits-increase limits-increase-request create "
             f"--compartment-id {tenancy} --display-name cavvy-{name} --justification 'GPU jobs' "
             f"--items '{items.replace(json.dumps(NEW_LIMIT), NEW_LIMIT)}'",
@@ -150,7 +152,7 @@ class OciQuotas:
 
 
 def _unit(name: str) -> str:
-    """Return what a limit counts, from the limit's name, or "" for limits of another kind."""
+    """Return the unit of a limit, from the limit's name, or "" for limits of another kind."""
     if name.startswith("gpu"):
         return "GPUs"
     if "-memory-" in name:

@@ -163,7 +163,7 @@ class PaperspaceCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """Return the fault, with the code `_LIMIT` if the team may not have the machine."""
+        """Return the fault, with the code `_LIMIT` if the team cannot have the machine."""
         if 400 <= fault.status < 429 and _OVER_LIMIT.search(fault.message):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault
@@ -201,7 +201,7 @@ class PaperspaceCloud:
         return self._templates[kind]
 
     def _disk_gb(self) -> int:
-        """Return the smallest disk that is not smaller than the setting. Raises Refused."""
+        """Return the smallest available disk size that is at least the setting. Raises Refused."""
         wanted = int(self.account.settings["disk_gb"])
         if wanted > _DISKS_GB[-1]:
             raise Refused(

@@ -115,7 +115,7 @@ class PbsSystem:
         return found
 
     async def _ask_with_history(self, command: str, *arguments: str, gone: bool = False) -> str:
-        """Run a command on jobs. Ended jobs are included if the server keeps a history."""
+        """Run a command that queries jobs. Ended jobs are included if the server keeps them."""
         done = await self.commands.run([command, "-x", *arguments])
         if done.code != 0 and "history" in done.said.lower():
             done = await self.commands.run([command, *arguments])

@@ -54,7 +54,7 @@ class PriceSource(Protocol):
     def provider(self) -> str: ...
     @property
     def title(self) -> str:
-        """The name of the list, and how it is read, to show to users."""
+        """The name of the price list and the way in which it is read, to show to users."""
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
         """Read the whole list. Raises PriceError if any part of the list cannot be read, so the

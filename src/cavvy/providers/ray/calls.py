@@ -133,7 +133,7 @@ class RayDashboard:
         return True
 
     async def stop(self, name: str) -> None:
-        """Request Ray to stop a job. Does nothing if the job no longer exists."""
+        """Ask Ray to stop a job. Does nothing if the job no longer exists."""
         try:
             await self._ask("POST", f"/api/jobs/{quote(name)}/stop")
         except DashboardRefused as error:

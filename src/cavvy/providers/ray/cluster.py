@@ -150,8 +150,8 @@ def _find_resource(total: Mapping[str, float]) -> str:
 
 
 def name_accelerator(word: str) -> str:
-    """Return the catalog's name of a product. Ray's name for it may start with the maker's name. If
-    the product is not in the catalog, `word` is returned.
+    """Return the catalog's name of a product. Ray's name for the product may start with the maker's
+    name. If the product is not in the catalog, `word` is returned.
     """
     plain = _MAKERS.sub("", _MAKERS.sub("", word))
     known = find_accelerator(word) or find_accelerator(plain)

@@ -37,8 +37,8 @@ MANIFEST = Manifest(
         text(
             "addresses",
             "The addresses of the clusters' dashboards, separated by spaces, for example "
-            "`main=http://10.0.0.5:8265`. Each cluster is a region. Its name precedes `=`; "
-            "without one, it is the name of the host. The default address is "
+            "`main=http://10.0.0.5:8265`. Each cluster is a region. The cluster's name precedes "
+            "`=`; without a name, the name of the host is used. The default address is "
             "`http://127.0.0.1:8265`.",
         ),
         text(
@@ -73,7 +73,7 @@ MANIFEST = Manifest(
         flag(
             "spread",
             "If `true`, the ranks of a gang always run on different nodes (`STRICT_SPREAD`). If "
-            "`false`, they do so only if enough nodes are free (`SPREAD`).",
+            "`false`, the ranks run on different nodes only if enough nodes are free (`SPREAD`).",
         ),
         flag(
             "wait",

@@ -71,8 +71,8 @@ MANIFEST = make_manifest(
         ),
         text(
             "cuda",
-            'The lowest CUDA version that the host of a pod must support, such as "12.8", which '
-            "the default of `image` needs. If this is empty, pods run on any host.",
+            'The lowest CUDA version that the host of a pod must support, such as "12.8", the '
+            "version that the default `image` needs. If this is empty, pods run on any host.",
             "12.8",
         ),
         text("registry", "The id of the account's registry credentials, for a private `image`."),

@@ -77,7 +77,7 @@ def _choose(gang: GangSpec) -> Sequence[Transfer]:
         and each.source.endswith("/")
         and not each.stream  # the work expects a pipe
         # SageMaker reads no bucket of another region. The region is unknown if the server cannot
-        # ask for it, and of buckets at other endpoints than Amazon's, which SageMaker cannot reach.
+        # query it, and for buckets at endpoints other than Amazon's, which SageMaker cannot reach.
         and each.region == gang.offer.region
     ]
     return fitting[: CHANNELS - len(read_texts(gang.options, "channels"))]

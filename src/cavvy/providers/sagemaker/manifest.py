@@ -80,9 +80,9 @@ MANIFEST = Manifest(
         *ACCOUNT,
         text(
             "role",
-            "The ARN of the execution role of jobs. SageMaker uses it to pull the image and to "
-            "read and write `bucket`. The work in the job also runs with its permissions. "
-            "Required.",
+            "The ARN of the execution role of jobs. SageMaker uses this role to pull the image "
+            "and to read and write `bucket`. The work in the job also runs with the role's "
+            "permissions. Required.",
         ),
         text(
             "bucket",
@@ -103,7 +103,7 @@ MANIFEST = Manifest(
         ),
         text(
             "subnets",
-            "The subnets of jobs, separated by commas. They need a route to the server. By "
+            "The subnets of jobs, separated by commas. The subnets need a route to the server. By "
             "default, jobs run in SageMaker's own network, which reaches the internet.",
         ),
         text("security_groups", "The security groups of jobs, if `subnets` is set."),

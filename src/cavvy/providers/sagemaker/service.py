@@ -270,7 +270,8 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
         if pool.get("Status") in _WARM:
             state, ended = JobState.KEPT, None
     elif interrupted is not None:
-        state, ended = JobState.RECLAIMED, None  # the billable time is known once it is stopped
+        # the billable time is known once the job is stopped
+        state, ended = JobState.RECLAIMED, None
         reason = "SageMaker reclaimed the spot instances"
     else:
         state = JobState.RUNNING if started else JobState.WAITING

@@ -58,10 +58,9 @@ MANIFEST = Manifest(
         *ACCOUNT,
         text(
             "role",
-            "The ARN of the execution role of notebooks. The work in a session runs with its "
-            "permissions. With "
-            "the right sagemaker:StopNotebookInstance, a notebook whose agent has ended stops "
-            "itself, even if the server is lost. Required.",
+            "The ARN of the execution role of notebooks. The work in a session runs with the "
+            "role's permissions. With the right sagemaker:StopNotebookInstance, a notebook whose "
+            "agent has ended stops itself, even if the server is lost. Required.",
         ),
         text(
             "instances",
@@ -71,7 +70,8 @@ MANIFEST = Manifest(
         ),
         text(
             "platform",
-            "The platform of notebooks, such as `notebook-al2023-v1`. By default, AWS selects it.",
+            "The platform of notebooks, such as `notebook-al2023-v1`. By default, AWS selects the "
+            "platform.",
         ),
         text(
             "subnet",
@@ -82,7 +82,7 @@ MANIFEST = Manifest(
         number(
             "disk_gib",
             "The size of a notebook's disk, which contains the session's files, unless the task "
-            "requests another size. AWS bills the disk in addition.",
+            "requests another size. AWS bills the disk in addition to the instance.",
             default=50,
             minimum=5,
             unit="GiB",

@@ -46,12 +46,14 @@ _TAKEN = re.compile(r"duplicate|already exists", re.IGNORECASE)
 # https://github.com/aws/amazon-sagemaker-examples/issues/207
 _FULL = re.compile(r"insufficient .*capacity|CapacityError", re.IGNORECASE)
 _UNUSED = timedelta(hours=1)  # a script without a notebook is deleted after this time
-_TIDIED = timedelta(minutes=30)  # between two searches for such scripts in a region
+_TIDIED = timedelta(minutes=30)  # time between two searches for such scripts in a region
 _MOST_TIDIED = 10  # scripts that one poll deletes, since polls must be quick
 
 
 class NotebookInstances:
-    """Implements `ManagedService`. A job's id is `REGION/NAME` of its notebook instance."""
+    """Implements `ManagedService`. A job's id is `REGION/NAME`, where NAME is the name of its
+    notebook instance.
+    """
 
     # a name is unique in an account and region
     traits = replace(NOTEBOOK_TRAITS, quota_codes=frozenset({"ResourceLimitExceeded"}))
@@ -115,9 +117,9 @@ class NotebookInstances:
         return self._ends.find(job)
 
     async def stop(self, job: str) -> None:
-        """Execute the next step toward the notebook's deletion. The layer repeats this until the
-        notebook has ended, because a notebook can be deleted only after it has stopped, and can be
-        stopped only after it has started.
+        """Execute the next step toward the notebook's deletion. The layer repeats this call until
+        the notebook has ended, because a notebook can be deleted only after it has stopped, and can
+        be stopped only after it has started.
         """
         told = await self._describe(job)
         if told is None:
@@ -246,7 +248,7 @@ def read_notebook(job: str, told: Mapping[str, Any]) -> ServiceJob:
 
 def _make_script(request: JobRequest) -> str:
     """Return the script that starts the agent, in base64. Raises Refused if SageMaker would not
-    accept it. When the agent has ended, the script tries to stop the notebook.
+    accept the script. When the agent has ended, the script tries to stop the notebook.
     """
     region = request.offer.region
     last = ["aws", "sagemaker", "stop-notebook-instance", "--region", region]

@@ -48,7 +48,7 @@ MANIFEST = make_manifest(
         text(
             "os",
             "The operating system of instances, by Shadeform's name. By default, Shadeform "
-            "chooses it for the instance type.",
+            "chooses the system for the instance type.",
         ),
         reach_setting(),
     ),

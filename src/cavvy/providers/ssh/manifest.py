@@ -71,7 +71,7 @@ MANIFEST = Manifest(
             "key of a new host at first contact, and refuses a changed key.",
             "strict",
         ),
-        price_setting("The inventory can override it for groups and hosts. "),
+        price_setting("The inventory can override this setting for groups and hosts. "),
         lost_setting(
             "A host that neither the server nor another host reaches for this long counts as "
             "dead: its jobs are retried elsewhere."

@@ -219,8 +219,8 @@ class SshProvider:
                 self._links[name] = SshLink(entry, base, partial(dial, entry, ways))
 
     async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
-        """Read the hosts' facts: wait for hosts whose facts are unknown, and refresh the others in
-        the background.
+        """Read the facts of all hosts: wait for hosts whose facts are unknown, and refresh the
+        others in the background.
         """
         self._update()
         self._collect()

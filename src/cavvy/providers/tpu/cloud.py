@@ -50,18 +50,19 @@ _RUNTIMES = {
     "TPU-v5p": "v2-alpha-tpuv5",
     "TPU-v5e": "v2-alpha-tpuv5-lite",
 }
-# https://google.aip.dev/193; names contain the launch, so no other gang has this one
+# https://google.aip.dev/193; names contain the launch, so no other gang has this name
 _EXISTS = "ALREADY_EXISTS"
 _OLD_RUNTIME = "tpu-ubuntu2204-base"
-_DELETED_AGE = timedelta(minutes=1)  # an accepted deletion is not requested again before
+_DELETED_AGE = timedelta(minutes=1)  # time before an accepted deletion is requested again
 
 
 class TpuCloud:
     """Implements `Cloud`."""
 
     # A node's name is unique in its zone, so names serve as tokens. Labels are those of Compute
-    # Engine. The limit of names and the listing lag are assumptions, since Google documents none.
-    # Google bills a node in the state READY only: https://cloud.google.com/tpu/pricing
+    # Engine. The limit of names, and how long a new node may be missing from lists, are
+    # assumptions, since Google documents neither. Google bills a node in the state READY only:
+    # https://cloud.google.com/tpu/pricing
     traits = CloudTraits(
         name_limit=61,
         tags=True,
@@ -238,7 +239,8 @@ class TpuCloud:
         for each in ours:
             failed = read_operation(each)
             if _verb(each) == "create" and failed is not None:
-                at = ended_at(each)  # as its creation too, because a slice that never ran is free
+                # also as the time of its creation, because a slice that never ran is free
+                at = ended_at(each)
                 full = failed.code == FULL
                 return replace(
                     machine, created_at=at, ended_at=at, reason=failed.message, no_capacity=full

@@ -30,7 +30,9 @@ _MANIFEST = make_manifest(
         Feature.NOTICE: f"Google documents no notice on the hosts of a spot slice ({_DOCS}/spot)",
     },
     settings=(
-        text("project", "The project of the slices. The default is that of the credentials."),
+        text(
+            "project", "The project of the slices. The default is the project of the credentials."
+        ),
         ProviderSetting(
             name="key_file",
             kind=SettingKind.KEY_FILE,
@@ -48,8 +50,8 @@ _MANIFEST = make_manifest(
         text("subnetwork", "The subnetwork of hosts. Networks with custom subnets need it."),
         flag(
             "external_address",
-            "If `true`, hosts get external addresses. If `false`, they need Cloud NAT or another "
-            "route to the server.",
+            "If `true`, hosts get external addresses. If `false`, the hosts need Cloud NAT or "
+            "another route to the server.",
             default=True,
         ),
         text(

@@ -17,11 +17,11 @@ from cavvy.providers.vm.regions import ask_regions
 ListPrices = Callable[[str], Sequence[Offer]]
 
 _TYPES_AGE = timedelta(hours=12)
-_TYPES_AGAIN = timedelta(minutes=5)  # until the next read after one that some zones missed
+_TYPES_AGAIN = timedelta(minutes=5)  # time until the next read after some zones did not answer
 # Slices that Compute Engine rents too are in the catalog as offers of `gcp`.
 _CATALOGS = ("gcp", "tpu")
 _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
-# of the boot disk, which cannot be changed:
+# the size of the boot disk, which cannot be changed:
 # https://cloud.google.com/tpu/docs/attach-durable-block-storage
 _DISK_GIB = 100
 

@@ -1,5 +1,5 @@
 """Treats slices of TPUs as machines of several hosts: their names, their workers, and the script of
-a host, which determines its rank from the number of its worker.
+a host, which determines the host's rank from the number of its worker.
 
 The TPU API numbers the hosts of a slice, its workers, from 0. Rank r of a gang is the worker
 r % HOSTS of slice r // HOSTS, where HOSTS is `Offer.hosts`. A slice has the name of its first rank.
@@ -34,7 +34,7 @@ def slice_name(name: str, hosts: int) -> str:
 
 
 def locate(offer: Offer, rank: int) -> MetadataService:
-    """Return where the host with this rank finds its rank."""
+    """Return the place from which the host with this rank reads its rank."""
     if offer.hosts == 1:
         return MetadataService(rank=rank, address="")
     return MetadataService(

@@ -51,7 +51,7 @@ _INSTANCES = "/v1/instances/?limit=25"
 # offers are cached, because searches have a daily quota of an undocumented size
 _OFFERS_AGE = timedelta(minutes=2)
 _MOST_ASKS = 1000  # maximum number of results of one search; the cheapest come first
-_NO_TMUX = "touch /root/.no_auto_tmux\n"  # prevents that SSH sessions start in tmux
+_NO_TMUX = "touch /root/.no_auto_tmux\n"  # prevents SSH sessions from starting in tmux
 
 
 class _Ask(Struct, frozen=True):
@@ -89,9 +89,9 @@ class VastCloud:
     number of GPUs, Vast.ai's name of the GPU, and the GPU's memory, such as "2x_RTX_4090_24GB".
     """
 
-    # The limits of the label and of `onstart`, and the pace, are those of
-    # https://docs.vast.ai/api-reference/instances/create-instance. The listing lag is an
-    # assumption. Instances are not billed while they load
+    # The limits of the label, of `onstart` and of the rate of requests are those of
+    # https://docs.vast.ai/api-reference/instances/create-instance. How long a new
+    # instance may be missing from lists is an assumption. Instances are not billed while they load
     # (https://docs.vast.ai/guides/instances/manage-instances), apart from their disk.
     traits = CloudTraits(
         name_limit=255,

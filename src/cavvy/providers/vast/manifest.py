@@ -57,9 +57,9 @@ MANIFEST = make_manifest(
         ),
         flag(
             "community",
-            "Also use computers outside of data centers. Their owners can read and change "
-            "everything that runs on them: data, code and secrets. By default, only computers "
-            "that Vast.ai lists as being in data centers are used.",
+            "Also use computers outside of data centers. The owners of these computers can read "
+            "and change everything that runs on them: data, code and secrets. By default, only "
+            "computers that Vast.ai lists as being in data centers are used.",
         ),
         text(
             "image",

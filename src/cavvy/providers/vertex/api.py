@@ -53,7 +53,7 @@ class VertexApi:
         await self._client(job).send("POST", f"{await self._path_of(job)}:cancel", {})
 
     async def delete(self, known: str) -> Json:
-        """Request the deletion of an object; return the operation that deletes it."""
+        """Request the deletion of an object; return the operation of the deletion."""
         return await self._client(known).send("DELETE", await self._path_of(known))
 
     async def operation(self, name: str) -> Json:

@@ -92,9 +92,9 @@ MANIFEST = Manifest(
         ),
         text(
             "service_account",
-            "The e-mail address of the service account that jobs run as. The work in the job "
-            "runs with its permissions. The default is Vertex AI's own service agent for custom "
-            "code.",
+            "The e-mail address of the service account that jobs run as. The work in the job runs "
+            "with the account's permissions. The default is Vertex AI's own service agent for "
+            "custom code.",
         ),
         text(
             "network",

@@ -31,7 +31,7 @@ class ManagementFee(Struct, frozen=True, kw_only=True):
 
 @cache
 def read_fee() -> ManagementFee:
-    """Return the fee that follows from the table. If components have different fees, the highest
+    """Return the fee computed from the table. If components have different fees, the highest
     fee is returned, so that plans do not understate costs.
     """
     with _FILE.open(encoding="utf-8", newline="") as file:

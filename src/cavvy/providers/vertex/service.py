@@ -107,7 +107,7 @@ class VertexService:
         return self._offers[1]
 
     def _price(self, known: Sequence[Offer]) -> Sequence[Offer]:
-        """Return the offers of Vertex AI, from those of Compute Engine."""
+        """Return the offers of Vertex AI, computed from the offers of Compute Engine."""
         regions, patterns = self._regions(), list_setting(self._settings, "machines")
         priced = add_fee([each for each in known if each.region in regions and _is_sold(each)])
         return [
@@ -297,8 +297,8 @@ def _is_sold(offer: Offer) -> bool:
 
 
 def _accelerator(offer: Offer) -> str | None:
-    """Vertex AI's name of an offer's accelerator. Returns None if the offer has no accelerator, or
-    Vertex AI has no name for it.
+    """Return Vertex AI's name of an offer's accelerator. Returns None if the offer has no
+    accelerator, or Vertex AI has no name for it.
     """
     if offer.accelerator is None:
         return None

@@ -72,7 +72,7 @@ MANIFEST = Manifest(
             "script",
             "The address in Cloud Storage of the script that starts Cavvy's script, such as "
             "`gs://my-bucket/cavvy.sh`; the guide has its three lines. The account of the "
-            "notebooks needs the right to read it. Required.",
+            "notebooks needs the right to read the script. Required.",
         ),
         text(
             "fees",
@@ -91,7 +91,8 @@ MANIFEST = Manifest(
         text(
             "service_account",
             "The e-mail address of the service account of the notebooks. The work in a session "
-            "runs with its permissions. The default is the default account of Compute Engine.",
+            "runs with the account's permissions. The default is the default account of Compute "
+            "Engine.",
         ),
         text(
             "owner",
@@ -111,7 +112,8 @@ MANIFEST = Manifest(
         number(
             "disk_gib",
             "The size of a notebook's data disk, which contains the session's files, unless the "
-            "task requests another size. Google bills it, and a boot disk of 150 GB, in addition.",
+            "task requests another size. Google bills this disk, and a boot disk of 150 GB, in "
+            "addition to the instance.",
             default=100,
             minimum=10,
             unit="GiB",

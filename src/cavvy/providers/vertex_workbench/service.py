@@ -61,7 +61,9 @@ class _Deletion(NamedTuple):
 
 
 class WorkbenchInstances:
-    """Implements `ManagedService`. A job's id is `ZONE/NAME` of its instance."""
+    """Implements `ManagedService`. A job's id is `ZONE/NAME`, where NAME is the name of its
+    instance.
+    """
 
     # A name is unique in a project and zone. Machines of Compute Engine have 90 seconds to end:
     # https://cloud.google.com/compute/docs/instances/deleting-instance (2026-11-23)
@@ -161,8 +163,9 @@ class WorkbenchInstances:
         return await self._read(job, told)
 
     async def stop(self, job: str) -> None:
-        """Delete the instance with its disks. The layer repeats this until the instance no longer
-        exists."""
+        """Delete the instance with its disks. The layer repeats this call until the instance no
+        longer exists.
+        """
         known = self._deletions.get(job)
         if known is not None:
             told = await self._api.operation(known.operation)
@@ -181,7 +184,7 @@ class WorkbenchInstances:
 
     async def _read(self, job: str, told: Json) -> ServiceJob:
         """Parse an instance. An instance whose creation failed may still be listed as waiting, and
-        an instance whose deletion was accepted as running.
+        an instance whose deletion was accepted may still be listed as running.
         """
         found = read_instance(job, told)
         deletion = self._deletions.get(job)
@@ -275,12 +278,14 @@ def read_instance(job: str, told: Json) -> ServiceJob:
 
 
 def _end(job: ServiceJob, deletion: _Deletion) -> ServiceJob:
-    """Return an instance whose deletion Google has accepted. Google no longer bills its machine."""
+    """Return an instance whose deletion Google has accepted. Google no longer bills the instance's
+    machine.
+    """
     return replace(job, state=JobState.RECLAIMED, ended_at=job.ended_at or deletion.at)
 
 
 def _unlisted(job: str) -> ServiceJob:
-    """Return an instance that Google does not describe, or need not describe any more."""
+    """Return an instance whose description from Google is missing or not needed."""
     return ServiceJob(id=job, name=job.partition("/")[2], state=JobState.RECLAIMED)
 
 

@@ -57,7 +57,7 @@ class MachineState(StrEnum):
 
 
 class Reach(StrEnum):
-    """How the agent is copied to a machine, and how it communicates with the server."""
+    """The way in which the agent is copied to a machine and communicates with the server."""
 
     USER_DATA = "user data"  # user data starts the agent, which calls the server over TLS
     # the server connects to the machine by SSH and starts the agent, whose requests use SSH too
@@ -152,7 +152,7 @@ class CloudFault(Exception):
         return self.status in _NO_REPLY or self.status >= 500
 
 
-# what code raises that reads a reply of another form than documented
+# the errors of code that reads a reply whose form differs from the documentation
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -186,8 +186,8 @@ class Cloud(Protocol):
         """Return the machines that are available now, with prices."""
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        """Request machines. Return their ids in the order of `request.names`. If the trait
-        `atomic_count` is False, each request is for one machine.
+        """Request machines. Return the ids of the machines in the order of `request.names`. If the
+        trait `atomic_count` is False, each request is for one machine.
         """
 
     async def list(self) -> Sequence[CloudMachine]:

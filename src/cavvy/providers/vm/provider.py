@@ -37,12 +37,12 @@ ReadQuotas = Callable[[], Awaitable[Sequence[Quota]]]  # raises CloudFault, Refu
 
 class VmProvider:
     """Implements `Provider` and the abilities in `vm.abilities`. `identity` returns the cloud's
-    facts for `whoami`; `quotas` reads its quotas, or is None if its API does not report them;
-    `close` closes the cloud's connections.
+    facts for `whoami`; `quotas` reads the cloud's quotas, or is None if the API does not report
+    them; `close` closes the cloud's connections.
     """
 
     quotas: ReadQuotas  # set only with the ability TELLS_QUOTAS
-    release: Release  # of a gang; set only with the ability KEEPS_NODES
+    release: Release  # releases the kept machines of a gang; set only with the ability KEEPS_NODES
 
     def __init__(
         self,

@@ -64,8 +64,8 @@ class ReachedMachine(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachRecord:
-    """What the server needs to start a gang's agents, and what it has learned about the machines.
-    The keys of `pins` and `started` are machine ids.
+    """The data with which the server starts a gang's agents, and the known facts about the gang's
+    machines. The keys of `pins` and `started` are machine ids.
     """
 
     name: str

@@ -93,8 +93,9 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
 
 
 def is_over(record: VmGangRecord) -> bool:
-    """Return whether all machines of the gang have ended, or the gang was removed before it had
-    one."""
+    """Return whether all machines of the gang have ended, or the gang was removed before it had a
+    machine.
+    """
     return record.ended_at is not None or (
         record.removed and not any(node.id for node in record.nodes)
     )
@@ -234,15 +235,16 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
 
 
 def end_node(node: VmNode, end: datetime | None, now: datetime) -> VmNode:
-    """Return the node that ended at the time `end`, or, if this is None, at some time before
+    """Return the node that ended at the time `end`, or, if `end` is None, at some time before
     `now`."""
     ended = max(node.started_at, end or now) if node.started_at else end or now
     return replace(node, ended_at=ended, unseen=end is None)
 
 
 def _is_taken(node: VmNode, machine: CloudMachine) -> bool:
-    """Return whether the cloud has reclaimed the machine, given that it does not distinguish this
-    from a deletion."""
+    """Return whether the machine was reclaimed, for a cloud that does not distinguish reclaims from
+    deletions.
+    """
     existed = bool(node.started_at or node.booting_at or machine.created_at)
     return machine.preempted_or_deleted and existed and not (node.deleted or node.failed)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from cavvy.providers.base import Refused
 from cavvy.providers.vm.cloud import UNREADABLE, CloudFault, CloudMachine, SilentRegions, unreadable
 
-_PATIENCE_S = 15.0  # to wait for one region; less than the control plane waits for `offers`
+_PATIENCE_S = 15.0  # seconds to wait for one region; less than the control plane waits for `offers`
 _T = TypeVar("_T")
 
 

@@ -275,8 +275,9 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 def _wish(headers: email.message.Message) -> float | None:
-    """Return the seconds that the client should wait, from a reply's headers, or None if the
-    headers state no time."""
+    """Return the seconds that the client should wait, as stated in a reply's headers, or None if
+    the headers state no time.
+    """
     told = headers.get("Retry-After", "")
     return float(told) if told.isdecimal() else None
 

@@ -202,7 +202,7 @@ class VmStatus:
                     await self._update_locked(record, shown)
 
     async def _update_locked(self, record: VmGangRecord, shown: GangMachines) -> None:
-        """Bring a record up to date, and delete the machines that the gang may not keep."""
+        """Bring a record up to date, and delete the machines that the gang must not keep."""
         now = self._now()
         if record.ended_at is not None and now - record.ended_at >= KEPT:
             return await self._ledger.drop(record.name)
@@ -325,7 +325,7 @@ class VmStatus:
     async def _close(self, record: VmGangRecord, age: timedelta) -> None:
         """End the record of a launch that was given up, or drop it if no bill needs it."""
         if record.removed:
-            if record.ended_at is None:  # prevents that another launch starts the gang
+            if record.ended_at is None:  # prevents another launch from starting the gang
                 await self._ledger.put(replace(record, ended_at=self._now()))
         elif not record.rolled_back or age >= KEPT:
             await self._ledger.drop(record.name)

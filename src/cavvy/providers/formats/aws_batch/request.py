@@ -29,9 +29,9 @@ class HostFolder(Struct, frozen=True, kw_only=True):
 
 
 class BatchRetries(Struct, frozen=True, kw_only=True):
-    """When AWS Batch starts a job again. `attempts` is the maximum number of starts, including the
-    first. A job is started again if its machine was reclaimed, or if its exit code is in
-    `exit_codes`. If `exit_codes` is None, every exit code counts.
+    """The rules by which AWS Batch starts a job again. `attempts` is the maximum number of starts,
+    including the first. A job is started again if its machine was reclaimed, or if its exit code is
+    in `exit_codes`. If `exit_codes` is None, every exit code counts.
     """
 
     attempts: int = 1

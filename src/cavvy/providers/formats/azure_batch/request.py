@@ -23,7 +23,8 @@ _IMAGE = {
 _AGENT = "batch.node.ubuntu 22.04"
 # The environment variable with the number of a gang's task, which is the rank of its node
 RANK_VARIABLE = "CAVVY_NODE_INDEX"
-_SCRATCH = timedelta(hours=1)  # for the start of a gang's machines, since its limit includes it
+# time for the start of a gang's machines, which the job's time limit includes
+_SCRATCH = timedelta(hours=1)
 _INTERVAL = "PT5M"  # how often a pool evaluates its formula; this is the shortest possible interval
 # NVIDIA's container runtime reads these variables. Azure Batch refuses Docker's option --gpus.
 _GPU_VARIABLES = {
@@ -37,8 +38,8 @@ _START = '/bin/sh -c "printf %s $CAVVY_PROGRAM | base64 -d > cavvy.sh && exec sh
 # Images expect that their programs run as root. A container's program does so with this scope and
 # level: https://learn.microsoft.com/azure/batch/batch-docker-container-workloads
 _ROOT = {"autoUser": {"scope": "pool", "elevationLevel": "admin"}}
-# With the machine's /dev/shm. A container's own has 64 MiB, too few for loaders of data and for
-# communication between GPUs.
+# With the machine's /dev/shm. A container's own /dev/shm has 64 MiB, too few for loaders of data
+# and for communication between GPUs.
 _SHARED_MEMORY = "--ipc=host"
 
 

@@ -17,7 +17,7 @@ _SCHEMA = "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"
 
 class DataMount(Struct, frozen=True, kw_only=True):
     """A folder or file of a storage account, or a data asset, that the job reads or writes. The
-    command contains its path as `${{inputs.NAME}}` or `${{outputs.NAME}}`.
+    command contains the path of the data as `${{inputs.NAME}}` or `${{outputs.NAME}}`.
     """
 
     name: str  # letters, digits and _

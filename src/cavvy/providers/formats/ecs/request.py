@@ -25,7 +25,7 @@ _FARGATE_GIB = {
 
 
 class LaunchType(StrEnum):
-    """Where ECS runs a container."""
+    """The kind of machine on which ECS runs a container."""
 
     EC2 = "EC2"  # on the machines of the cluster
     FARGATE = "FARGATE"  # on machines that AWS chooses

@@ -100,8 +100,8 @@ def _make_request(task: TaskSpec, machine: Machine) -> TrainingJobRequest:
 
 
 def _find_longest_run(task: TaskSpec) -> timedelta:
-    """Return the longest running time: the task's limit or, without one, the time that each account
-    may run, but not beyond the deadline.
+    """Return the longest running time: the task's limit or, without one, the limit that applies to
+    every account, but not beyond the deadline.
     """
     if task.limits.duration is None:
         return min(task.limits.deadline_after or request.GRANTED_RUN, request.GRANTED_RUN)
@@ -196,7 +196,7 @@ def _link_input(each: Transfer, folder: str) -> list[str]:
 
 
 def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
-    """Return the steps that the user must do, and the differences from a job that Cavvy runs."""
+    """Return the steps for the user, and the differences from a job that Cavvy runs."""
     workdir, inputs = task.workdir, list(enumerate(task.inputs))
     targets = [each.target for each in task.outputs]
     others = [each for each in targets if each != job.output_uri]

@@ -76,8 +76,8 @@ class TrainingJobRequest(Struct, frozen=True, kw_only=True):
 
 
 def is_training_type(instance_type: str) -> bool:
-    """Return whether training jobs can use this instance type of EC2. SageMaker's name for it has
-    the prefix `ml.`.
+    """Return whether training jobs can use this instance type of EC2. SageMaker's name for the type
+    has the prefix `ml.`.
     """
     family, _, size = instance_type.partition(".")
     known = family in _FAMILIES.split() and "metal" not in size

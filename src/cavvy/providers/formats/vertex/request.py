@@ -43,7 +43,7 @@ _WITH_GPUS = re.compile(r"(n1-\w+-\d+)-\w+x\d+")
 
 
 class Strategy(StrEnum):
-    """How Vertex AI finds machines for a job."""
+    """The way in which Vertex AI finds machines for a job."""
 
     STANDARD = "STANDARD"
     SPOT = "SPOT"
@@ -77,8 +77,8 @@ class CustomJobRequest(Struct, frozen=True, kw_only=True):
 
 
 def find_accelerator(machine_type: str, name: str, memory_mib: int) -> str | None:
-    """Vertex AI's accelerator type for a machine with this accelerator of the catalog; None if
-    Vertex AI has none.
+    """Return Vertex AI's accelerator type for a machine with this accelerator of the catalog; None
+    if Vertex AI has none.
     """
     if machine_type.startswith("a3-megagpu"):
         return _MEGA
@@ -94,7 +94,7 @@ def is_custom_job_type(machine_type: str) -> bool:
 
 
 def strip_gpus(machine_type: str) -> str:
-    """Google's name of a machine type: the catalog's name without the attached GPUs."""
+    """Return Google's name of a machine type: the catalog's name without the attached GPUs."""
     found = _WITH_GPUS.fullmatch(machine_type)
     return found[1] if found else machine_type
 

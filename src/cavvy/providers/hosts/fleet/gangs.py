@@ -248,8 +248,8 @@ class HostFleet:
         raise NoCapacity(reason) from problems[0]
 
     async def _undo(self, name: str, host: str) -> None:
-        """Remove the gang's part on a host at once. If the host is not connected, `_clean` removes
-        the part later.
+        """Remove a gang from one of its hosts at once. If the host is not connected, `_clean`
+        removes the part later.
         """
         link = self._links.get(host)
         if link is None or not link.up:
@@ -406,9 +406,7 @@ class HostFleet:
         return True
 
     async def _clean(self, link: HostLink, look: HostLook) -> None:
-        """Remove from a host the gangs that have ended, that are being removed, or whose launch
-        failed.
-        """
+        """Remove from a host all gangs that have ended, are being removed, or failed to launch."""
         host = link.name
         for there in look.gangs:
             intent, ended = self._ledger.intents.get(there.name), self._ledger.ended.get(there.name)

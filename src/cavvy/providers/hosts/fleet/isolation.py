@@ -1,7 +1,9 @@
-"""Which hosts of a fleet separate the jobs of projects: each host tries it and tells its obstacle.
+"""Determines which hosts of a fleet separate the jobs of projects: each host tries the separation
+and reports its obstacle.
 
-A host is asked when its answer is a minute old, and before every launch. A host that no longer
-separates jobs therefore gets no job of another project, even if the scheduler has planned one.
+A host is queried when its last answer is a minute old, and before every launch. A host that no
+longer separates jobs therefore gets no job of another project, even if the scheduler has planned
+one.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from cavvy.providers.hosts.isolation import (
 
 _ASK_AGAIN_S = 60.0
 _WAIT_S = 6.0  # how long `refresh` waits for slow hosts
-_NOT_ASKED = "it has not yet told whether it can separate jobs"
+_NOT_ASKED = "it has not yet reported whether it can separate jobs"
 
 
 class ObstacleAnswer(Struct, frozen=True, kw_only=True):
@@ -30,11 +32,11 @@ class ObstacleAnswer(Struct, frozen=True, kw_only=True):
 
 
 class FleetIsolation:
-    """How the hosts with these links share themselves among projects."""
+    """Decides how projects share the hosts with these links."""
 
     def __init__(self, mode: HostIsolation, links: Mapping[str, HostLink]) -> None:
         self._mode, self._links = mode, links
-        # host -> why it cannot separate jobs, "" if it can; and when it told so
+        # host -> why it cannot separate jobs, "" if it can; and when it reported this
         self._obstacles: dict[str, str] = {}
         self._asked_at: dict[str, float] = {}
 
@@ -44,7 +46,7 @@ class FleetIsolation:
         return self._mode is HostIsolation.NAMESPACES
 
     async def refresh(self) -> None:
-        """Ask the connected hosts whose answer is old."""
+        """Query the connected hosts whose answer is old."""
         if not self.asks:
             return
         now = asyncio.get_running_loop().time()
@@ -60,9 +62,9 @@ class FleetIsolation:
     async def admit(
         self, hosts: Collection[str], project: str, intents: Iterable[FleetIntent]
     ) -> bool:
-        """Ask the hosts of a new gang, and return whether its work is separated. `intents` are the
-        gangs that have not ended. Raises NoCapacity if work of another project could reach the
-        gang's.
+        """Query the hosts of a new gang, and return whether its work is separated. `intents` are
+        the gangs that have not ended. Raises NoCapacity if work of another project could reach the
+        gang's work.
         """
         if not self.asks:
             return False
@@ -80,7 +82,7 @@ class FleetIsolation:
 
     def find_obstacle(self, host: str, intents: Iterable[FleetIntent]) -> str | None:
         """Return why the host does not separate jobs, "" if it does, or None if the setting does
-        not ask for it. `intents` are the gangs that have not ended.
+        not require separation. `intents` are the gangs that have not ended.
         """
         if not self.asks:
             return "" if self._mode is HostIsolation.NONE else None
@@ -96,7 +98,7 @@ class FleetIsolation:
         return name in self._links and self._links[name].up
 
     async def _ask(self, name: str) -> str:
-        """Ask one host, and return its obstacle. Silence is an obstacle."""
+        """Query one host, and return its obstacle. Silence is an obstacle."""
         try:
             link = self._links[name]
             async with asyncio.timeout(_WAIT_S):

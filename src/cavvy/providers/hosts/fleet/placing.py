@@ -27,7 +27,7 @@ class PlacedRank(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRoute:
-    """How one agent reaches the control plane, and the token that it sends."""
+    """The route by which one agent reaches the control plane, and the token of the agent."""
 
     address: str
     token: str = field(repr=False)

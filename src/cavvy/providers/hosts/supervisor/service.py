@@ -146,7 +146,7 @@ class HostSupervisor:
             self._blocked = False
 
     def _succeed(self) -> None:
-        """Kill an earlier supervisor that has not noticed that its connection is lost, because only
+        """Kill an earlier supervisor that has not noticed the loss of its connection, because only
         one supervisor may run.
         """
         path = self._root + "/supervisor.json"
@@ -241,7 +241,7 @@ class HostSupervisor:
         return {}
 
     def do_try_separation(self, asked: Fields) -> Fields:
-        """Have the agent try whether this host can separate the jobs of projects."""
+        """Have the agent test whether this host can separate the jobs of projects."""
         return {"obstacle": try_separation(asked["command"], self._root, make_environ())}
 
     # Launching
@@ -542,8 +542,8 @@ class HostSupervisor:
 
 def find_death(folder: str, alive_at: float | None) -> float:
     """Return the time when a rank's agent exited, in seconds since the epoch. The time is the first
-    known of: the time in the agent's own record; `alive_at`, when the agent was last seen running;
-    the time of its last written file.
+    of the following that is known: the time in the agent's own record; `alive_at`, when the agent
+    was last seen running; the time of its last written file.
     """
     for name in ("exit.json", "left"):
         if os.path.exists(f"{folder}/{name}"):
@@ -575,8 +575,8 @@ def make_environ() -> dict[str, str]:
 def check_free(shared: str, wanted: set[str]) -> None:
     """Raise LockBusy if a running rank of any installation on this host uses a wanted device.
 
-    Normally the control plane prevents this. The check is for two control planes that use one host,
-    and for a control plane that has lost its database.
+    Normally the control plane prevents such conflicts. The check is for two control planes that use
+    one host, and for a control plane that has lost its database.
     """
     for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
         held = wanted & set(read_text(path).split())

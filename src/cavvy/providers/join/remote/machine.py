@@ -65,8 +65,9 @@ class MachineClient:
         self._leaving = threading.Event()
 
     def leave(self, *signalled: object) -> None:
-        """Make this machine leave. This method is also a signal handler, which ignores its
-        arguments."""
+        """Make this machine leave. The method is also a signal handler, and ignores a handler's
+        arguments.
+        """
         self._leaving.set()
 
     def run(self, token: str) -> int:
@@ -195,7 +196,7 @@ class SupervisorSession:
         )
 
     def relay(self, leaving: threading.Event) -> None:
-        """Relay until the session ends or this machine must leave. Raises MachineDismissed."""
+        """Relay lines until the session ends or the machine must leave. Raises MachineDismissed."""
         for work in (self._listen, self._read, self._say):
             threading.Thread(target=work, daemon=True).start()
         while not self._over.is_set() and not leaving.is_set() and not self.wanted_to_leave:

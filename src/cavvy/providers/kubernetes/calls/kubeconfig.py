@@ -269,8 +269,7 @@ def _entry(
 
 
 def _data(inline: bytes | None, name: str | None, folder: Path, path: Path) -> bytes | None:
-    """Return data that a kubeconfig contains itself, or that is in a file which the kubeconfig
-    names."""
+    """Return data that is stored in a kubeconfig, or in a file named by the kubeconfig."""
     if inline or not name:
         return inline or None
     try:

@@ -20,7 +20,7 @@ _CHUNK = 64 * 1024
 _CONNECT_S = 10.0
 _LIMIT = 16 * 1024 * 1024
 # The kernel probes a connection that is silent for 30 s, and closes it after another 40 s without a
-# reply. It also closes a connection on which sent data is not acknowledged within a minute.
+# reply. The kernel also closes a connection on which sent data is not acknowledged within a minute.
 _ALIVE = (
     ("TCP_KEEPIDLE", 30),
     ("TCP_KEEPINTVL", 10),

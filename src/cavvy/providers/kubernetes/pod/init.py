@@ -3,9 +3,9 @@ control plane stays silent.
 
 The process runs until the agent has exited. Requests pass through the tunnel that `tunnel.py`
 opens, in frames: a kind, the number of one of the agent's connections, a length, and that many
-bytes. This program needs only the standard library of Python 3.8 or newer. On an older Python, it
-runs `boot.sh bring` to wait for a newer Python. The agent is a fork of this process, so that the
-tunnel can open while the agent still loads.
+bytes. This program needs only the standard library of Python 3.8 or newer. On an older Python, the
+program runs `boot.sh bring` to wait for a newer Python. The agent is a fork of this process, so
+that the tunnel can open while the agent still loads.
 """
 
 import os
@@ -163,14 +163,14 @@ class PodInit:
         connection.close()
 
     def follow(self, agent: int) -> None:
-        """Relay for a second agent, which only delivers the results of the first agent."""
+        """Relay requests for a second agent, which only delivers the results of the first agent."""
         self.agent, self.code = agent, None
         self.heard = time.monotonic()
         self.patience_s = DELIVERY_S
 
     def run(self) -> int:
-        """Relay until the agent has exited. Return its exit code, or 128 + N if signal N killed the
-        agent.
+        """Relay requests until the agent has exited. Return the agent's exit code, or 128 + N if
+        signal N killed the agent.
         """
         while self.code is None:
             left = self.heard + self.patience_s - time.monotonic()
@@ -217,7 +217,7 @@ class PodInit:
             self.send(DATA, number, data)
 
     def take_tunnel(self, tunnel: socket.socket) -> None:
-        """Use a new tunnel in place of the last one. The agent repeats the requests that were in
+        """Use a new tunnel in place of the last tunnel. The agent repeats the requests that were in
         flight.
         """
         self.lose_tunnel()

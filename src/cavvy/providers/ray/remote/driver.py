@@ -58,7 +58,7 @@ class NodeActor:
         self.locks = {"begin": threading.Lock(), "wait": threading.Lock()}
 
     def call(self, what: str) -> dict[str, Any]:
-        """Run the call "begin" or "wait". If its reply was lost and the call is repeated, return
+        """Run the call "begin" or "wait". If the reply was lost and the call is repeated, return
         the same reply again.
         """
         with self.locks[what]:
