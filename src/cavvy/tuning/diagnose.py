@@ -127,9 +127,7 @@ class Diagnoser:
         return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """Return the number of steps to trace: as many as a window has, but at most half of
-        LONGEST_S.
-        """
+        """Return the number of steps to trace: those of one window, at most half of LONGEST_S."""
         if steps <= self._steps:
             return steps
         seconds = median(
@@ -182,8 +180,7 @@ class Diagnoser:
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
         """Return the median time of a step in a window. The median is computed from the means of
-        groups of steps; the steps of a group are as many as the batches that a loader may prepare
-        at once.
+        groups of steps: one step for each batch that a loader may prepare at the same time.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
