@@ -345,7 +345,7 @@ class Run:
 
     def save(self, *, wait: bool = False) -> bool:
         """Save now. With `wait`, wait until the save ends and return whether it is durable. All
-        ranks must call this at the same step.
+        ranks must call this method at the same step.
         """
         with self.clock.part("checkpoint"):
             self._ready().replicas.compare()

@@ -60,7 +60,7 @@ class RankWorld:
         return self._files
 
     def agree(self, facts: Sequence[int]) -> list[int]:
-        """Return the maximum of each value over all ranks. All ranks must call this."""
+        """Return the maximum of each value over all ranks. All ranks must call this method."""
         if self.size == 1:
             return list(facts)
         shared = torch.tensor(list(facts), dtype=torch.int64)
@@ -71,7 +71,7 @@ class RankWorld:
         return -self.agree([-fact])[0]
 
     def gather(self, fact: Any) -> list[Any]:
-        """Return the values of all ranks, in rank order. All ranks must call this."""
+        """Return the values of all ranks, in rank order. All ranks must call this method."""
         if self.size == 1:
             return [fact]
         said: list[Any] = [None] * self.size
@@ -80,7 +80,8 @@ class RankWorld:
 
     def run_on_all(self, work: Callable[[], T]) -> list[T]:
         """Run `work`, which reads or writes checkpoints, on all ranks. Returns the results of all
-        ranks, in rank order. All ranks must call this, with only one thread of each rank at a time.
+        ranks, in rank order. All ranks must call this method, with only one thread of each rank at
+        a time.
 
         Raises: RuntimeError: the work failed on at least one rank. All ranks raise this error.
         """
@@ -100,7 +101,7 @@ class RankWorld:
         return [each for each, _ in said]
 
     def tell(self, fact: Any) -> Any:
-        """Return the value that rank 0 passed. All ranks must call this."""
+        """Return the value that rank 0 passed. All ranks must call this method."""
         if self.size == 1:
             return fact
         said = [fact]

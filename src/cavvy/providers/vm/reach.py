@@ -121,7 +121,7 @@ class VmReach:
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
 
     async def prepare(self, gang: GangSpec) -> str:
-        """Store the data that the gang's agents need. The caller must await this before it buys
+        """Store the data that the gang's agents need. The caller must await the call before it buys
         anything. Return the public key that the machines must accept. Raises TryAgain.
         """
         await self._records.refresh(gang.name)

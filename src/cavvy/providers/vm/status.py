@@ -286,8 +286,8 @@ class VmStatus:
     async def _note_deletion(
         self, record: VmGangRecord, shown: GangMachines, machines: set[str]
     ) -> VmGangRecord:
-        """Before requesting the deletion, record which nodes it will end and which other machines
-        must be billed.
+        """Before requesting the deletion, record which nodes the deletion will end and which other
+        machines must be billed.
         """
         nodes = [each for each in record.nodes if each.id in machines and not each.ended_at]
         asked = [replace(each, deleted=True) for each in nodes]

@@ -44,9 +44,8 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
 def refresh_offers(
     fetched: Mapping[str, Sequence[Offer]], *, today: date, partial: Collection[str] = ()
 ) -> Path:
-    """Use a new snapshot from now on, in which the fetched offers replace all old offers of their
-    providers. For a provider in `partial`, the fetched offers replace only the old offers with the
-    same keys.
+    """Make and use a new snapshot: the fetched offers replace all old offers of their providers.
+    For a provider in `partial`, the fetched offers replace only the old offers with the same keys.
     """
     with _new_file() as new:
         with CatalogSnapshot.open() as old:

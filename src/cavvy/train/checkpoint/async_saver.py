@@ -168,7 +168,7 @@ class AsyncSaver:
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
     ) -> bool:
         """Start a save. With `wait`, wait until the save ends and return whether it is durable;
-        otherwise return True. All ranks must call this.
+        otherwise return True. All ranks must call this method.
         """
         begun = perf_counter()
         self._measured()

@@ -96,7 +96,7 @@ class CheckpointStore:
         return find_latest(self.folder, below)
 
     def clean(self) -> None:
-        """Remove incomplete saves. All ranks must call this before any rank writes."""
+        """Remove incomplete saves. All ranks must call this method before any rank writes."""
         for _, path in _list(self.folder) if self._is_keeper else ():
             # A mark that cannot be read does not prove that the save is incomplete.
             with suppress(OSError):
@@ -129,7 +129,8 @@ class CheckpointStore:
     def save(self, step: int, collect: Callable[[], tuple[dict[str, Any], dict[str, Any]]]) -> bool:
         """Wait for the previous save, then start to save a step. If the files of this step are
         already written, the checkpoint is only completed. Returns whether `collect` was called to
-        get the state and the facts for a new write. All ranks must call this at the same step.
+        get the state and the facts for a new write. All ranks must call this method at the same
+        step.
         """
         self.wait()
         begun = perf_counter()

@@ -59,7 +59,7 @@ class ReplicaCheck:
         return facts
 
     def compare(self) -> None:
-        """Compare the copies now. All ranks must call this.
+        """Compare the copies now. All ranks must call this method.
 
         Raises: RanksDiverged: some copies differ.
         """
@@ -107,7 +107,7 @@ def fingerprints(tensors: Any) -> Any:
 
 def align(named: Tensors, axes: Sequence[str], mesh: Any, world: RankWorld) -> None:
     """Give all ranks along these axes of the mesh the values of the first of them. Only tensors
-    that differ are sent. All ranks must call this.
+    that differ are sent. All ranks must call this function.
 
     Raises: ValueError: the ranks have different tensors.
     """
