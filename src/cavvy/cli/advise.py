@@ -21,7 +21,7 @@ _PERIOD = timedelta(days=30)
 @since_option
 @output_option
 def command(project: str | None, since: datetime | None, output: str) -> None:
-    """Name waste in jobs, machines and volumes, with dollars in 30 days and how to end it.
+    """List waste in jobs, machines and volumes, with its cost per 30 days and a remedy.
 
     The period is from --since, by default 30 days ago, until now. Removed jobs and runs shorter
     than an hour are not included.

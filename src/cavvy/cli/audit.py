@@ -161,7 +161,7 @@ def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "Chai
     missing = [head for head in expected.values() if head.number > 0]
     if missing:
         raise CommandFailure(
-            f"the log ends at record {end.number}, but an earlier check saw record "
+            f"the log ends at record {end.number}, but an earlier check found record "
             f"{missing[0].number}",
             "compare it with an export or a backup from before the change",
         )

@@ -87,8 +87,8 @@ def command(
     """Send a request to a service and print the answer's body. The exit code is 1 if the status is
     400 or higher.
 
-    The request waits while the service has no replica. With --queue, the server sends the request,
-    repeats it if it fails, and stores the result.
+    The gateway holds the request until the service has a replica. With --queue, the server sends
+    the request, repeats it if it fails, and stores the result.
     """
     from urllib.parse import quote
 

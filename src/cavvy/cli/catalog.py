@@ -277,8 +277,9 @@ def _progress(text: str) -> None:
 @command.command("sources")
 @output_option
 def list_price_sources(output: str) -> None:
-    """List the providers whose prices `refresh` can read; for each other provider, show why its
-    prices cannot be read."""
+    """List the providers whose prices `refresh` can read, and show the reason for each provider
+    whose prices it cannot read.
+    """
     from cavvy.providers.prices import list_sources, list_unavailable
 
     rows = [(name, True, source.title) for name, source in sorted(list_sources().items())]

@@ -331,8 +331,8 @@ def _read_map(
     multiple=True,
     metavar="FIELD=COLUMN",
     callback=_read_map,
-    help="The column of a field in a table of any format: amount, since and gang, and, if the "
-    "table has such columns, until, resource, kind, category, hours, currency and id; "
+    help="The column of a field in a table of another format. Required: amount, since and gang; "
+    "optional: until, resource, kind, category, hours, currency and id; "
     "`zone=+02:00` is the UTC offset of times. Repeatable.",
 )
 @click.option("--of", "provider", metavar="NAME", help="The bill's provider, as in the ledger.")
@@ -353,9 +353,9 @@ def reconcile(
     """Compare a cloud's bill with the ledger, by resource, day and kind.
 
     The command reads AWS Cost and Usage Reports (CSV, and CUR 2.0 in CSV or Parquet), Azure cost
-    exports, Google's detailed billing export (CSV or lines of JSON), and tables whose columns --map
-    names. Files may be compressed with gzip. By default, the days of the bill are compared. The
-    exit code is 1 if there are differences.
+    exports, Google's detailed billing export (CSV or lines of JSON), and other tables, whose
+    columns are named with --map. Files may be compressed with gzip. By default, the days of the
+    bill are compared. The exit code is 1 if there are differences.
     """
     from cavvy.cli.reach.reconciliation import reconcile_file
     from cavvy.cli.view.failure import CommandFailure

@@ -75,7 +75,9 @@ def list_own(project: str, output: str) -> None:
 @click.argument("provider")
 @project_option
 def remove(provider: str, project: str) -> None:
-    """Remove a credential. The server refuses this while machines of the credential run."""
+    """Remove a credential. The server refuses to remove a credential while machines of the
+    credential run.
+    """
     from cavvy.client.credential_wire import remove_credential
 
     with session() as client:

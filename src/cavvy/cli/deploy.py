@@ -63,7 +63,9 @@ def command(
     from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
 
     if file is not None and (engine or model):
-        raise CommandFailure("--service has the engine and the model already", exit_code=2)
+        raise CommandFailure(
+            "the file of --service already names the engine and the model", exit_code=2
+        )
     with session() as client:
         choice = ModelChoice(source=source or "", engine=engine or "", path=model or "")
         job = client.job(project, name)

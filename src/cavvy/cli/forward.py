@@ -83,8 +83,8 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
     """Return whether the node uses the network of this machine, so that `localhost` is the same on
     both.
 
-    If so, a port could be forwarded to itself. Such a tunnel would loop forever, and the job's
-    server could not listen on the port.
+    If so, a port could be forwarded to itself. Such a tunnel would loop forever, and would keep the
+    job's server from listening on the port.
     """
     import asyncio
 
@@ -125,7 +125,8 @@ def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailu
         else f"0:{port} forwards a free port of this machine"
     )
     return CommandFailure(
-        f"port {port} of {target} is port {port} of this machine: the job uses this machine's "
+        f"port {port} of {target} is the same as port {port} of this machine, because the job uses "
+        "this machine's "
         "network",
         f"{host}:{port} already reaches it; {other}",
     )

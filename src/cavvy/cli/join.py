@@ -42,7 +42,7 @@ def command(
     by_python: bool,
     background: bool,
 ) -> None:
-    """Print a command that turns the machine on which it runs into a node.
+    """Print a shell command that turns the machine that runs it into a node.
 
     The machine must be able to connect to this server. It need not accept connections. Each command
     works for one machine.

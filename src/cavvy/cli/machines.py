@@ -26,7 +26,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
     """List named machines with their price and cost. `cavvy run --machine NAME` gets one.
 
     A machine stays, and is billed, while it waits for the next job. The machine is released when it
-    has had no job for its keep time.
+    has been idle for its keep time.
     """
     if context.invoked_subcommand is not None:
         return

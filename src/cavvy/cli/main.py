@@ -213,7 +213,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the CLI."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # The caller closed this stream, as in `cavvy ps >&-`.
+        if getattr(sys, name) is None:  # The caller closed this stream, for example by `>&-`.
             # the file lives as long as the process
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for out in (sys.stdout, sys.stderr):
@@ -234,7 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _report_fault(error)
         with suppress(OSError):
             click.echo(f"error: cannot write: {error.strerror}", err=True)
-        os._exit(1)  # This skips the flush on exit, which would fail, too.
+        # Exit without the usual flush of the streams, because the flush would fail, too.
+        os._exit(1)
     except Exception as error:  # noqa: BLE001 - a fault of this program, which a file describes
         _report_fault(error)
 

@@ -83,9 +83,9 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
 def command(output: str, accelerators: bool, **given: object) -> None:
     """List the machines that you can rent or use, the cheapest first.
 
-    Prices are per node and hour, from the catalog that ships with Cavvy or was refreshed (see
-    `cavvy catalog info`). A configured provider that is not in the catalog is only queried if
-    --provider names it. If no offer matches, the command shows what to change and exits with 1.
+    Prices are per node and hour, from the catalog in use (see `cavvy catalog info`). A configured
+    provider that is not in the catalog is only queried if --provider names it. If no offer matches,
+    the command shows what to change and exits with 1.
 
     \b
       cavvy offers --gpu H100:8 --spot --max-price 20 --region eu
@@ -349,7 +349,7 @@ def _read_spot(given: dict[str, object]) -> "SpotPolicy":
 
     if given["spot"] and given["on_demand"]:
         raise click.UsageError(
-            "--spot and --on-demand cannot be used together; without them both are listed"
+            "--spot and --on-demand cannot be used together; without these options both are listed"
         )
     if given["spot"]:
         return SpotPolicy.ONLY
@@ -368,7 +368,7 @@ def _read_range(
     option: str, value: object, read: "Callable[[str], float]"
 ) -> "tuple[float | None, float | None]":
     """Read the lower and upper bound of a range. `8` and `8+` mean at least 8; `8..32`, `8..` and
-    `..32` are also allowed.
+    `..32` are ranges, with or without a bound on each side.
     """
 
     if value is None:

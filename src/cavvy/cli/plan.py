@@ -119,7 +119,7 @@ def _put_out(
 
 def show_plan(task: "TaskSpec", file: str) -> None:
     """Print the best offers of the configured providers. Raises CommandFailure if no offer fits.
-    `file` is the task's file, for the hint.
+    `file` is the task's file, which the hint of the error names.
     """
     from cavvy.planner.candidates import join_reasons, tasks_of
 
@@ -188,8 +188,9 @@ def _answer(
 
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:
-    """Return why there is no offer, if the task's requirements are not the reason; otherwise "".
-    The reason can be an unknown name. With `ready`, it can also be that providers did not answer.
+    """Return why there is no offer if the reason is not in the task's requirements; otherwise
+    return "". The reason can be an unknown name. With `ready`, it can also be that providers did
+    not answer.
     """
     from cavvy.planner.candidates import say_unread
 
@@ -475,7 +476,8 @@ def _rejections_out(answer: _Alternative) -> None:
     rows_out(
         columns,
         found.rejections,
-        title=f"{count:,} of {found.considered:,} offers do not fit, counted by their first misfit",
+        title=f"{count:,} of {found.considered:,} offers do not fit, counted by the first "
+        "requirement that they fail",
     )
     if found.misses:
         click.echo()

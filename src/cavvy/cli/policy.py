@@ -34,7 +34,7 @@ def command() -> None:
 @_everywhere
 @output_option
 def show(project: str, all_projects: bool, output: str) -> None:
-    """Show the policies that apply to a project's jobs, its own policy last."""
+    """Show the policies that apply to a project's jobs, with the project's own policy last."""
     from cavvy.client.policy_wire import list_policies
 
     with session() as client:
@@ -126,7 +126,7 @@ def delete(project: str, all_projects: bool) -> None:
 
 
 def _read_where(project: str, *, everywhere: bool) -> str | None:
-    """Return the project; None for the server."""
+    """Return the project; `project` is None for the policy of the server."""
     from click.core import ParameterSource
 
     source = click.get_current_context().get_parameter_source("project")

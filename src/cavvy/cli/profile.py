@@ -118,7 +118,7 @@ def command(
                     rounds=rounds,
                     trace=path,
                     patience_s=PATIENCE_S,
-                    # Half of the time is left for windows after the rounds.
+                    # Half of the time is reserved for windows after these rounds.
                     limit_s=(until - monotonic()) / 2,
                 ).diagnose()
     except ScriptError as error:
@@ -147,8 +147,8 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def need_torch() -> None:
-    """Check that PyTorch is installed. Raises CommandFailure if it is not. Grain is not required,
-    because plain loops and scripts with their data in memory do not use it.
+    """Check that PyTorch is installed. Raises CommandFailure if it is not. The package Grain is not
+    required, because plain loops and scripts with their data in memory do not use it.
     """
     from importlib.util import find_spec
 

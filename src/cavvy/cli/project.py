@@ -70,7 +70,7 @@ def move(
                 raise
             click.confirm(f"{error}. Move it?", abort=True, err=True)
             accounts.move_project(name, structs.replace(ask, accept_budgets=True))
-    click.echo(f"project {name} is now {f'below {parent}' if parent else 'at the top'}")
+    click.echo(f"project {name} is now {f'below {parent}' if parent else 'at the top level'}")
 
 
 @command.command("archive")
@@ -79,8 +79,8 @@ def move(
 def archive(name: str, stop: bool) -> None:
     """Archive a project and the projects below it, so that nothing new can start in them.
 
-    Jobs, logs, costs, statements, budgets, policies and roles stay, and the names stay taken.
-    `cavvy project unarchive` puts them in use again.
+    Jobs, logs, costs, statements, budgets, policies and roles stay, and their names cannot be used
+    for new projects. `cavvy project unarchive` puts them in use again.
     """
     from cavvy.client.accounts import AccountClient
 

@@ -18,8 +18,9 @@ _PLATFORMS = ("aws-lambda", "azure-function", "google-function")
 def command() -> None:
     """Show, retry and delete the queued calls of a service.
 
-    `cavvy call NAME --queue` adds a call to the queue of a service, and `events` in the section
-    `service` of its file adds calls by itself. The server sends the calls and stores the results.
+    `cavvy call NAME --queue` adds a call to the queue of a service, and the key `events` in the
+    section `service` of its file adds calls automatically. The server sends the calls and stores
+    the results.
     """
 
 
@@ -134,7 +135,9 @@ def trigger(platform: str) -> None:
     "--state", type=click.Choice(_STATES), required=True, help="Delete the calls in this state."
 )
 def purge(name: str, project: str, state: str) -> None:
-    """Delete the calls in one state, with their results. Events are not called again."""
+    """Delete the calls in one state, with their results. Calls that events have added are not
+    repeated.
+    """
     from cavvy.client import queue_wire
 
     with session() as client:

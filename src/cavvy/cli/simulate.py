@@ -166,7 +166,7 @@ def _run_scenario(
     "--windows",
     type=_COUNT,
     default=20,
-    help="Number of random start times per market.",
+    help="Number of random start times for each market.",
 )
 @click.option("--seed", type=WholeRange(), default=0, help="Seed of the random starts.")
 @click.option(

@@ -145,8 +145,8 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _check(text: str) -> None:
-    """Check the address, the certificate and the database in the same way as the server. Raises
-    StateDirError, SettingsError, StoreError.
+    """Check the address, the certificate and the database in the same way as the server does.
+    Raises StateDirError, SettingsError, StoreError.
     """
     import tempfile
 

@@ -69,7 +69,7 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def complete_regions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of regions in the catalog."""
+    """Return names of regions in the catalog."""
     from cavvy.store.snapshot import CatalogSnapshot
 
     with CatalogSnapshot.open() as snapshot:
@@ -79,7 +79,7 @@ def complete_regions(ctx: click.Context, param: click.Parameter, incomplete: str
 def complete_copies(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> "list[CompletionItem]":
-    """Local files, and names of jobs with the colon that begins a path on a node."""
+    """Return local files, and names of jobs, each with the colon that begins a path on a node."""
     from click.shell_completion import CompletionItem
 
     jobs = (f"{name}:" for name in complete_jobs(ctx, param, incomplete))

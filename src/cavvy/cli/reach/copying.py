@@ -81,7 +81,7 @@ def _read_side(text: str) -> tuple[str, str] | None:
 
 
 class _Bar:
-    """Shows progress on one line of the terminal."""
+    """Shows the progress of a copy on one line of the terminal."""
 
     def __init__(self, silent: bool) -> None:
         self._silent = silent
@@ -161,7 +161,8 @@ async def _receive(
             await _fetch_file(tunnel, there, landing, here, item, bar)
         elif item.link is not None and stays_inside(item):
             landing.make_link(here, item.link)
-    # This comes last, because writing a folder's contents changes the folder's times.
+    # Set the folder's attributes last, because writing a folder's contents changes the folder's
+    # times.
     for item in reversed(items):
         if item.kind == stat.S_IFDIR:
             landing.finish_folder(_below(name, item), item)
@@ -315,8 +316,8 @@ def _walk(source: Path) -> Sequence[CopyItem]:
 
 
 def _local_item(path: Path, name: str) -> CopyItem:
-    """Return the attributes of a local file. For a symbolic link, these are the attributes of the
-    link itself, except if the link is the path that the user gave.
+    """Return the attributes of a local file. For a symbolic link, return the attributes of the link
+    itself, unless the user gave the link as the path to copy.
     """
     found = path.lstat() if name else path.stat()
     link = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None

@@ -85,9 +85,8 @@ def _warn(name: str) -> str:
     if Feature.SELF_END not in load_providers([name])[name].manifest.unsupported:
         return ""
     return (
-        "keep this computer on and connected until the machine is gone: the server runs on it, and "
-        "this machine cannot end itself, so it is billed until the server removes it, also above "
-        "--max-usd"
+        "keep this computer on and connected until the machine is gone: the server on this "
+        "computer must remove the machine, which is billed until then, even above --max-usd"
     )
 
 
@@ -142,7 +141,7 @@ async def _read_offers(name: str) -> "Sequence[Offer]":
 
 
 def _submit(client: "ApiClient", offer: "Offer", limit: "Money") -> "Submitted":
-    """Submit the job. It may use only this offer, is tried once, and costs at most the limit."""
+    """Submit the job, which may use only this offer, is tried once, and costs at most the limit."""
     import getpass
 
     from cavvy.providers.recording import TAG
@@ -265,8 +264,8 @@ def _reason(job: "JobDetail") -> str:
 
 
 def _find_recording(provider: str, gangs: Sequence[str]) -> Path | None:
-    """Return the path of the file in which the server on this machine recorded the requests; None
-    if there is none.
+    """Return the path of the file in which the server on this machine recorded the requests, or
+    None if there is no such file.
     """
     from cavvy.client.state import default_home
     from cavvy.providers.recording import FOLDER

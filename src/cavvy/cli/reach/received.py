@@ -46,7 +46,7 @@ class CopyItem(Struct, frozen=True, kw_only=True):
 
 
 def understand(said: object, kind: type[_T]) -> _T:
-    """Convert an answer of a node to this type. Raises CommandFailure."""
+    """Convert a node's answer to the type `kind`. Raises CommandFailure."""
     try:
         return convert(said, kind)
     except ValidationError as error:
@@ -146,7 +146,7 @@ class Landing:
             os.close(os.open(name, _FOLDER, dir_fd=parent))
 
     def make_link(self, path: str, target: str) -> None:
-        """Create the link. Replaces a link of the same name."""
+        """Create the link. A link of the same name is replaced."""
         with self._inside(path) as (parent, name):
             with suppress(FileNotFoundError):
                 if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):

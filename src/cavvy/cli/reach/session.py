@@ -56,7 +56,7 @@ def make_failure(error: "ApiError") -> CommandFailure:
     """Return the failure of a command, with the exit code EX_UNAVAILABLE if no server answered."""
     from cavvy.client import StartFailed, Unreachable
 
-    # This hint is meant for programs, not for users.
+    # The hint of this error is meant for programs, not for users.
     if error.code in ("invalid-request", "not-found"):
         return CommandFailure(error.message, f"`{_command()} --help` shows the arguments", 2)
     if not isinstance(error, Unreachable | StartFailed):

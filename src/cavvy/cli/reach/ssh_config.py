@@ -16,7 +16,7 @@ _HEAD = "# Written by `cavvy ssh`, which overwrites changes. `ssh NAME` opens a 
 
 def write_config(jobs: Sequence[tuple[str, str, int]] | None = None) -> Sequence[str]:
     """Write the file and include it in ~/.ssh/config. Returns messages for the user. Each entry of
-    `jobs` is (project, name, number of nodes); None means all running jobs.
+    `jobs` is (project, name, number of nodes); `jobs` is None for all running jobs.
     """
     from cavvy.cli.reach.sshd import host_key
 

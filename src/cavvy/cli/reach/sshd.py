@@ -48,7 +48,7 @@ async def serve_stdio(tunnel: NodeTunnel) -> None:
     pumps = [
         asyncio.create_task(_inward(ours)),
         asyncio.create_task(_outward(ours)),
-    ]  # The SSH handshake requires this.
+    ]  # The SSH handshake requires a host key.
     connection = await asyncssh.run_server(
         theirs,
         server_factory=lambda: _SshServer(tunnel),

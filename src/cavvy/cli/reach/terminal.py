@@ -109,7 +109,7 @@ def _raw(terminal: int) -> Iterator[None]:
 
     before = termios.tcgetattr(terminal)
     try:
-        # This keeps the keys that the user has already typed.
+        # This mode does not discard keys that the user has already typed.
         tty.setraw(terminal, termios.TCSADRAIN)
         yield
     finally:

@@ -98,7 +98,7 @@ def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) 
 
     task = decode(job.task, type=TaskSpec)
     micros, hours = charged.micros, charged.hours
-    alone = not charged.subject.machine  # machines are judged on their own
+    alone = not charged.subject.machine  # named machines have their own rules
     run = ObservedRun(
         project=job.project,
         job=job.name,

@@ -16,7 +16,7 @@ from cavvy.catalog.residency import (
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
 
-_PATIENCE_S = 10.0  # in seconds, for all buckets together
+_PATIENCE_S = 10.0  # maximum time in seconds for the queries of all buckets together
 
 
 def with_regions(

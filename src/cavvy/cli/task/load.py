@@ -92,7 +92,10 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
         raise CommandFailure(f"cannot find {ref} of {url}: {reason}", exit_code=2)
     # If `ref` is an annotated tag, the line that ends with ^{} has its commit.
     commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]
-    click.echo(f"note: {ref} of {url} is commit {commit[:12]} now; every attempt runs it", err=True)
+    click.echo(
+        f"note: {ref} of {url} is commit {commit[:12]} now; every attempt runs this commit",
+        err=True,
+    )
     changes = {
         **(yaml.safe_load(options.overrides or "{}")),
         "workdir": {"git": url, "commit": commit},

@@ -24,14 +24,14 @@ _OPTIONS = (
         type=_POSITIVE,
         default=1.0,
         metavar="SECONDS",
-        help="With --load: the mean time of service, if the file states none.",
+        help="With --load: the mean service time of a request, if the file states none.",
     ),
     click.option(
         "--cold-start",
         type=_POSITIVE,
         default=60.0,
         metavar="SECONDS",
-        help="With --load: the time from the order of a replica until it is ready.",
+        help="With --load: the time from the request for a replica until it is ready.",
     ),
     click.option(
         "--spot-capacity",
@@ -56,7 +56,7 @@ _OPTIONS = (
         "--plot",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="With --load: draw the costs per month over the load (.svg, .png or .pdf).",
+        help="With --load: plot the costs per month against the load (.svg, .png or .pdf).",
     ),
 )
 

@@ -154,7 +154,7 @@ def _read_options(
 
 
 def _name(flags: str) -> str:
-    """Return the name of the Python parameter for an option. It differs from the names of the
+    """Return the name of the Python parameter for an option. The name differs from those of the
     command's own parameters.
     """
     return "set_" + flags.split("/")[0].strip("-").replace("-", "_")

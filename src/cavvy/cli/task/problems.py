@@ -21,9 +21,9 @@ from cavvy.spec.workdir import FreezeError, list_folder
 def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:
     """Check that the task's files exist, that the catalog or a configured provider has its
     providers, regions and instance types, and that no option is misspelt. With `whole`, also check
-    the sizes of its files, and that an offer meets its resources and limits. `folder` is the folder
-    of the task file. Configured providers are queried only about names that the catalog lacks.
-    Raises SpecError with all problems, or CommandFailure.
+    the sizes of the task's files, and that an offer meets its resources and limits. `folder` is the
+    folder of the task file. Configured providers are queried only about names that the catalog
+    lacks. Raises SpecError with all problems, or CommandFailure.
     """
     texts = _explain_size(file)
     for task in source.tasks:
@@ -64,8 +64,8 @@ def _explain_size(file: str) -> list[str]:
     if 2 * size <= limit * MIB:
         return []
     return [
-        f"the file has {size / MIB:.1f} MiB; a request contains it twice, and the server takes "
-        f"requests of at most {limit} MiB: raise the setting server.request_mib"
+        f"the file has {size / MIB:.1f} MiB; a request contains the file twice, and the server "
+        f"accepts requests of at most {limit} MiB: raise the setting server.request_mib"
     ]
 
 
@@ -98,7 +98,7 @@ def _list_unknown(task: TaskSpec) -> list[str]:
             needs = [need for need in needs if unknown_names(snapshot, need, installed)]
             live = match_configured(needs[0], None) if needs else None
             if live is None or live.problems:
-                return []  # A provider that does not answer may know the names.
+                return []  # A provider that does not answer may have these names.
             texts = [unknown_names(snapshot, need, installed, live.offers) for need in needs]
     except SnapshotError:
         return []

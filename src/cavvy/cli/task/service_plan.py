@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # multiples of the recorded load that are simulated, as long as they have few enough requests
 _FACTORS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0)
 _MOST_REQUESTS = 50_000
-_ZONES = 3  # of a mix with spot without recorded capacity
+_ZONES = 3  # number of spot zones that are assumed without recorded capacity
 _DRAWN = (".svg", ".png", ".pdf")
 
 

@@ -129,7 +129,7 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     help="Start with the number of replicas that the first five minutes need, or with none.",
 )
 @click.option(
-    "--seed", type=WholeRange(), default=0, help="Random seed for the durations of cold starts."
+    "--seed", type=WholeRange(), default=0, help="Seed of the random durations of cold starts."
 )
 @click.option(
     "--plot", type=_FILE, help="Draw late requests against replica-hours (.svg, .png or .pdf)."

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cavvy.domain.tasks import ProviderOptions, ResourceSpec
     from cavvy.store.snapshot import CatalogSnapshot
 
-# What to do if no known name is close.
+# What the message suggests if no known name is similar.
 _LISTS = {
     "provider": "`cavvy check` lists the providers",
     "region": "`cavvy offers -o wide` lists regions",

@@ -40,5 +40,5 @@ def describe_remedy(waste: Waste, job: str) -> str:
 def _end_idle(waste: Waste, job: str) -> str:
     if waste.ranks:
         told = ", ".join(map(str, waste.ranks))
-        return f"nodes: fewer, because rank {told} does not use its GPUs (cavvy status {job})"
+        return f"reduce `nodes`, because rank {told} does not use its GPUs (cavvy status {job})"
     return f"cavvy stop {job}" if waste.unfinished else "limits: {idle: {gpu: 5%, for: 30m}}"

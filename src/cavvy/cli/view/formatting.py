@@ -71,7 +71,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_size(size: float) -> str:
-    """Return bytes in a readable unit, such as "1.5 MiB"."""
+    """Return a number of bytes in a readable unit, such as "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -48,7 +48,7 @@ class JobStory:
         match event.kind:
             case "checkpoint":
                 return self._leaving
-            case "exited":  # With one rank, or after a stop, a later event reports the same fact.
+            case "exited":  # With one rank, or after a stop, a later event reports the same exit.
                 return self._several and not self._leaving and event.fact != "succeeded"
             case "queued":
                 return event.fact != "submitted"

@@ -148,7 +148,7 @@ def row_lines(
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """Return the text, padded with spaces to the width. With `right`, the spaces are before the
+    """Return the text, padded with spaces to the width. With `right`, the spaces precede the
     text.
     """
     spaces = " " * (width - text_width(text))

@@ -38,7 +38,7 @@ def explain_difference(found: Difference) -> str:
             billed, charged = _hours(found.bill_hours), _hours(found.ledger_hours)
             return f"the time differs: {billed} in the bill, {charged} in the ledger"
         case DifferenceCause.CURRENCY:
-            return f"the bill is in {found.billed_in}, and the ledger in {USD}"
+            return f"the bill is in {found.billed_in}, and the ledger is in {USD}"
         case DifferenceCause.UNREADABLE:
             return f"the line was ignored: {_fault(found.bad)}" if found.bad else "not readable"
         case _:

@@ -19,8 +19,8 @@ _NO_SPOT = "no spot offer fits"
 
 
 class WayPrices(Struct, frozen=True, kw_only=True):
-    """The prices of the ways: prices of offers, or prices that the user stated. `spot_recorded`
-    states whether recordings of spot capacity were used, so that spot could be lost.
+    """The prices of the ways: prices of offers, or prices that the user stated. `spot_recorded` is
+    true if recorded spot capacity was used, so that spot replicas could be lost.
     """
 
     demand: Offer
@@ -82,7 +82,9 @@ def print_ways(
         click.echo("note: spot is assumed never to be lost; add --spot-capacity", err=True)
     if prices.serverless_usd_hr is not None:
         click.echo(
-            "note: serverless is billed for work only here; providers add idle time", err=True
+            "note: these costs of serverless GPUs include working time only; providers also bill "
+            "idle time",
+            err=True,
         )
 
 
