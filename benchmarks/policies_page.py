@@ -31,20 +31,20 @@ divided by the total optimum. The page is generated from the runs in `benchmarks
 `auto` is Cavvy's own policy. `uniform-progress` is Uniform Progress of *Can't Be Late* (NSDI 2024), with eager failover
 between several markets. `greedy` uses spot whenever it is available and waits otherwise. On this page, all policies
 see when spot becomes available and unavailable in a zone, but nothing from before the job's start. Providers do not
-report this to jobs in production; the next section shows what `auto` costs there.
+report this to jobs in production; the next section shows what `auto` costs in production.
 """
 
 _IN_PRODUCTION = """
 ## As production runs it
 
-The same policy with the same rules, in three settings:
+The same policy with the same rules is measured in three settings:
 
 * *Full information* is `auto` as in the tables below.
 * *Launches only*: as in production, a job learns about spot only from its own launches that are granted or refused,
   from preemptions and from prices. After a refusal, a market is tried again after one minute. This time doubles with
   each refusal in a row, up to ten minutes.
 * *With margins*: in addition, the policy reserves a minute and 1 % of the work that is left. Before a start on spot it
-  also reserves ten minutes, for work that a preemption repeats. The simulated job needs none of this.
+  also reserves ten minutes, for work that a preemption repeats. The simulated job needs none of these margins.
 
 """
 
@@ -53,7 +53,7 @@ _SCENARIOS = """
 
 The production reconcilers run on virtual time against a simulated cloud with lost launches, missing capacity, slow boots,
 preemptions with and without notice, silent agents, storage errors, and a control plane that dies between any two steps
-(`make scenarios`). In {wrong} of {scenarios} scenarios in one run, something was wrong: a job that did not end, a missed
+(`make scenarios`). In {wrong} of {scenarios} scenarios in one run, there was an error: a job that did not end, a missed
 deadline that could be met, a cost above the budget and one lease, a node that kept running, or a saved checkpoint that
 was lost. {done} jobs were done and {failed} were stopped by a limit or failed, in {attempts} attempts and {cpu_s} s of CPU.
 """
@@ -147,7 +147,7 @@ def _single(rows: _Rows) -> Iterable[str]:
             ),
         ),
         (
-            f"zones used to develop it ({', '.join(_SEEN_ZONES)})",
+            f"zones used to develop `auto` ({', '.join(_SEEN_ZONES)})",
             lambda row: row["zone"] in _SEEN_ZONES,
         ),
         ("other zones", lambda row: row["zone"] not in _SEEN_ZONES),
@@ -289,18 +289,18 @@ def price_of_knowledge(rows: _Rows) -> tuple[float, float]:
 
 
 _UNSEEN = """
-## Made-up markets that nobody tuned a policy on
+## Synthetic markets on which no policy was tuned
 
 Each row has {jobs} jobs of ten hours with deadlines of 1.02 to 5 times the work (`python benchmarks/unseen.py`). A
 figure is the total cost divided by the total cost of the best simple policy (on-demand, greedy or Uniform Progress) with
-the same knowledge and margins. In flapping markets, spot comes and goes within minutes to an hour; in steady markets, it
-stays for most of a day. These two kinds cannot be told apart at first, and a wrong guess costs most where spot is
+the same knowledge and margins. In flapping markets, spot appears and disappears within minutes to an hour;
+in steady markets, it stays available for most of a day. These two kinds cannot be distinguished at first, and a wrong guess costs most where spot is
 hardly cheaper than on-demand: the worst figure here is {worst:.3f}. {missed} deadlines were missed.
 
 Before a start on spot, and before it leaves on-demand to wait for spot, the policy asks whether spot is expected to save
 the price of one launch. Before a change from on-demand to spot, it also asks whether spot is expected to save the price
 of this change, with at most the remaining work. Without the first question, jobs in flapping markets with spot at 0.95 of
-on-demand cost 1.056 (told everything) and 1.046 (as production).
+on-demand cost 1.056 (with full information) and 1.046 (as in production).
 
 """
 

@@ -12,23 +12,22 @@ from cavvy.providers.base import Feature
 from cavvy.providers.registry import manifests as list_manifests
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
-_INTRO = """# What was shown of each provider
+_INTRO = """# What was tested for each provider
 
-Made by `scripts/docs/features.py` from `features.json`, which a run of the tests wrote; a test fails when it is stale.
-To run it again: `CAVVY_PROOFS=docs/reference/features.json make test && make docs`.
+`scripts/docs/features.py` writes this page from `features.json`, which a run of the tests wrote; a test fails if the page is out of date.
+To repeat the run: `CAVVY_PROOFS=docs/reference/features.json make test && make docs`.
 
 ## The contract suite
-Every provider passes the same checks (`cavvy.providers.contract`). A check is skipped only for a reason that is
-counted here.
+Every provider passes the same checks (`cavvy.providers.contract`). Skipped checks are counted below, each with its reason.
 
-| provider | the place under test | checks passed | skipped |
+| provider | the system under test | checks passed | skipped |
 |---|---|---|---|
 """
 _FEATURES = """
 ## Features
-* **real**: seen on the thing itself, run by the tests
-* *stand-in*: seen on a program of ours that answers as it does
-* **not verified**: the code is there, and no test has shown it
+* **real**: tested with the real system
+* *stand-in*: tested with a program that simulates the system
+* **not verified**: the code exists, but no test covers it
 * lacking: the provider does not support it; see [providers](providers.md) for the reason
 
 """

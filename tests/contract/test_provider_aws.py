@@ -25,7 +25,7 @@ from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.registry import check_settings
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
-PROOF = Proof("aws", False, "an EC2 that behaves, by moto and real boto3")
+PROOF = Proof("aws", False, "a simulated EC2 (moto), called with the real boto3")
 
 TYPES = "t3.medium, g4dn.xlarge, p4d.24xlarge"
 

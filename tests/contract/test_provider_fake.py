@@ -18,7 +18,7 @@ from cavvy.providers.fake.account import FakeAccount
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, CloudScript, FaultScript, RecordScript
 
-PROOF = Proof("fake", False, "the made-up cloud itself, on virtual time")
+PROOF = Proof("fake", False, "the simulated cloud of the tests, on virtual time")
 
 
 class FakePlace:

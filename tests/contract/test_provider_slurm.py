@@ -21,7 +21,7 @@ from cavvy.providers.contract import ContractHarness, ProviderContract, Provider
 from cavvy.providers.objections import list_objections
 from cavvy.providers.slurm import make
 
-PROOF = Proof("slurm", True, "Slurm with four nodes of eight made-up GPUs each")
+PROOF = Proof("slurm", True, "Slurm with four nodes of eight simulated GPUs each")
 
 pytestmark = pytest.mark.system
 
