@@ -211,7 +211,7 @@ async def test_an_older_agent_gets_no_second_work_on_a_kept_node(api: Api) -> No
     old = await api.http.post("/agent/v1/claim", json=again, headers=api.agent(gang, PROTOCOL - 1))
     assert (old.status_code, old.json()["message"]) == (
         409,
-        f"kept nodes need an agent with protocol {PROTOCOL}; this one has {PROTOCOL - 1}",
+        f"warm nodes need an agent with protocol {PROTOCOL}; this agent has protocol {PROTOCOL - 1}",
     )
     todays = await api.http.post("/agent/v1/claim", json=again, headers=api.agent(gang))
     assert todays.json()["state"] == "wait"

@@ -161,7 +161,7 @@ async def test_providers_without_accounts_say_why(api: Api) -> None:
         path = f"/v1/projects/p/credentials/{name}"
         answer = await api.http.put(path, json={"keys": {"key_file": "k"}})
         assert answer.status_code == 422
-        assert "has no credentials of projects: " in answer.json()["message"]
+        assert "does not support credentials of projects: " in answer.json()["message"]
 
 
 async def test_a_credential_that_cannot_be_opened_is_told_and_tried_again(api: Api) -> None:

@@ -100,7 +100,7 @@ async def test_what_is_not_signed_is_refused_and_audited(api: Api, registry: str
         ([KEY], task(f"{registry}/acme/bare:1"), f"signed with the key {name_key(KEY)}"),
         ([other], task(f"{registry}/acme/train:1"), f"signed with the key {name_key(other)}"),
         ([KEY], task(f"{registry}/acme/none:1"), "has no such image"),
-        ([KEY], login, "does not permit to read"),
+        ([KEY], login, "does not permit access to"),
         ([KEY], task("127.0.0.1:9/a:1"), "does not answer"),
         ([KEY], task("169.254.169.254/a:1"), "link-local or metadata address"),
         (

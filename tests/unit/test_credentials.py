@@ -115,7 +115,7 @@ def test_paths_addresses_and_unknown_names_are_refused(
 
 def test_machines_of_ones_own_have_no_credentials() -> None:
     for name in ("local", "ssh", "join", "kubernetes", "slurm"):
-        with pytest.raises(ApiProblem, match="has no credentials of projects"):
+        with pytest.raises(ApiProblem, match="does not support credentials of projects"):
             check_content(manifest_of(list_known()[name]), CredentialContent())
 
 

@@ -594,7 +594,7 @@ class TestKept:
         action = decide_attempt(kept, at(10))
         assert isinstance(action, a.AdvanceAttempt)
         assert (action.phase, action.outcome) == (AttemptPhase.ENDING, None)
-        assert action.reason.startswith("lost while it was kept: ")
+        assert action.reason.startswith("lost while it was warm: ")
 
     def test_agents_that_do_not_wait_end_it(self) -> None:
         kept = view(AttemptPhase.KEPT, ranks=2, seen=alive(ranks=2), kept_until=at(600))
@@ -602,7 +602,7 @@ class TestKept:
         assert isinstance(decide_attempt(silent, at(59)), a.RecheckAttempt)
         action = decide_attempt(silent, T0 + HEARD_LATELY)
         assert isinstance(action, a.AdvanceAttempt)
-        assert action.reason == "an agent of the kept gang is not waiting for work"
+        assert action.reason == "an agent of the warm gang is not waiting for work"
 
     @pytest.mark.parametrize(
         ("seen", "after"),

@@ -1,8 +1,8 @@
 """Makes access tokens and keys of services, and their hashes.
 
 A token contains 256 random bits. Only its SHA-256 is stored. An attacker would have to try 2^255
-tokens on average to find the token of a hash, so a slow hash, which passwords need, would not add
-security.
+tokens on average to find the token of a hash. Therefore, a slow hash, as for passwords, would not
+add security.
 """
 
 import secrets
@@ -21,7 +21,7 @@ def make_token() -> str:
 
 
 def make_service_key() -> str:
-    """Return a new key for calls to a service. It cannot sign in to a server."""
+    """Return a new key for calls to a service. The key cannot be used to sign in to a server."""
     return SERVICE_KEY + secrets.token_urlsafe(_BYTES)
 
 

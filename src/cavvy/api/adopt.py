@@ -6,7 +6,7 @@ is only read, and renamed at the end.
 
 Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. These
 files stay there, unless the move starts from another folder or `server.files` names another one. In
-that case they are copied, and no job may be running, because agents on this machine connect to
+that case the files are copied, and no job may be running, because agents on this machine connect to
 their server through the old folder.
 """
 
@@ -144,7 +144,7 @@ class _Move:
         two.begin()
         try:
             check_fence(two, fence)
-            two.allow_pauses()  # it waits while the source is read
+            two.allow_pauses()  # the connection is idle while the source is read
             try:
                 refuse_rows(two)
             except StoreUnusable:

@@ -92,7 +92,7 @@ class AuditMiddleware:
             elif status in (401, 403) or "audit_refusal" in scope:
                 pending.close()  # the write of the refusal must not be recorded as a change
                 await self._refuse(pending.describe_refusal(str(status)))
-        except StoreError as error:  # such as a full disk; the answer must still be sent
+        except StoreError as error:  # the cause may be a full disk; the answer must still be sent
             _log.error("a record of the audit log was not written: %s", error)
 
     async def _refuse(self, entry: AuditEntry) -> None:

@@ -39,7 +39,7 @@ BOOT = "/boot/v1/"  # path prefix of files by hash, which need no token
 NODES = "/nodes/v1/"
 HOOKS = "/hooks/v1/"  # path prefix of webhooks, whose route checks signatures instead of tokens
 HEALTH = "/v1/health"
-SIGN_IN = "/v1/sign-in"  # it exchanges an ID token for a token
+SIGN_IN = "/v1/sign-in"  # this route exchanges an ID token for an access token
 _NEW_TOKEN = "sign in again with `cavvy login`, or ask an admin for a new token"
 
 
@@ -57,7 +57,7 @@ class AuthMiddleware:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last user request was answered; 0 while one is in progress."""
+        """Seconds since the last user request was answered; 0 while a request is in progress."""
         return 0.0 if self._inside else time.monotonic() - self._last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

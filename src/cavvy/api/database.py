@@ -42,7 +42,8 @@ class BindsFolder(Protocol):
 
 def choose_database(home: StateDir, settings: Settings) -> str | None:
     """Return the URL of the PostgreSQL database: the setting `server.database`, or else the URL
-    that the last server of this folder used. None means the file `cavvy.db`. Raises StateDirError.
+    that the last server of this folder used. Returns None for the file `cavvy.db`. Raises
+    StateDirError.
     """
     given = settings.text("server.database")
     url = given or _read(home.file(_REMEMBERED))
@@ -153,8 +154,8 @@ def _claim(home: StateDir, url: str | None) -> str:
 async def join_servers(
     url: str, home: StateDir, files: StateDir, settings: Settings, address: str
 ) -> AsyncIterator[ReplicaLeases]:
-    """Register with the servers that use the database. Raises StateDirError if they cannot share it
-    with this one, StoreError.
+    """Register with the servers that use the database. Raises StateDirError if they cannot share
+    the database with this server, and StoreError.
     """
     me = Replica(
         id=secrets.token_hex(16),

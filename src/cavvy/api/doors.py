@@ -65,9 +65,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._proven = False  # whether a request on this connection had a valid token
         self._timer: asyncio.TimerHandle | None = None
         self._address = ""
-        self._status = 0  # that of the last answer
-        self._held = b""  # received, but it was not its turn yet
-        self.place: object = self  # what `waiting` counts; a TLS connection's socket
+        self._status = 0  # the HTTP status of the last answer
+        self._held = b""  # data that was received before it was the connection's turn
+        # the object that `waiting` counts; for a TLS connection, the socket
+        self.place: object = self
 
     def connection_made(self, transport: Any) -> None:
         """Accept the connection, unless it comes from a process of another user."""
@@ -168,7 +169,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _has_place(self) -> bool:
         """Return whether the connection may wait for another request. If too many connections wait,
-        this one is closed."""
+        this connection is closed.
+        """
         tls = self.place is not self
         if self._proven or self.waiting.make_room(self._address, patient=tls):
             return True
@@ -177,7 +179,9 @@ class BoundedHttp(HttpToolsProtocol):
         return False
 
     def send_400_response(self, msg: str) -> None:
-        """Called when the parser fails, or when `_count` makes the parser fail."""
+        """The server calls this method when the parser fails, or when `_count` makes the parser
+        fail.
+        """
         if self._refusal:
             self._refuse(self._refusal)
         else:
@@ -221,7 +225,7 @@ class BoundedHttp(HttpToolsProtocol):
         closing TLS connection is otherwise read and decrypted until its peer closes it.
         """
         if isinstance(self.place, socket.socket) and not self._proven:
-            with contextlib.suppress(OSError):  # it is closed already
+            with contextlib.suppress(OSError):  # the connection is already closed
                 self.place.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's least
 
     def _abort_later(self) -> None:

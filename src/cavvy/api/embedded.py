@@ -1,5 +1,5 @@
-"""The process of the embedded server. There is one per state folder. It runs in the background and
-exits when it is idle.
+"""The process of the embedded server. Each state folder has one server. The server runs in the
+background and exits when it is idle.
 
 `cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through the pipe N,
 the process reports that it is serving requests, that another server is already running, or why the
@@ -95,7 +95,7 @@ def raise_file_limit() -> None:
 
 
 def _load_modules() -> None:
-    """Import the modules that a server needs, so that a takeover does not wait for it."""
+    """Import the modules that a server needs, so that a takeover does not wait for the imports."""
     import uvloop  # noqa: F401
 
     import cavvy.api.app
@@ -414,8 +414,8 @@ def _make_servers(
 
 
 def _share_machine(app: "AuditMiddleware", app_state: "AppState") -> "MachineSocket":
-    """Serve the agents on this machine while it is responsible for their shared socket. If this is
-    the only server, do nothing, because agents then use the server's own socket.
+    """Serve the agents on this machine while this server is responsible for their shared socket. If
+    this is the only server, do nothing, because agents then use the server's own socket.
     """
     from cavvy.api.machine_socket import MachineSocket
 

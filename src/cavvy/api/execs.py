@@ -16,13 +16,13 @@ _KEPT_BYTES = (
 )  # maximum bytes of output that no client has read yet; older bytes are dropped
 _SESSION_BYTES = 4 * 1024 * 1024  # maximum unread bytes of a session, in each direction
 _PIECE = 256 * 1024  # maximum bytes of input in one answer
-# if a user has not requested output for this many seconds, the user is considered gone
+# seconds without a request for output after which the user is considered gone
 _ABANDONED_S = 90.0
 _KEPT_EXECS = 64  # maximum number of ended commands that are kept
 
 
 class JobExec(Struct, kw_only=True):
-    """One command. `data` contains its output, beginning at the offset `start`."""
+    """One command. `data` contains the command's output, beginning at the offset `start`."""
 
     id: str
     job_id: str
@@ -41,7 +41,7 @@ class JobExec(Struct, kw_only=True):
     input_start: int = 0
     input_ended: bool = False
     used_at: float = 0.0  # time of the user's last request, by the monotonic clock
-    problem: str = ""  # why the command never started
+    problem: str = ""  # the reason why the command was not started
 
 
 class JobExecs:

@@ -15,12 +15,12 @@ _KEY_FORMS = "key.*"  # former keys of secrets
 # Uploaded working folders, logs, checkpoints and results, and files of providers. The data keys of
 # files come last, because a new file may have a new key.
 FOLDERS = ("folders", "logs", "storage", "providers", "file-keys")
-# Processes of this machine, their folders and sockets: they are useless on another machine.
+# Processes of this machine, their folders and sockets: these files are useless on another machine.
 _LEFT_OUT = ("providers/local",)
 
 
 def list_keys(root: Path) -> Iterator[Path]:
-    """Yield the key files of a state folder, relative to it."""
+    """Yield the key files of a state folder, relative to that folder."""
     for path in [*(root / name for name in KEYS), *sorted(root.glob(_KEY_FORMS))]:
         if path.is_file() and not path.is_symlink():
             yield path.relative_to(root)

@@ -22,7 +22,7 @@ HANDSHAKE_MOST_S = 10.0  # maximum seconds for a handshake
 QUEUED = 2048
 _ACCEPTED = 16  # maximum number of connections accepted per call
 _REST_S = 1.0  # seconds for which the listener pauses when the process has no free file descriptors
-_LOOK_S = 0.02  # seconds until an address without a free place looks again
+_LOOK_S = 0.02  # seconds until an address without a free place is checked again
 _log = logging.getLogger(__name__)
 
 
@@ -66,7 +66,7 @@ class HandshakeQueue:
 
 
 class Handshakes:
-    """Accepts connections and starts their handshakes. `make` makes the protocol of a connection,
+    """Accepts connections and starts their handshakes. `make` creates the protocol of a connection,
     which takes over the connection's place in `waiting` after the handshake.
     """
 

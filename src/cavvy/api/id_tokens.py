@@ -75,9 +75,9 @@ class IssuerKeys:
         self._fetched: Future[Mapping[str, JsonWebKey] | IssuerSilent] | None = None
 
     async def find(self, key_id: str) -> JsonWebKey:
-        """Return the key with this ID. If the ID is unknown, the keys are fetched again, but not
-        often, so that bad tokens cannot cause many requests to the issuer. Raises IdTokenRefused,
-        IssuerSilent.
+        """Return the key with this ID. If the ID is unknown, the keys are fetched again, but at
+        limited intervals, so that invalid tokens cannot cause many requests to the issuer. Raises
+        IdTokenRefused, IssuerSilent.
         """
         async with self._reading:
             age, waited = monotonic() - self._read_at, monotonic() - self._tried_at
@@ -134,8 +134,7 @@ class IdTokenVerifier:
         algorithm, key_id = _check_header(header)
         row = await self._issuers.setdefault(issuer, IssuerKeys(issuer)).find(key_id)
         try:
-            # Without `alg`, a key counts as one for the token's algorithm if the kind of key
-            # permits this.
+            # A key without `alg` is used for the token's algorithm if the kind of key permits this.
             key = jwt.PyJWK(dict(row), algorithm=row.get("alg", algorithm))
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise IdTokenRefused("its algorithm is not that of the issuer's key") from error
@@ -204,7 +203,7 @@ def _fetch_into(found: "Future[Mapping[str, JsonWebKey] | IssuerSilent]", issuer
 
 
 def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
-    """Return the issuer's keys for signatures, by their IDs. Keys of other kinds are left out.
+    """Return the issuer's signature keys, by their IDs. Keys of other kinds are left out.
     Raises IssuerSilent.
     """
     import jwt
@@ -224,7 +223,7 @@ def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
         try:
             key = jwt.PyJWK(row)
         except (jwt.PyJWTError, ValueError, TypeError, KeyError):
-            continue  # a kind of key that this version does not know
+            continue  # a kind of key that this version does not support
         if key.algorithm_name in ALGORITHMS:
             keys[str(row.get("kid", ""))] = row
     return keys

@@ -69,8 +69,8 @@ def document(
 ) -> dict[str, Any]:
     """Return the arguments for a route's decorator that describe the route. `rule` states who may
     use the route, and is checked before any other part of the request is read. `ask` and `answer`
-    are the types of the bodies. `sends` means that the request's body is raw bytes, and `gives`
-    that the answer's body is raw bytes.
+    are the types of the bodies. If `sends` is set, the request's body is raw bytes; if `gives` is
+    set, the answer's body is raw bytes.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {

@@ -36,9 +36,10 @@ from cavvy.store.leases import Replica
 PEER = b"cavvy-peer"  # the header with the token of a request that a peer has forwarded
 # requests that may be forwarded: users' requests about running commands
 _OF_USERS = re.compile(r"/v1/projects/[^/]+/jobs/[^/]+/exec/[^/]+(/input)?")
-_VALID = timedelta(seconds=30)  # in seconds; longer than the clocks of servers may differ
+# in seconds; longer than the maximum difference between the clocks of servers
+_VALID = timedelta(seconds=30)
 _CONNECT_S = 5.0
-_ANSWER_S = 90.0  # in seconds; the longest poll takes 60 s
+_ANSWER_S = 90.0  # timeout in seconds; the longest poll takes 60 s
 _REMEMBERED_S = (
     30.0  # seconds for which an announcement is valid; it is repeated while the user waits
 )

@@ -143,7 +143,7 @@ class ProjectCredentials:
             self.forget()
 
     def forget(self) -> None:
-        """Close the key files; providers that were made with them cannot read them again."""
+        """Close the key files; providers that use these files cannot read them again."""
         while self._files:
             _close_files(self._files.popitem()[1])
 
@@ -269,8 +269,8 @@ def check_content(manifest: Manifest, content: CredentialContent) -> None:
         why = f": {manifest.no_project_accounts}" if manifest.no_project_accounts else ""
         raise ApiProblem(
             "invalid-request",
-            f"{manifest.name} has no credentials of projects{why}",
-            "docs/guides/credentials.md lists the providers that have",
+            f"{manifest.name} does not support credentials of projects{why}",
+            "docs/guides/credentials.md lists the providers that support credentials of projects",
         )
     kinds = {each.name: each.kind for each in manifest.settings}
     allowed = [each for each in manifest.project_settings if each in kinds]

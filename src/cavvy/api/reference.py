@@ -1,4 +1,4 @@
-"""Writes docs/reference/api.md, which explains the use of the API and lists every route (`python -m
+"""Writes docs/reference/api.md, which explains how to use the API and lists every route (`python -m
 cavvy.api.reference`).
 """
 
@@ -16,7 +16,7 @@ _INTRODUCTION = """\
 
 Routes written by `python -m cavvy.api.reference > docs/reference/api.md`; do not edit.
 
-The embedded server speaks HTTP/1.1 over the Unix socket `server.sock` in the state folder
+The embedded server serves HTTP/1.1 over the Unix socket `server.sock` in the state folder
 (`~/.cavvy` or `CAVVY_HOME`; `server.json` contains the path), and over TCP if
 `server.listen` is set. `/v1/openapi.json` describes all routes and their schemas in OpenAPI 3.1.
 
@@ -25,10 +25,11 @@ curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy
      http://cavvy/v1/projects/default/jobs?limit=10
 ```
 
-* **Authentication.** Every route except `/v1/health` and files by hash requires
-  `Authorization: Bearer TOKEN`. Users' routes require the token of an account, or the token in the
-  file `token` of the state folder, which only its owner can read. Agents' routes require the token
-  of a gang, which is valid only for that gang. Neither token is valid for the other routes.
+* **Authentication.** Every route except `/v1/health` and the files that are named by their hash
+  requires `Authorization: Bearer TOKEN`. Users' routes require the token of an account, or the
+  token in the file `token` of the state folder, which only its owner can read. Agents' routes
+  require the token of a gang, which is valid only for that gang. Neither token is valid for the
+  other routes.
 * **Permissions.** The table shows the permission that each route needs, and where: in the project
   of the path, of the parameter or of the body, or on the installation. Without a role in a project,
   the answer is the same as for a project that does not exist. See
@@ -40,8 +41,8 @@ curl --unix-socket ~/.cavvy/server.sock -H "Authorization: Bearer $(cat ~/.cavvy
 * **Idempotent submission.** An `Idempotency-Key` becomes the job's id. It has 16 characters of
   Crockford's base 32 in lower case: the first ten encode the time in milliseconds since 1970, and
   the rest are random. Repeated requests with the same key create one job, even across a restart of
-  the server; `created` tells whether this request created it. Each request without a key creates a
-  new job.
+  the server; `created` states whether this request created the job. Each request without a key
+  creates a new job.
 * **Lists** are newest first. Send a page's `cursor` as `?cursor=` to get the next page; null marks
   the last page.
 * **Long polling.** `wait_s` on events, logs and commands delays the answer, at most 60 s, until

@@ -2,7 +2,7 @@
 
 Nodes are not trusted. If the server answered with an error, an agent would send the same message
 again and again. So every batch that is valid JSON is accepted. The invalid fields of a message are
-listed in its `fault`, and `control` applies the other fields.
+listed in its `fault`, and the module `control` applies the other fields.
 """
 
 import json

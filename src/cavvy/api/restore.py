@@ -2,8 +2,8 @@
 `cavvy server restore`.
 
 The archive is unpacked next to its final location and checked there. Its database is compared with
-the providers and marked there too, so a database that was not compared is never used. `cavvy.db`,
-or the rows in PostgreSQL, are written last; until then, the command can be repeated.
+the providers and also marked as restored there, so a database that was not compared is never used.
+`cavvy.db`, or the rows in PostgreSQL, are written last; until then, the command can be repeated.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ def restore(
 
 def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> RestoreReport:
     """Compare the server's database, which was restored by other means, with the providers, and
-    mark it. Raises StateDirError, StoreError, ProviderError.
+    mark the database as restored. Raises StateDirError, StoreError, ProviderError.
     """
     home.claim_idle()
     url = choose_database(home, settings)

@@ -156,7 +156,9 @@ def list_rules(routers: Iterable[APIRouter]) -> Iterator[tuple[APIRoute, RouteRu
         for route in router.routes:
             rule = rule_of(route) if isinstance(route, APIRoute) else None
             if rule is None or not isinstance(route, APIRoute):
-                raise TypeError(f"the route {route} has no rule; give `document` one as `rule`")
+                raise TypeError(
+                    f"the route {route} has no rule; pass a rule to `document` as `rule`"
+                )
             if (rule.source is ProjectSource.PATH) != ("{project}" in route.path):
                 raise TypeError(
                     f"the rule of {route.path} must be in_path, because its path contains the "

@@ -277,7 +277,7 @@ def listen_at(path: str) -> socket.socket:
     ):
         raise StateDirError(
             "socket-folder-unsafe",
-            f"{folder} belongs to another user or others can access it",
+            f"{folder} belongs to another user, or other users can access it",
             f"remove it, or restrict its access: chmod 700 {folder}",
         )
     if os.path.lexists(path):

@@ -13,7 +13,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.client.state import write_private
 
 _BYTES = 32
-_CACHED = 16_384  # checked tokens that are kept, each about 200 bytes
+_CACHED = 16_384  # maximum number of verified tokens that are cached, each about 200 bytes
 
 
 class GangTokens:
@@ -21,13 +21,14 @@ class GangTokens:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        # OpenSSL's HMAC lets other threads run. Without the cache, each request of an agent makes
-        # the event loop wait until threads of the store hand the interpreter back. Only tokens that
-        # an agent has shown are in it, because anyone can send names of gangs, as long as a body.
+        # OpenSSL's HMAC lets other threads run. Without the cache, each request of an agent would
+        # make the event loop wait until a thread of the store releases the interpreter lock. The
+        # cache contains only tokens that an agent has presented, because anyone can send names of
+        # gangs, which may be as long as a request's body.
         self._checked: dict[str, str] = {}  # by gang
 
     def of(self, gang: str) -> str:
-        """The token that the gang's agents send with each request."""
+        """Return the token that the gang's agents send with each request."""
         digest = hmac.digest(self._key, b"gang\0" + gang.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 

@@ -8,14 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-BATCH_S = 0.001  # work for one address before a rest
-BATCH_MOST_S = 0.008  # work for all addresses before a rest
-# What a step costs at least. A handshake takes 0.5 to 1 ms (P-256), after the step that starts it,
-# so each address has one in a batch.
+BATCH_S = 0.001  # maximum work for one address before a pause
+BATCH_MOST_S = 0.008  # maximum work for all addresses before a pause
+# The minimum time that is counted for a step. A handshake takes 0.5 to 1 ms (P-256), after the step
+# that starts it, so each address has one in a batch.
 STEP_S = 0.00005
 HANDSHAKE_S = 0.001
-# A rest takes as long as the work before it, within these limits. Shorter timers of uvloop end at
-# once, and a longer rest would let connections wait too long where the server is busy anyway.
+# A pause takes as long as the work before it, within these limits. Shorter timers of uvloop end at
+# once, and with a longer pause, connections would wait too long on a busy server.
 _REST_LEAST_S = 0.001
 _REST_MOST_S = 0.005
 
@@ -27,7 +27,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[tuple[Step, float]]] = {}
-        self._busy = False  # whether a batch or the rest after it goes on
+        self._busy = False  # whether a batch or the pause after it is in progress
 
     def add(self, address: str, step: Step, cost_s: float = STEP_S) -> None:
         """Call `step` when it is this address's turn."""
@@ -41,7 +41,7 @@ class Turns:
         while self._queues and total_s < BATCH_MOST_S:
             address = next(iter(self._queues))
             if spent_s.get(address, 0.0) >= BATCH_S:
-                break  # all others had their turn since
+                break  # all other addresses have had their turn since
             queue = self._queues.pop(address)
             step, cost_s = queue.popleft()
             if queue:

@@ -26,7 +26,7 @@ _MANIFEST_BYTES = 1 << 30
 
 def unpack(archive: BinaryIO, target: Path, *, whole: bool) -> ArchiveManifest:
     """Unpack an archive into an empty folder, and compare it with its manifest. Unless `whole` is
-    set, large files are compared but not written. Raises StateDirError, OSError.
+    set, large files are verified but not written. Raises StateDirError, OSError.
     """
     found: dict[str, str] = {}
     manifest: ArchiveManifest | None = None

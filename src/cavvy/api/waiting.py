@@ -9,9 +9,9 @@ from typing import Any
 
 WAITING = 512  # maximum number of connections without a request, per listener
 WAITING_EACH = 64  # maximum number of connections without a request, per address
-# A connection keeps its place for this many seconds, even if others want it: a crowd of nodes that
-# connect at the same time is served one after the other. If the oldest ones were cut at once, none
-# of the crowd would get through.
+# A connection keeps its place for this many seconds, even if other connections need a place.
+# Therefore, many nodes that connect at the same time are served one after the other. If the oldest
+# connections were cut at once, none of these nodes would be served.
 SERVED_S = 5.0
 
 
@@ -23,8 +23,9 @@ class Waiting:
         self._each: dict[str, dict[object, None]] = {}
 
     def add(self, connection: object, address: str, cut: Callable[[], None]) -> None:
-        """Count a connection. A connection that is already counted starts again, with the new
-        `cut`."""
+        """Count a connection. If the connection is already counted, its time starts again, with the
+        new function `cut`.
+        """
         self.remove(connection)
         self._all[connection] = (address, cut, time.monotonic())
         self._each.setdefault(address, {})[connection] = None

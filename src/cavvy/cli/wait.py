@@ -55,7 +55,7 @@ def _wait(
 ) -> "wire.JobDetail":
     pause = _SHORTEST_S
     while (job := client.job(project, name, session=True)).phase not in reached:
-        name = job.id  # Later, the name of a session may mean the machine's next session.
+        name = job.id  # The name of a session may later refer to the machine's next session.
         if until is not None and time.monotonic() >= until:
             raise CommandFailure(
                 f"{job.name} is still {job.phase}: {job.reason}",

@@ -34,10 +34,11 @@ from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, JobSummary, LedgerFilter, Store
 
 BUDGETS = "budgets"  # the worklist's key
-_REFRESH = timedelta(seconds=15)  # how old the sums of the ledger may be
+_REFRESH = timedelta(seconds=15)  # maximum age of the sums of the ledger
 _LIVE = [phase for phase in JobPhase if phase not in JOB_ENDS]
 _PAGE = 500
-# How long what a pass found counts. A job that no pass has renewed is reconciled by another server.
+# How long the spending that a pass has found is used. A job that no pass has renewed is reconciled
+# by another server.
 _RENEWED = 2 * ACCRUE
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,9 @@ class BudgetKeeper:
     async def find_allowance(
         self, job: JobRecord, spent: Money, rate: HourlyRate
     ) -> BudgetAllowance | None:
-        """Return how much a running job may spend in total, given what it has spent until now."""
+        """Return how much a running job may spend in total, given the amount that it has spent
+        until now.
+        """
         now, known = self._clock.now(), self._seen.get(job.id)
         posted = spent if known is None else known.posted
         self._seen[job.id] = SeenSpending(at=now, spent=spent, rate=rate, posted=posted)
@@ -101,7 +104,9 @@ class BudgetKeeper:
         return _REFRESH if self._states else None
 
     async def find_service_stop(self, service: StoredService) -> ServiceStop:
-        """Return the budgets that stop the service. Its replicas may need `drain` to end."""
+        """Return the budgets that stop the service. The replicas may need the time `drain` to
+        end.
+        """
         await self._refresh()
         tags = {**service.task.tags, SERVICE_TAG: service.task.name}
         states = self._find(service.project, service.user, tags)
@@ -130,7 +135,8 @@ class BudgetKeeper:
         return replace(state, running={**state.running, **here})
 
     async def _refresh(self) -> None:
-        async with self._reading:  # all wait for the first answer, so that none starts without it
+        # all jobs wait for the first answer, so that no job starts without it
+        async with self._reading:
             now = self._clock.now()
             if self._read_at is None or now - self._read_at >= _REFRESH:
                 await self._read(now)

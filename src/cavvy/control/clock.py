@@ -19,7 +19,7 @@ class ControlClock(Protocol):
         """Return the current time as an aware datetime in UTC."""
 
     async def sleep_until(self, when: datetime) -> None:
-        """Return at or soon after `when`; return at once if `when` has passed."""
+        """Wait until `when` or shortly after; return at once if `when` has passed."""
 
     async def rest(self) -> None:
         """Let all other ready tasks run once, for example to answer requests between two steps."""

@@ -71,8 +71,8 @@ from cavvy.store.leases import RELAY_LEASE, LeaseTurn
 _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
 _NOW = timedelta(0)
-_WEBHOOKS_EVERY = 20  # rechecks of jobs between two of webhooks
-_LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease looks again
+_WEBHOOKS_EVERY = 20  # number of job checks between two checks of webhooks
+_LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease checks again
 _log = logging.getLogger(__name__)
 
 
@@ -356,7 +356,7 @@ class ControlPlane:
         await _close(former)
 
     def _share_with(self, share: WorkShare) -> Callable[[ServerSignal], None]:
-        """Send the other servers what they cannot see in the database, and handle their signals.
+        """Send the other servers the facts that are not in the database, and handle their signals.
         Return the handler of signals.
         """
         self.agents.memory.shares = True
@@ -437,8 +437,8 @@ class ControlPlane:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that stopped the control plane, or None. If there is one, the server reports
-        itself as unhealthy.
+        """The error that stopped the control plane, or None. If there is such an error, the server
+        reports itself as unhealthy.
         """
         task = self._task
         return (
@@ -479,7 +479,7 @@ class ControlPlane:
             return await self._queue.reconcile(key)
         if key == SWEEP:
             self.hint(UPLOADS)
-            # first, because what follows writes to the store, which a full disk refuses
+            # done first, because the later steps write to the store, and a full disk refuses writes
             again = await self.garbage_collector.reconcile(key)
             await self.advisor.history.forget()
             await StorageMeter(self._store, self.pool, self._clock).run()

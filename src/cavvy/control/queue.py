@@ -62,7 +62,7 @@ from cavvy.store.base import (
 _HEAD = 16  # jobs read by one pass
 _DEEP = 1000  # jobs read by a pass that also looks behind blocked first jobs
 _DEEP_PER_MACHINE = 100  # jobs of each machine that such a pass reads
-# delay before a job tries again to take over a kept gang that was not ready
+# delay before a job tries again to take over a warm gang that was not ready
 _SOON = timedelta(milliseconds=200)
 _BUDGET_POLL = timedelta(seconds=30)  # interval for a job that waits because of a budget
 _MACHINE_POLL = timedelta(seconds=1)  # interval for checking a machine while a job waits for it
@@ -196,7 +196,7 @@ class QueueReconciler:
             case WarmGangNotReady(attempt=soon):
                 wait = JobWait(
                     job=job,
-                    reason=f"takes over the kept gang on {soon.offer.key} shortly",
+                    reason=f"takes over the warm gang on {soon.offer.key} shortly",
                     behind=(),
                 )
                 return QueueWait(wait=wait, again_at=now + _SOON)
@@ -281,7 +281,7 @@ class QueueReconciler:
         if is_steered(job) or not await self._warm.any_for(job):
             return None
         if await self._budgets.find_block(job):
-            return None  # also the time of a kept gang is paid
+            return None  # the time of a warm gang is paid, too
         soon: WarmGangNotReady | None = None
         for each in jobs_of(job):
             situation, objections = await self._situation(each, now), self._pool.objections

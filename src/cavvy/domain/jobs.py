@@ -325,7 +325,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     unremoved_at: datetime | None = None
     unsure_bill: UnsureBill | None = None  # set if the cost is known only as a range
     adopted_at: datetime | None = (
-        # when the attempt took over a kept gang, whose earlier time is billed to another attempt
+        # when the attempt took over a warm gang, whose earlier time is billed to another attempt
         None
     )
     kept_since: datetime | None = None

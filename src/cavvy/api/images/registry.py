@@ -33,8 +33,8 @@ _MANIFESTS = (
 )
 _HUB, _HUB_HOST = "docker.io", "registry-1.docker.io"
 _LONGEST = 4 << 20  # bytes of a manifest, which the distribution specification recommends
-_WAIT_S = 10.0  # for each part of an answer
-_MOST_S = 30.0  # for all requests about one image
+_WAIT_S = 10.0  # maximum seconds for each part of an answer
+_MOST_S = 30.0  # maximum seconds for all requests about one image
 _MOST_REQUESTS = 100  # for one image
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
@@ -158,7 +158,7 @@ class ImageRepository:
             return None
         if answer.status in (401, 403):
             raise RegistrySilent(
-                f"{self._host} does not permit to read {self._name.repository} (status "
+                f"{self._host} does not permit access to {self._name.repository} (status "
                 f"{answer.status}); name a secret with a login in `image.login`"
             )
         if answer.status != 200:
@@ -186,7 +186,7 @@ class ImageRepository:
         token = found.get("token") or found.get("access_token")
         if answer.status != 200 or not isinstance(token, str) or not token.isprintable():
             raise RegistrySilent(
-                f"{urlsplit(realm).hostname} gives no token for {self._name.repository} (status "
+                f"{urlsplit(realm).hostname} issues no token for {self._name.repository} (status "
                 f"{answer.status}); name a secret with a login in `image.login`"
             )
         return f"Bearer {token}"
@@ -201,7 +201,7 @@ class ImageRepository:
         if self._left < 0:
             raise RegistrySilent(f"more than {_MOST_REQUESTS} requests are needed")
         request = urllib.request.Request(url, headers={"Accept": ", ".join(accept)})
-        if authorization:  # not for the storages to which registries redirect
+        if authorization:  # not sent to the storages to which registries redirect
             request.add_unredirected_header("Authorization", authorization)
         try:
             check_host(url)

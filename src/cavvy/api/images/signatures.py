@@ -19,13 +19,13 @@ from cavvy.api.images.registry import ImageRepository, OciDescriptor, OciManifes
 from cavvy.domain.values import Struct
 
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
-_BUNDLE = "application/vnd.dev.sigstore.bundle"  # what all versions begin with
+_BUNDLE = "application/vnd.dev.sigstore.bundle"  # the common beginning of all versions
 _SIGNATURE = "dev.cosignproject.cosign/signature"
 _CERTIFICATE = "dev.sigstore.cosign/certificate"
 _SIMPLE_TYPE = "cosign container image signature"
 _IN_TOTO = "application/vnd.in-toto+json"
 _STATEMENTS = ("https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1")
-# Other statements, such as the result of a scan, are no signatures of the image.
+# Other statements, such as the result of a scan, are not signatures of the image.
 _SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"
 _LEAST_RSA_BITS = 2048
 

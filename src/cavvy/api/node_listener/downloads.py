@@ -10,8 +10,7 @@ from pathlib import Path
 from cavvy.client.state import write_private
 from cavvy.store.bucket_folder import BucketFolder
 
-# how many seconds files of older servers are kept, because nodes that are booting may still need
-# them
+# seconds for which files of older servers are kept, because booting nodes may still need them
 _KEPT_S = 60 * 24 * 3600.0
 
 

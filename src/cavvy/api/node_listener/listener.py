@@ -48,7 +48,7 @@ class NodeListener:
         cached: Path,
     ) -> NodeEndpoint:
         """Return the facts about this listener that providers need. The agent and the Python
-        runtime are packed when they are used first.
+        runtime are packed when they are first used.
         """
 
         def pythons() -> dict[str, str]:
@@ -69,9 +69,9 @@ class NodeListener:
 def listen_for_nodes(
     home: StateDir, settings: Settings, *, shared: bool = False
 ) -> NodeListener | None:
-    """Bind to `server.tls_listen`, or return None if that setting is empty. If the work is
-    `shared`, servers on one machine may listen on the same port, and the kernel chooses one for
-    each connection. Raises StateDirError.
+    """Bind to `server.tls_listen`, or return None if that setting is empty. If several servers
+    share the work (`shared`), servers on one machine may listen on the same port, and the kernel
+    chooses one for each connection. Raises StateDirError.
     """
     if not settings.text("server.tls_listen"):
         return None

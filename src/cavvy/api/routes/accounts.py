@@ -203,7 +203,8 @@ async def list_tokens(
         account = principal.account
     own = (
         principal.token and principal.token.id
-    )  # not the row in the database, because its last use was just updated
+        # the entry's own copy of the row, because the database's time of last use was just updated
+    )
     found = await app_state_of(request).store.tokens(account)
     shown = [each for each in found if not principal.is_limited or each.id == own]
     return reply([_token_view(each) for each in shown])
@@ -371,7 +372,7 @@ async def add_project(request: Request) -> Response:
     note_project(request, ask.name)
     note_change(request, after={"name": ask.name, "parent": ask.parent})
     try:
-        # Else an admin of the parent would get a role in a project that is already in use.
+        # Otherwise, an admin of the parent would get a role in a project that is already in use.
         await app_state.store.add_project(project, adopt=_manages_accounts(principal))
     except NameConflict as error:
         raise ApiProblem("name-taken", str(error)) from error

@@ -78,7 +78,7 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
 
 
 class MessagesAnswer(Answer, frozen=True, kw_only=True):
-    """Confirms that every message up to number `ack` is processed."""
+    """Confirms that every message up to the number `ack` was processed."""
 
     ack: int
     lease_s: float
@@ -287,8 +287,8 @@ async def exec_output(
         while data and app_state.execs.full(exec_id):
             if not await listener.wait(_ROOM_S):
                 raise ApiProblem("output-waits", "the user has not read the earlier output yet")
-    # After a restart, the server does not know earlier commands. Their output is ignored without an
-    # error, because no client reads it.
+    # After a restart, the server does not know earlier commands. The output of unknown commands is
+    # ignored without an error, because no client reads the output.
     app_state.execs.put(exec_id, gang, rank, offset, data, exit_code)
     return reply(ExecAnswer())
 

@@ -146,7 +146,7 @@ async def send_blob(store: BlobStore, name: str) -> Response:
 
 
 def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:
-    """Make a pack that contains as many of the requested small blobs as fit. `stores` maps each
+    """Make a pack with as many of the requested small blobs as fit into it. `stores` maps each
     store to the names requested from it. Blocks on disk I/O. Raises ApiProblem.
     """
     found: dict[str, bytes] = {}

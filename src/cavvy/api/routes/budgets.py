@@ -217,8 +217,8 @@ def _check(ask: wire.BudgetAsk) -> None:
         problem = "a tag is NAME=VALUE"
     elif len(stops) == 2 and stops[0] > stops[1]:
         problem = (
-            f"the hard share, {stops[1]}%, is below the soft share, {stops[0]}%: between the "
-            "two, work would start and be stopped at once"
+            f"the hard share, {stops[1]}%, is below the soft share, {stops[0]}%: between these "
+            "shares, work would be started and stopped at once"
         )
     elif ask.webhook and not is_web_address(ask.webhook):
         problem = f"the webhook {ask.webhook[:200]!r} is not an http or https address"

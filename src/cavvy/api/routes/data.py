@@ -37,7 +37,9 @@ PathQuery = Annotated[str, Query(max_length=4096)]
 
 
 class SignedAnswer(Answer, frozen=True, kw_only=True):
-    """A signed request. With it, an agent transfers one file and needs no credentials."""
+    """A signed request. With a signed request, an agent transfers one file and needs no
+    credentials.
+    """
 
     method: str
     url: str
@@ -55,7 +57,7 @@ class InputEntry(Answer, frozen=True, kw_only=True):
 
 
 class InputAnswer(Answer, frozen=True, kw_only=True):
-    """Some of an input's files. To get more, the agent sends `next`."""
+    """Some of an input's files. To get the next files, the agent sends `next`."""
 
     files: list[InputEntry]
     next: str
@@ -110,14 +112,14 @@ class MovedAnswer(Answer, frozen=True, kw_only=True):
 
 class DepositAnswer(Answer, frozen=True, kw_only=True):
     """Signed uploads for the results of ended work, which the agent uses if the server is
-    unreachable when the work ends. The first is for the manifest, the others are for the parts. The
-    list is empty if the job has no bucket.
+    unreachable when the work ends. The first upload is for the manifest, the others are for the
+    parts. The list is empty if the job has no bucket.
     """
 
     uploads: list[SignedAnswer]
     most_bytes: int  # maximum bytes of a part
     valid_s: float
-    again_s: float  # the agent asks again after this many seconds
+    again_s: float  # the agent repeats the request after this many seconds
 
 
 @router.get(

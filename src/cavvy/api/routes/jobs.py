@@ -190,7 +190,7 @@ async def events(
                 await app_state.store.events(job.id, after, _EVENTS_AT_ONCE),
                 job.phase in JOB_ENDS,
             )
-            # the job changed, but got no new event: wait a little longer for the event
+            # the job changed without a new event: wait a little longer for the event
             wait_s = min(wait_s, 1.0)
     last = found[-1].id if found else after
     return reply(
@@ -377,7 +377,7 @@ def say_what_to_do(job: JobRecord) -> str:
         return (
             f"`cavvy logs {named(job)}` shows its output; `cavvy rerun {named(job)}` runs it again"
         )
-    return f"`cavvy status {named(job)}` shows its nodes, and what it waits for"
+    return f"`cavvy status {named(job)}` shows the job's nodes, and what the job waits for"
 
 
 def _waits_in_line(job: JobRecord, now: datetime) -> bool:

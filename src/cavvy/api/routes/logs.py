@@ -142,7 +142,7 @@ async def _piece(
     only: bool,
 ) -> LogChunk:
     """Return a chunk of the attempt's log from `offset` on, or the beginning of the next attempt's
-    log. If `attempt` is 0 or None, it is the first attempt that has a log.
+    log. If `attempt` is 0 or None, start with the first attempt that has a log.
     """
     number = attempt or min(1, job.attempt)
     ended = job.phase in JOB_ENDS

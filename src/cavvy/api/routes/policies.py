@@ -22,14 +22,14 @@ from cavvy.domain.units import HourlyRate
 from cavvy.providers.registry import list_known
 
 router = APIRouter(prefix="/v1", tags=["policies"])
-_LONGEST = 200  # entries of a list, and characters of an entry
+_LONGEST = 200  # maximum entries of a list, and maximum characters of an entry
 _MOST_KEYS = 20
 
 
 @router.get(
     "/projects/{project}/policy",
     **document(
-        "List the policies that apply to a project's jobs, its own policy last.",
+        "List the policies that apply to a project's jobs, with the project's own policy last.",
         rule=in_path(Permission.VIEW),
         answer=list[wire.ProjectPolicyView],
     ),
@@ -138,7 +138,7 @@ async def _read(request: Request) -> ProjectPolicy:
             close = suggest(each)
             raise ApiProblem(
                 "invalid-request",
-                f"{each!r} is not a GPU, a family, a vendor or a kind",
+                f"{each!r} is not the name of a GPU, a family, a vendor or a kind",
                 f"did you mean {close}?" if close else "see `cavvy offers --accelerators`",
             )
     if ask.max_rate_micros_per_hour is not None and ask.max_rate_micros_per_hour < 0:

@@ -65,7 +65,8 @@ async def move_project(request: Request, project: ProjectPath) -> Response:
 @router.post(
     "/archive",
     **document(
-        "Archive a project and those below it: nothing new starts in them, and all stays readable.",
+        "Archive a project and those below it: nothing new starts in them, and all their data "
+        "stays readable.",
         rule=in_path(Permission.MANAGE),
         ask=wire.ProjectArchiveAsk,
         answer=wire.ProjectView,
@@ -79,7 +80,7 @@ async def archive(request: Request, project: ProjectPath) -> Response:
     parents = {each.name: each.parent for each in await app_state.store.projects()}
     names, now = list_below(project, parents), app_state.now()
     note_change(request, after={"archived": sorted(names), "stop": ask.stop})
-    # first, so that nothing can start while the rest stops
+    # this happens first, so that nothing can start while the rest stops
     await app_state.store.archive.put(names, now, busy=ask.stop)
     for name in sorted(names) if ask.stop else ():
         await empty_project(app_state, name, await list_unfinished(app_state, name))
@@ -113,13 +114,13 @@ async def _find(app_state: AppState, name: str) -> Project:
 
 def _require_above(request: Request, project: Project) -> None:
     """Raise ApiProblem unless the caller is an admin of the project's parent. The error does not
-    name the parent, because the caller may not be allowed to see it.
+    name the parent, because the caller may not have the right to see the parent.
     """
     try:
         require(request, Permission.MANAGE, project.parent or INSTALLATION)
     except ApiProblem:
         told = f"to move {project.name}, you need the role admin in the project above it, or, at "
-        told += "the top, in the installation"
+        told += "the top level, in the installation"
         raise ApiProblem("role-needed", told) from None
 
 
@@ -141,7 +142,8 @@ async def _check_budgets(request: Request, former: Project, ask: wire.ProjectMov
     app_state = app_state_of(request)
     parents = {each.name: each.parent for each in await app_state.store.projects()}
     above = list_line(ask.parent or INSTALLATION, parents)
-    if ask.accept_budgets or former.name in above:  # the store refuses to make a loop
+    # the store refuses a move that would create a loop
+    if ask.accept_budgets or former.name in above:
         return
     line = [former.name, *above]
     found = await app_state.store.budgets.list()
@@ -157,8 +159,9 @@ async def _check_budgets(request: Request, former: Project, ask: wire.ProjectMov
 
 
 def _name_budgets(principal: Principal, budgets: Sequence[SpendingBudget]) -> str:
-    """Return the budgets in words. Those of projects that are hidden from the caller have no
-    names."""
+    """Return the budgets in words. Budgets of projects that are hidden from the caller are not
+    named.
+    """
     return " and ".join(
         f"the budget {each.name} of project {each.project}"
         if list_roles(principal, each.project)

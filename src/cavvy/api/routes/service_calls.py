@@ -33,7 +33,7 @@ _MOST_HEADERS = 50
 _FULL_S = 10  # after which a call that did not fit may be submitted again
 _LONGEST = 4096  # characters of a path or of a header
 CallPath = Annotated[str, Path(pattern=ID_PATTERN, description="The call's ID.")]
-# `forgotten` is not for users
+# the state `forgotten` is not shown to users
 CallStateQuery = Annotated[Literal["waiting", "done", "dead"], Query(description="The state.")]
 
 
@@ -186,6 +186,6 @@ def _check(ask: wire.QueuedCallAsk) -> None:
     for name, value in ask.headers.items():
         fits = len(value) <= _LONGEST and value.isprintable() and value.isascii()
         if not re.fullmatch(_TOKEN, name) or not fits:
-            raise ApiProblem("invalid-request", f"`headers` has a header that is none: {name!r}")
+            raise ApiProblem("invalid-request", f"`headers` contains an invalid header: {name!r}")
     if len(ask.body) > MOST_BYTES:
         raise ApiProblem("too-large", f"`body` has more than {MOST_BYTES:,} bytes")

@@ -184,7 +184,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
 
 
 def _view_level(service: StoredService, now: datetime) -> LevelView | None:
-    """Return the service level that was reached, or None if the service asks for none."""
+    """Return the service level that was reached, or None if the service has no `slo`."""
     asked = service.spec.slo
     if asked == ServiceLevel():
         return None

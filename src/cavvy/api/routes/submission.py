@@ -172,7 +172,7 @@ async def _made_before(app_state: AppState, project: str, key: str, origin: RunO
             "invalid-request",
             f"the idempotency key {key} is older than {_KEY_AGE_S // 60} minutes or in the future",
         ) from None
-    if job.project != project:  # do not name a job that the caller may not see
+    if job.project != project:  # the message must not name a job that the caller may not see
         raise ApiProblem("key-reused", f"the idempotency key {key} created another job")
     if job.origin.task_text != origin.task_text:
         raise ApiProblem(

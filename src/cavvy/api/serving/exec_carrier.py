@@ -8,13 +8,15 @@ from collections.abc import Callable
 from cavvy.api.execs import JobExec, JobExecs
 from cavvy.api.peers import PeerServers
 
-_LOOK_S = 20.0  # how long the node's output is awaited before the session is marked as used
-_ANNOUNCE_S = 2.0  # between two announcements to other servers
-_END_S = 2.0  # how long a node has to end a session that was closed
+_LOOK_S = 20.0  # maximum wait for the node's output before the session is marked as used
+_ANNOUNCE_S = 2.0  # time between two announcements to other servers
+_END_S = 2.0  # time that a node has to end a session that was closed
 
 
 class ExecCarrier:
-    """Implements `TunnelCarrier` for a session of `JobExecs`. Must be made in the event loop."""
+    """Implements `TunnelCarrier` for a session of `JobExecs`. Create instances in the event loop
+    only.
+    """
 
     def __init__(
         self,
@@ -48,9 +50,7 @@ class ExecCarrier:
             self._execs.put(session.id, session.gang, session.rank, 0, b"", 255)
 
     def _flush(self) -> None:
-        """Send as much as the session accepts. The rest is sent when the agent has read some
-        data.
-        """
+        """Send as much as the session accepts, and the rest after the agent has read some data."""
         session = self._session
         if session.input_ended or not (self._out or self._closed):
             return

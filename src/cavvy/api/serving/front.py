@@ -46,7 +46,7 @@ _POLL_S = 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # seconds between two attempts to reach the gateway
 _DRAIN_S = 2.0  # seconds for requests in flight when the server or the last service ends
 _REMEMBERED_PORTS = 64  # ports that were assigned to replicas, which may not listen on them yet
-_RECENT_S = 10  # the seconds over which the rate of requests is shown
+_RECENT_S = 10  # the period in seconds over which the shown rate of requests is computed
 _log = logging.getLogger(__name__)
 
 
@@ -59,10 +59,10 @@ class PublishedService(Struct, frozen=True, kw_only=True):
 
 
 class GatewayFront:
-    """Implements `ServiceFront` with a gateway of its own process on this machine. The gateway runs
-    while there are services, and is started again when it ends. `shared` is what the gateways of
-    other servers have counted, or None if there are no others. `plane` is the HAProxy in front of
-    the gateway.
+    """Implements `ServiceFront` with a gateway that runs in its own process on this machine. The
+    gateway runs while there are services, and is started again when it ends. `shared` contains the
+    counts of the gateways of other servers, or None if there are no others. `plane` is the HAProxy
+    in front of the gateway.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class GatewayFront:
         self._relays = relays
         self._probes = ReplicaProbes()
         self._shared = shared
-        self._published: dict[str, PublishedService] = {}  # by the ID of the service
-        self._done: dict[str, int] = {}  # the version of each that the gateway has got
+        self._published: dict[str, PublishedService] = {}  # keyed by the ID of the service
+        self._done: dict[str, int] = {}  # the version of each service that the gateway has received
         self._arrivals: dict[str, int] = {}
         self._given: deque[int] = deque(maxlen=_REMEMBERED_PORTS)
         self._needed = asyncio.Event()
@@ -133,7 +133,7 @@ class GatewayFront:
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         new, old = self._make_published(service, replicas), self._published.get(service.id)
         if old is not None and old.service.version > service.version:
-            return  # an older state of the service; the newer state will arrive
+            return  # this is an older state of the service; the newer state will arrive
         self._published[service.id] = new
         self._needed.set()
         link = self._link
@@ -148,7 +148,7 @@ class GatewayFront:
                 return
             self._done[service.id] = max(self._done.get(service.id, 0), service.version)
         except GatewayLost:
-            link.close()  # so that another link is opened, and the gateway gets all data again
+            link.close()  # this makes the next pass open another link and send all data again
 
     async def withdraw(self, service: StoredService) -> None:
         if self._published.pop(service.id, None) is None:
@@ -291,7 +291,7 @@ class GatewayFront:
 
     async def _keep_plane(self) -> bool:
         """Let HAProxy serve the gateway's services. Returns whether this succeeded; if not, the
-        next look tries again.
+        next pass tries again.
         """
         if self._plane is None or not self._child.port:
             return self._plane is None

@@ -18,16 +18,16 @@ from cavvy.gateway.client_keys import SERVICE_KEY
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _PATH_MARKS = "/?=&%:;,@+$!*'()~[]-._"
-_MOST_READ = MOST_BYTES + (1 << 17)  # a larger answer is cut off, and then too large to be stored
-# of a connection, not of a call; the body's length is set here
+_MOST_READ = MOST_BYTES + (1 << 17)  # a larger answer is cut off, and is then refused as too large
+# headers of a connection, not of a call; this module sets the body's length itself
 _DROPPED = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "expect", "x-api-key", "prefer"}
 )
 
 
 class GatewayCaller:
-    """Sends queued calls. For a service with keys, it has a key of its own, which follows from a
-    secret of this process and is not stored.
+    """Sends queued calls. For a service with keys, the caller has a key of its own, which is
+    derived from a secret of this process and is not stored.
     """
 
     def __init__(self, listener: ServiceListener) -> None:
@@ -76,7 +76,7 @@ class GatewayCaller:
         if not self._listener.certificate:
             return await asyncio.open_connection(host, port)
         context = ssl.create_default_context()
-        # the certificate is for the public name, and this is the machine itself
+        # the certificate is for the public name, but the connection is to this machine
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         name = service.spec.hosts[0] if service.spec.hosts else self._listener.name or None
         return await asyncio.open_connection(host, port, ssl=context, server_hostname=name or host)
@@ -91,7 +91,7 @@ class GatewayCaller:
         if "idempotency-key" not in names:
             lines.append(
                 f"Idempotency-Key: {call.id}"
-            )  # the gateway may send it to a second replica
+            )  # the gateway may repeat the call on a second replica
         if service.spec.keys:
             lines.append(f"X-API-Key: {self._make_key(service.id)}")
         lines.append(f"Content-Length: {length}")
@@ -122,7 +122,7 @@ def _parse(data: bytes) -> CallAnswer:
 
     answer = HTTPResponse(cast(socket, _ReadBytes(data)))
     answer.begin()
-    while answer.status < 200:  # an interim answer; `begin` skips 100 only
+    while answer.status < 200:  # an interim answer; `begin` itself skips only the status 100
         answer.begin()
     headers = {name.lower(): value for name, value in answer.getheaders()}
     cut = len(data) >= _MOST_READ

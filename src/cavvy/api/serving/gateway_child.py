@@ -18,7 +18,8 @@ from cavvy.gateway.control_socket import StopGateway
 
 _START_S = 30.0
 _END_S = 5.0
-_ALONE_S = 60.0  # a gateway goes on so long without its server if other servers have gateways, too
+# seconds for which a gateway continues without its server if other servers also have gateways
+_ALONE_S = 60.0
 
 
 class GatewayChild:
@@ -33,7 +34,7 @@ class GatewayChild:
         self._socket = socket
         self._process: asyncio.subprocess.Process | None = None
         self._routes: Sequence[ServiceRoute] = ()
-        self.port = 0  # 0 while none was found or started
+        self.port = 0  # 0 while no gateway was found or started
 
     @property
     def started(self) -> bool:
@@ -42,8 +43,8 @@ class GatewayChild:
 
     async def reach(self, routes: Sequence[ServiceRoute] = ()) -> GatewayLink:
         """Return a link to the gateway, which is started if no gateway answers. A new gateway gets
-        these services before it listens, so that it refuses no request for an unknown service.
-        Raises OSError, GatewayLost.
+        these services before it listens, so that it does not refuse requests for services that it
+        does not know yet. Raises OSError, GatewayLost.
         """
         self._routes = routes
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ class GatewayChild:
         return await GatewayLink.open(self._socket)
 
     async def end(self, drain_s: float) -> None:
-        """End the gateway once its requests are answered, but at most `drain_s` later."""
+        """End the gateway once its requests are answered, but after at most `drain_s` seconds."""
         self.port = 0
         with suppress(OSError, GatewayLost):
             link = await GatewayLink.open(self._socket)

@@ -17,7 +17,7 @@ class GatewayLost(Exception):
 
 
 class GatewayLink:
-    """Only one caller at a time uses the link. A link that has failed is not used again."""
+    """Only one caller at a time may use the link. A link that has failed is not used again."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -2,7 +2,7 @@
 
 HAProxy gets new replicas over its runtime API. A new process is started only if the set of these
 services, a certificate or the gateway's port changes. It takes over the listening sockets; the
-former process finishes its requests, also if a killed server had started it.
+former process finishes its requests, even if the server that started it was killed.
 """
 
 import asyncio
@@ -46,13 +46,14 @@ class HaproxyPlane:
         self._folder, self._listener, self._program = folder, listener, program
         self._path = Path(path)
         self._process: asyncio.subprocess.Process | None = None
-        self._former: list[asyncio.subprocess.Process] = []  # that finish their requests
+        # former processes that finish their requests
+        self._former: list[asyncio.subprocess.Process] = []
         self._runtime = HaproxyRuntime(self._path)
-        self._serves: tuple[object, ...] = ()  # what the process was started with
+        self._serves: tuple[object, ...] = ()  # the settings with which the process was started
         self._set: dict[str, tuple[ReplicaAddress, ...]] = {}
         self._counts: dict[str, DirectCount] = {}
         self._turn = asyncio.Lock()
-        self.port = 0  # 0 while it does not run
+        self.port = 0  # 0 while HAProxy does not run
 
     async def keep(
         self,

@@ -28,7 +28,8 @@ class ServiceListener(Struct, frozen=True, kw_only=True):
     name: str = ""  # the host name in URLs; "" means the address on which the gateway listens
     domains: tuple[str, ...] = ()
     shared: bool = False  # other servers have gateways for the same services
-    haproxy: Path | None = None  # the program that stands before the gateway; None: none does
+    # the program in front of the gateway, or None if there is no such program
+    haproxy: Path | None = None
 
     def locate(self, hosts: tuple[str, ...], path: str, port: int) -> str:
         """Return the URL of a service."""

@@ -18,7 +18,7 @@ class ProbedPort(Struct, frozen=True):
     `metric` that the program reports at /metrics is read with each probe. If the replica was
     `ready` before, for example before a restart of the server, an unknown port counts as a failure
     after `patience_s`, the time in which the agent reconnects. Otherwise a replica whose program no
-    longer listens would stay ready for ever.
+    longer listens would count as ready forever.
     """
 
     find: Callable[[], int]
@@ -97,7 +97,8 @@ async def probe(port: int, how: ReadinessProbe) -> bool:
             version, _, rest = (await reader.readline()).partition(b" ")
             good = how.any_status or b"200" <= rest[:3] < b"400"
             return version.startswith(b"HTTP/1.") and good
-    except (OSError, ValueError):  # OSError includes TimeoutError; ValueError: a very long line
+    # OSError includes TimeoutError; a very long line raises ValueError
+    except (OSError, ValueError):
         return False
     finally:
         if writer is not None:

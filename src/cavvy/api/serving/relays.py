@@ -47,7 +47,7 @@ class ReplicaRelays:
         # returns the provider of an account if its replicas are managed endpoints
         self.find_endpoints: Callable[[str], AnswersRequests | None] = lambda account: None
         self.notify: Callable[[str], None] = lambda gang: None
-        self.peers: PeerServers | None = None  # which may be the ones that the agents talk to
+        self.peers: PeerServers | None = None  # the agents may be connected to these servers
 
     def keep(self, service: str, replicas: Mapping[str, ServiceReplica]) -> None:
         """Keep relays for these replicas, and remove all other relays of the service."""
@@ -69,7 +69,9 @@ class ReplicaRelays:
             self._relays[replica.id] = EndpointRelay(service, replica, find)
 
     def port(self, replica: ServiceReplica) -> int:
-        """Return the port on this machine that leads to the replica; 0 while it is unknown."""
+        """Return the port on this machine that leads to the replica; 0 while the port is
+        unknown.
+        """
         if not replica.gang:
             return replica.port
         relay = self._relays.get(replica.id)

@@ -207,7 +207,7 @@ class Checkpoints:
         self._coming.pop(attempt.job_id, None)
         if (
             len(self._coming) >= _COMING
-        ):  # a job whose entry is dropped may send some files again, with no other harm
+        ):  # a job whose entry is dropped may send some files again; nothing else is affected
             del self._coming[next(iter(self._coming))]
         self._coming[attempt.job_id] = frozenset(names)
         if bucket_checkpoints is not None:

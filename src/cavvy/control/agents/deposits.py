@@ -61,7 +61,7 @@ _MARGIN = timedelta(hours=2)  # signatures are valid for the lease plus this tim
 _LONGEST = timedelta(days=7)  # longest validity in S3 and Google Cloud Storage
 # time without progress after which the server gives up reading from a bucket
 _PATIENCE = timedelta(minutes=10)
-# The same if the bucket refuses access, or while other nodes of the gang are billed.
+# The same time limit if the bucket refuses access, or while other nodes of the gang are billed.
 _SHORT_PATIENCE = timedelta(minutes=2)
 # Maximum number of gangs whose results are read at the same time. Reading uses the threads that
 # also serve the transfers of running work.
@@ -82,9 +82,9 @@ class SignedDeposit(Struct, frozen=True, kw_only=True):
 
 
 class DepositDependencies(Struct, frozen=True, kw_only=True):
-    """`url` is the bucket's folder for tasks without `checkpoint.storage`, or "". `read` decodes a
-    manifest and its messages with the same checks as requests. `read` raises ValueError or
-    RecursionError.
+    """`url` is the bucket's folder that tasks without `checkpoint.storage` use, or "". `read`
+    decodes a manifest and its messages with the same checks as requests. `read` raises ValueError
+    or RecursionError.
     """
 
     url: str

@@ -21,8 +21,8 @@ _decode = Decoder(dict[str, list[FolderEntry]]).decode
 
 
 class ModelFolder(Struct, frozen=True, kw_only=True):
-    """The snapshot of the folder, and the files of the job in it. Their paths are relative to the
-    folder of the model.
+    """The snapshot of the folder, and the files of the job in it. The files' paths are relative to
+    the folder of the model.
     """
 
     snapshot: str

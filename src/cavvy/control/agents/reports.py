@@ -237,7 +237,7 @@ def _measured(attempt: Attempt, message: AgentMessage) -> Attempt:
 
 
 def _rate(message: AgentMessage) -> float | None:
-    """Bytes sent per second, or None if nothing was sent or the time is unknown."""
+    """Return the bytes sent per second, or None if nothing was sent or the time is unknown."""
     if not message.seconds or not message.sent:
         return None
     rate = message.sent / message.seconds

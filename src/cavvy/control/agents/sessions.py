@@ -45,19 +45,19 @@ from cavvy.domain.values import Struct, replace
 from cavvy.planner.checkpoint_interval import CheckpointInterval, fit_notice, is_news
 from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion, Store
 
-# how soon an agent asks again while agents of other ranks are missing
+# time after which an agent repeats its claim while agents of other ranks are missing
 _ASK_AGAIN = timedelta(milliseconds=200)
-# how soon an agent of a standby gang asks again while another gang does the work
+# time after which an agent of a standby gang repeats its claim while another gang does the work
 _STANDBY_ASKS_AGAIN = timedelta(seconds=1)
 _KEPT_ASKS_AGAIN = timedelta(seconds=1)
 _WAITS = timedelta(
     seconds=30
-)  # maximum age of an agent's last request for work while its kept gang counts as ready
+)  # maximum age of an agent's last request for work while its warm gang counts as ready
 _PATIENCE = timedelta(
     seconds=10
 )  # how long a claim waits until the newest checkpoint is copied; agents retry after 30 s
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
-_LONGEST_MISSING = 500  # characters of what a node lacks for a tunnel
+_LONGEST_MISSING = 500  # maximum characters of the text that states what a node lacks for a tunnel
 _TRIES = 8  # tries of a write that fails because the row was changed meanwhile
 
 # reads a manifest by project and hash; raises RowNotFound
@@ -95,7 +95,7 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
     losses: Callable[[Attempt], Awaitable[float | None]] = (
         no_losses  # expected losses of nodes per hour, for the whole gang
     )
-    # how many seconds an agent waits for the server before it stores results in a bucket; 0: never
+    # seconds for which an agent waits for the server before it stores results in a bucket; 0: never
     deposit_after_s: Callable[[JobRecord], float] = lambda job: 0
     # The price of a GB that a node of the offer sends to the URL, or to the server if this is None,
     # and the date of the price; None if it is unknown.
@@ -339,7 +339,8 @@ class AgentSessions:
             return ClaimRefused(reason=f"rank {node.rank} is claimed by another agent")
         if protocol < PROTOCOL:
             return ClaimRefused(
-                reason=f"kept nodes need an agent with protocol {PROTOCOL}; this one has {protocol}"
+                reason=f"warm nodes need an agent with protocol {PROTOCOL}; this agent has "
+                f"protocol {protocol}"
             )
         self.memory.hear(attempt.id, node.rank, self._clock.now(), asks=True)
         until = attempt.kept_until
@@ -446,7 +447,7 @@ class AgentSessions:
         try:
             return await read(job.project, snapshot)
         except RowNotFound:
-            return None  # the agent will also find that the file is missing, and will report this
+            return None  # the agent will notice the missing file, too, and report it
 
     async def _messages(
         self,
@@ -548,7 +549,7 @@ class AgentSessions:
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
     """Return the messages to store one by one after storing them together has failed. A message
-    that is stored alone is reduced to the fields that can always be stored. Raise HashMismatch if
+    that is stored alone is reduced to the fields that can always be stored. Raises HashMismatch if
     the message was already reduced.
     """
     if len(messages) != 1:
@@ -570,7 +571,7 @@ def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timede
 
 def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) -> datetime | None:
     """Return the time until which the rest of the budget pays for this attempt alone; used while
-    the attempt's own spending is unknown. None means no limit.
+    the attempt's own spending is unknown. Returns None if there is no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -581,7 +582,7 @@ def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) ->
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: JobRecord) -> timedelta:
     """Return how long work may continue so that `left` also pays for ending the work. The result is
-    the paid time less the time to end the work, but at least half of the paid time.
+    the paid time minus the time to end the work, but at least half of the paid time.
     """
     paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)

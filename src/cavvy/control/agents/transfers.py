@@ -188,7 +188,7 @@ class SignedObjects:
         return self.place
 
 
-# a submission waits at most this long for the regions of buckets, and for the sizes of inputs
+# maximum wait of a submission for the regions of buckets, and for the sizes of inputs
 REGIONS_S, SIZES_S = 5.0, 5.0
 
 

@@ -149,7 +149,8 @@ class UnfinishedUploads:
         respond, the other uploads to this storage are left for the next call.
         """
         left: list[LeftUpload] = []
-        silent: dict[tuple[str, str, str], str] = {}  # storages that did not answer, and why
+        # storages that did not answer, with the reasons
+        silent: dict[tuple[str, str, str], str] = {}
         recorded = set(self._recorded)  # attempts may be added while this method waits
         documents = await self._store.provider_documents(RECORDS_OWNER, _COLLECTION)
         found: list[UnfinishedUpload] = []

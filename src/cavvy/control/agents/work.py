@@ -159,7 +159,8 @@ def setup_key(job: JobRecord, manifest: bytes | None = None) -> str | None:
         return None
     params = _params(task) if names_params(task.setup) else None
     parts = [
-        job.project,  # the setup may have used the project's secrets, and another could change it
+        # the setup may have used the project's secrets, and other secrets could change the result
+        job.project,
         task.setup,
         task.image or _plain(task.image_build),
         sorted(task.env.items()),

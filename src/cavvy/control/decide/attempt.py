@@ -69,7 +69,7 @@ class AdvanceAttempt(Struct, frozen=True, kw_only=True):
     failure: FailureKind | None = None
     exit_code: int | None = None
     rank: int | None = None  # the rank that failed first
-    until: datetime | None = None  # for a kept gang: when it is released if no job takes it over
+    until: datetime | None = None  # for a warm gang: when it is released if no job takes it over
 
 
 class OrderRanks(Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ Action = (
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
     """Return the next step of one attempt.
 
-    If the task requires to keep its nodes, a gang whose work ends the job is kept instead of
+    If the task requires that its nodes are kept, a gang whose work ends the job is kept instead of
     released.
     """
     action = DECIDE[view.attempt.phase](view, now)
@@ -204,7 +204,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
         action = _lost(view.seen)
     if isinstance(action, AdvanceAttempt):
         return AdvanceAttempt(
-            phase=AttemptPhase.ENDING, reason=f"lost while it was kept: {action.reason}"
+            phase=AttemptPhase.ENDING, reason=f"lost while it was warm: {action.reason}"
         )
     if view.job.released or view.unpaid or now >= until:
         reason = "released by the user" if view.job.released else view.unpaid
@@ -212,7 +212,7 @@ def _kept(view: AttemptSnapshot, now: datetime) -> Action:
         return AdvanceAttempt(phase=AttemptPhase.ENDING, reason=reason)
     if any(now - heard(view, node) >= HEARD_LATELY for node in view.nodes):
         return AdvanceAttempt(
-            phase=AttemptPhase.ENDING, reason="an agent of the kept gang is not waiting for work"
+            phase=AttemptPhase.ENDING, reason="an agent of the warm gang is not waiting for work"
         )
     seen = view.seen.nodes if isinstance(view.seen, GangSeen) else ()
     billed = len(seen) == attempt.nodes and all(
@@ -256,7 +256,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
         # notice, which may be days.
         return waiting if _wanted(view) else None
     outcome = _outcome_of(view, first, lost)
-    # A limit of the job ends all nodes; a limit of idle time is reached by one of them.
+    # A limit of the job ends all nodes; the idle limit is reached if one of them is idle.
     alone = len(view.nodes) > 1 and (
         outcome in (AttemptOutcome.EXIT, AttemptOutcome.SETUP, AttemptOutcome.NODE)
         or outcome is first.exit_outcome is AttemptOutcome.LIMIT

@@ -1,4 +1,4 @@
-"""Decides whether a new revision of a service, which receives some of the requests, is worse than
+"""Decides whether a new revision of a service, which receives a part of the requests, is worse than
 the old one. The decision is a sequential test of errors and latency that may be evaluated after any
 request.
 
@@ -41,14 +41,17 @@ from math import exp, log
 from cavvy.domain.service_updates import CanaryTrial, RevisionSums, UpdateEnd
 from cavvy.domain.values import Struct, replace
 
-# What to be sensitive to, and the weight of each.
-ERROR_EFFECTS = ((0.01, 0.7), (0.03, 0.1), (0.1, 0.1), (0.5, 0.1))  # more errors of all requests
-SLOWER_EFFECTS = ((0.05, 0.7), (0.1, 0.1), (0.3, 0.1), (1.0, 0.1))  # more of the latency
+# The effects to which the test is sensitive, and the weight of each effect.
+# increase of the share of failed requests
+ERROR_EFFECTS = ((0.01, 0.7), (0.03, 0.1), (0.1, 0.1), (0.5, 0.1))
+# relative increase of the latency
+SLOWER_EFFECTS = ((0.05, 0.7), (0.1, 0.1), (0.3, 0.1), (1.0, 0.1))
 _NO_ERRORS = (0.0,) * len(ERROR_EFFECTS)
-_BLOCK = 10  # requests that each revision has in a block, at least
-_FIRST_TIMED = 40  # times from which the variance is estimated, at least
-_ASSUMED_ERRORS, _ASSUMED_REQUESTS = 0.1, 100  # of the old revision, before any was seen
-_LONGEST_LOG = 100.0  # more evidence than anyone needs
+_BLOCK = 10  # minimum number of requests of each revision in a block
+_FIRST_TIMED = 40  # minimum number of times from which the variance is estimated
+# assumed error rate of the old revision before any error was seen
+_ASSUMED_ERRORS, _ASSUMED_REQUESTS = 0.1, 100
+_LONGEST_LOG = 100.0  # limit of the evidence; larger values make no difference
 
 
 class CanaryTerms(Struct, frozen=True, kw_only=True):

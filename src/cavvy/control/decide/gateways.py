@@ -20,8 +20,9 @@ class GatewayCount(Struct, frozen=True, kw_only=True):
 
 
 class GatewayTotals(Struct, frozen=True, kw_only=True):
-    """The traffic of all gateways so far, and the last report of each, by its server, also of those
-    that do not answer now. The counters of `sum` only grow, also when gateways end or begin again.
+    """The traffic of all gateways so far, and the last report of each gateway, keyed by its server.
+    Gateways that do not answer now are included. The counters of `sum` only grow, even if gateways
+    end or are restarted.
     """
 
     sum: ServiceTraffic | None = None
@@ -31,13 +32,13 @@ class GatewayTotals(Struct, frozen=True, kw_only=True):
 def add_reports(
     totals: GatewayTotals, reports: Mapping[str, GatewayCount], at_s: float, *, whole: bool
 ) -> GatewayTotals:
-    """Return the totals with the newest reports. `at_s` is the time by the caller's clock. `whole`
-    means that every gateway has reported its requests in flight. The first reports count in full.
-    Later, if a server found its gateway already running, only what the gateway counts after its
-    first report is added, because the gateway may have counted for a long time.
+    """Return the totals with the newest reports. `at_s` is the time in seconds on the caller's
+    clock. `whole` means that every gateway has reported its requests in flight. The first reports
+    count in full. Later, if a server found its gateway already running, only what the gateway
+    counts after its first report is added, because the gateway may have counted for a long time.
 
-    The quantiles of a sum cannot be computed from those of its parts, so the largest of each is
-    used.
+    The quantiles of a sum cannot be computed from those of its parts, so the largest value of each
+    quantile is used.
     """
     former = totals.sum or ServiceTraffic(at_s=at_s)
     counters = {name: getattr(former, name) for name in _COUNTERS}

@@ -54,7 +54,7 @@ class RequeueJob(Struct, frozen=True, kw_only=True):
 
 
 class TakeOver(Struct, frozen=True, kw_only=True):
-    """Give the job to a standby gang, because the job's own gang is lost."""
+    """Assign the job to a standby gang, because the job's own gang is lost."""
 
     kind: str  # kind of failure, as counted in JobRecord.retries
     reason: str

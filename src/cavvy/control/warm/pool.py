@@ -57,7 +57,7 @@ class WarmPool:
         self._agents = agents
         self._shared = shared
         self._read_at: datetime | None = None
-        self._kept: dict[str, Attempt] | None = None  # the kept gangs' attempts, by attempt ID
+        self._kept: dict[str, Attempt] | None = None  # the warm gangs' attempts, by attempt ID
 
     def note(self, attempt: Attempt) -> None:
         """Update the list of warm gangs. The method must be called after each write of an
