@@ -12,7 +12,7 @@ _SUMS = ("subject", "account")
 
 
 async def post_discounts(store: Store, discounts: Sequence[Discount], now: datetime) -> int:
-    """Post the current amounts of the discounts, less the amounts that were posted before.
+    """Post the current amounts of the discounts, minus the amounts that were posted before.
     Discounts that are no longer in the settings are reversed. Return the number of new entries.
     """
     count = 0

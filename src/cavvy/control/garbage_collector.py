@@ -79,8 +79,8 @@ class GarbageCollector:
         are not in it are kept until a person decides about them.
 
         The first observation is that the gang is not in the database, or that its attempt has
-        ended. The second is that the provider already listed the gang some time ago, or that its
-        nodes are old enough.
+        ended. The second observation is that the provider already listed the gang some time ago, or
+        that its nodes are old enough.
         """
         found, problems = await self._look()
         orphans: list[OrphanGang] = []
@@ -122,7 +122,8 @@ class GarbageCollector:
         """
         found: list[tuple[str, GangSeen]] = []
         problems: list[SilentPlace] = []
-        for provider in list(self._pool.providers):  # a project may set a credential meanwhile
+        # a project may set a credential while this function waits
+        for provider in list(self._pool.providers):
             try:
                 gangs = await self._pool.gangs(provider)
             except ProviderError as error:
@@ -147,7 +148,7 @@ class GarbageCollector:
 
     def _forget_all_but(self, orphans: Sequence[OrphanGang], silent: Collection[str]) -> None:
         """Forget the first observations of other gangs, except at providers that did not report all
-        gangs: otherwise a partly unresponsive provider would keep its orphans for ever.
+        gangs: otherwise a partly unresponsive provider would keep its orphans forever.
         """
         kept = {(orphan.provider, orphan.gang) for orphan in orphans}
         self._sighted = {

@@ -112,7 +112,7 @@ class JobService:
         defers: bool = True,
     ) -> None:
         self._store = store.as_store()
-        # A stop that only this server remembers would be invisible to the one that acts on it.
+        # A stop that only this server remembers would be invisible to the server that acts on it.
         self._put = store.put if defers else store.commit
         self._clock = clock
         self._ids = ids

@@ -29,7 +29,7 @@ class ReconcilerDriver:
     """Reconciles the keys of a worklist, up to `width` different keys at a time.
 
     Each reconciliation of a key is called a pass. Passes share the event loop with users' requests;
-    `width` limits how many of them can delay a request. If a pass raises an error, the error is
+    `width` limits how many passes can delay a request. If a pass raises an error, the error is
     logged and the pass is retried with growing delays, while other passes continue.
     """
 

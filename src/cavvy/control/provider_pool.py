@@ -47,7 +47,7 @@ from cavvy.store.parts import CredentialStore
 T = TypeVar("T")
 CALL_TIMEOUT = timedelta(seconds=120)  # clouds can take this long to accept a launch of many nodes
 OFFERS_TIMEOUT = timedelta(seconds=20)
-_ACCOUNTS_AGE = timedelta(seconds=5)  # how old the knowledge of accounts may be
+_ACCOUNTS_AGE = timedelta(seconds=5)  # maximum age of the cached list of accounts
 OFFERS_AGE = timedelta(seconds=5)
 FREED_AGE = timedelta(seconds=1)  # maximum age of offers after capacity was freed
 
@@ -80,11 +80,11 @@ class ProviderPool:
         self.providers = providers
         # accounts of projects that cannot be used, with the reasons
         self.unusable: dict[str, str] = {}
-        # when the accounts of projects were last compared with the stored credentials, and what
-        # does so again, because another server may have set one
+        # when the accounts of projects were last compared with the stored credentials, and the
+        # function that compares them again, because another server may have set a credential
         self.accounts_read_at: datetime | None = None
         self.read_accounts: Callable[[], None] = lambda: None
-        # tells the other servers that this one has set or removed a credential
+        # notifies the other servers that this server has set or removed a credential
         self.tell_accounts: Callable[[], None] = lambda: None
         self._store = store
         self._clock = clock
@@ -172,7 +172,7 @@ class ProviderPool:
         mark = mark_account(spec.installation, spec.offer.credential)
         try:
             provider = self._provider(account)
-            # the provider knows the offer as it listed it
+            # the provider expects the offer in the form in which it listed the offer
             offer = replace(spec.offer, credential="")
             ours = replace(spec, installation=mark, offer=offer)
             await self._call(account, provider.launch(ours))
@@ -291,7 +291,8 @@ class ProviderPool:
             return self.providers[name]
         provider, project = split_account(name)
         if project:
-            if why := self.unusable.get(name):  # it is stored, so its jobs wait until it works
+            # the credential is stored, so its jobs wait until it works
+            if why := self.unusable.get(name):
                 raise TryAgain(f"project {project}: {why}")
             read_at, now = self.accounts_read_at, self._clock.now()
             if read_at is None or now - read_at > _ACCOUNTS_AGE:

@@ -16,7 +16,7 @@ from cavvy.providers.abilities import (
 )
 from cavvy.providers.base import Provider, ProviderError
 
-_PAUSE = timedelta(seconds=15)  # before a failed task starts again
+_PAUSE = timedelta(seconds=15)  # pause before a failed task is restarted
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +33,7 @@ class ProviderTasks:
         self._changed = changed
         self._group: asyncio.TaskGroup | None = None
         self._relaying = False
-        self._following: dict[str, asyncio.Task[None]] = {}  # by account, like `_relays`
+        self._following: dict[str, asyncio.Task[None]] = {}  # keyed by account, like `_relays`
         self._relays: dict[str, asyncio.Task[None]] = {}
 
     def start(

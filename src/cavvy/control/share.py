@@ -151,7 +151,7 @@ class WorkShare:
                     told = {"gained": len(owed.gained), "lost": len(owed.lost)}
                     _log.info("the leases have changed", extra=told)
                 owed, failing = LeaseTurn(), False
-            except StoreError as error:  # the next turn does what is still owed
+            except StoreError as error:  # the next turn does the remaining work
                 if not failing:
                     _log.warning("the leases could not be renewed: %s", error)
                 failing = True

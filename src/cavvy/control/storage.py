@@ -16,7 +16,7 @@ from cavvy.domain.volumes import KeptVolume, VolumeBill, VolumeOwner
 from cavvy.providers.base import ProviderError
 from cavvy.store.base import StaleVersion, Store
 
-_SINCE = "storage-metered-since"  # the fact from when on the installation meters volumes
+_SINCE = "storage-metered-since"  # the fact that records since when the installation meters volumes
 _log = logging.getLogger(__name__)
 
 
@@ -27,8 +27,8 @@ class StorageMeter:
         self._store, self._pool, self._clock = store, pool, clock
 
     async def run(self) -> None:
-        """Post what volumes have cost until now. Where a provider does not answer, the bills of its
-        volumes wait for the next call.
+        """Post what volumes have cost until now. If a provider does not answer, the bills of its
+        volumes are computed at the next call.
         """
         since, now = await self._metered_since(), self._clock.now()
         stored = {each.subject.id: each for each in await self._store.meters.volumes()}
@@ -61,12 +61,12 @@ class StorageMeter:
         owner = await self._store.meters.owner(volume.made_for)
         if owner is None:
             if not volume.project:
-                return None  # of a job that this database does not know
+                return None  # the volume of a job that is not in this database
             owner = VolumeOwner(project=volume.project, user="", tags={})
         return begin_bill(volume, _make_subject(key, account, volume, owner), since)
 
     async def _post(self, bill: VolumeBill, stored: VolumeBill | None) -> None:
-        """Store the bill if anything but the time of the last look is new."""
+        """Store the bill if anything except the time of the last check has changed."""
         uses = await self._store.meters.uses(bill.gangs)
         bill = settle_bill(bill, uses)
         lines = bill_volume(bill, [use for each in uses.values() for use in each])

@@ -39,7 +39,7 @@ class GangLook(Struct, frozen=True, kw_only=True):
     failed_removals: int = 0  # since the last request for the removal that succeeded
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
     accrued_at: datetime | None = None  # the time until which charges are complete
-    charged_at: datetime | None = None  # the poll whose charges were computed last
+    charged_at: datetime | None = None  # the last poll whose charges were computed
 
 
 def first_look(attempt: Attempt, started_at: datetime) -> GangLook:

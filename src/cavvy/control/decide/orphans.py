@@ -20,7 +20,7 @@ class OrphanGang(Struct, frozen=True, kw_only=True):
     why: str
     job_id: str | None = None
     sure: bool = False
-    spared: bool = False  # only a person's request removes it
+    spared: bool = False  # the gang is removed only at a person's request
     removed: bool = False
     problem: str = ""
 

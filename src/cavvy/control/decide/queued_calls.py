@@ -19,20 +19,20 @@ from cavvy.domain.services import EventTrigger, QueueTerms, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 
-MOST_AT_ONCE = 256  # calls of one service
+MOST_AT_ONCE = 256  # maximum number of queued calls of one service
 BUCKET = "bucket"  # the source of calls that objects of buckets cause
-_PER_REPLICA = 2  # how many times the calls that a replica can work on are sent at once
+_PER_REPLICA = 2  # factor of the number of calls that replicas can process at once
 _LONGEST_PAUSE = timedelta(hours=1)
 # statuses after which a call is repeated, besides those from 500 on
 _PASSING = frozenset({408, 409, 425, 429})
-# statuses that say nothing about the call: a budget is spent, or a rate limit was reached
+# statuses that are not caused by the call: a budget is spent, or a rate limit was reached
 _UNCOUNTED = frozenset({402, 429})
 _EVENT_TYPE = "dev.cavvy.bucket.object.stored"
 
 
 def count_at_once(spec: ServiceSpec) -> int:
-    """Return how many calls are sent at once. By default it is more than all replicas can work on,
-    so that the autoscaler sees calls that wait.
+    """Return how many calls are sent at once. By default, the number is higher than all replicas
+    can process at once, so that the autoscaler sees calls that wait.
     """
     wanted = spec.queue.at_once or _PER_REPLICA * spec.replicas.most * spec.concurrency
     return max(1, min(wanted, MOST_AT_ONCE))
@@ -84,7 +84,7 @@ def revive(call: QueuedCall, now: datetime) -> QueuedCall:
 def call_for_objects(
     service: StoredService, trigger: EventTrigger, objects: Sequence[StoredObject], now: datetime
 ) -> Sequence[QueuedCall]:
-    """Return the calls that the objects of a bucket cause. The ID of a call follows from the
+    """Return the calls that the objects of a bucket cause. The ID of a call is derived from the
     bucket, the object's key and its version, so each version of an object is called once. Folders
     cause no calls.
     """
@@ -111,7 +111,8 @@ def call_for_objects(
 
 def make_object_event(call: QueuedCall, signed_url: str) -> bytes:
     """Return the body of a call that an object has caused: a CloudEvent 1.0 in structured mode. The
-    object can be read at `signed_url` for a time; "" if its store signs no URLs.
+    object can be read at `signed_url` for a time; the URL is "" if the object's store signs no
+    URLs.
     """
     found = call.object
     assert found is not None

@@ -11,7 +11,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 
 # How many attempts a job may have made since the backup for their gangs to be recognised. Each
-# restart of a job is one, so a day of spot interruptions fits.
+# restart of a job is an attempt, so the number covers a day of spot interruptions.
 _LATER = 32
 # After this long without an unknown gang, automatic garbage collection is complete again.
 QUIET = timedelta(days=1)

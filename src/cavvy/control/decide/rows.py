@@ -78,12 +78,12 @@ class RowChanges(Struct, frozen=True, kw_only=True):
 
 class Step(Struct, frozen=True, kw_only=True):
     """The changes to write now, and when to continue. `after` is the time to wait after the write;
-    None means to continue at once.
+    `after` is None to continue at once.
     """
 
     changes: RowChanges | None = None
     after: timedelta | None = None
-    review_at: datetime | None = None  # when the deadline advisor may be asked again
+    review_at: datetime | None = None  # when the deadline advisor may be queried again
 
 
 class JobRows(Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class JobRows(Struct, frozen=True, kw_only=True):
     job: JobRecord
     attempts: Mapping[int, Attempt]
     nodes: Mapping[str, Sequence[Node]]
-    spent: Money | None = None  # spent until now, if the job has a budget
+    spent: Money | None = None  # the amount spent until now, if the job has a budget
 
     @property
     def own(self) -> Attempt | None:

@@ -35,7 +35,8 @@ from cavvy.domain.tasks import RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field, replace
 
-_FIRST_PAUSE = timedelta(seconds=1)  # after a replica that failed to start; doubles with each
+# the pause after a replica that failed to start; doubles with each failure
+_FIRST_PAUSE = timedelta(seconds=1)
 _LONGEST_PAUSE = timedelta(minutes=1)
 _STEADY = timedelta(minutes=1)  # a replica that was ready for so long has not failed to start
 _SPOT_WAITS = timedelta(seconds=30)  # how long a replica waits for spot capacity
@@ -54,7 +55,7 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     phase: JobPhase | None = None
     reason: str = ""
     offer: Offer | None = None
-    rate: HourlyRate | None = None  # what its nodes cost now
+    rate: HourlyRate | None = None  # the current cost of the replica's nodes
     gang: str = ""
     placed_at: datetime | None = None
     claimed_at: datetime | None = None
@@ -64,7 +65,7 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
     answers: bool = False  # the last probe was answered
     failures: int = 0  # probes in a row that failed
     in_flight: int | None = 0
-    reading: float | None = None  # of the metric that the service is scaled by
+    reading: float | None = None  # the value of the metric by which the service is scaled
     gpu_use: float | None = None  # the share of time in which its GPUs are busy
 
 
@@ -210,7 +211,7 @@ def make_replica_task(
 def _follow(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
-    """Return the replica after what was seen of it."""
+    """Return the replica, updated by the observed state."""
     if seen.rate is not None and seen.rate != replica.rate:
         replica = replace(replica, rate=seen.rate)
     if seen.phase in JOB_ENDS or (seen.phase is None and replica.state is not ReplicaState.ORDERED):
@@ -390,7 +391,7 @@ def _limit(
     older, spare = max(0, wanted - ready), max(0, ready - wanted)
     newest = dict(placement) or {ANYWHERE: wanted}
     kept = {}
-    # the oldest that serve stay first
+    # the oldest serving replicas are kept first
     for replica in sorted(replicas, key=lambda each: (_rank(each), each.ordered_at, each.id)):
         is_newest = replica.revision == revision
         market = market_of(replica) if placement else ANYWHERE

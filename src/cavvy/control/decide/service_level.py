@@ -19,7 +19,7 @@ _HOUR_S, _HOURS = 3600, 24
 class LevelCounts(Struct, frozen=True, kw_only=True):
     """Counts of the requests in a period. `failed` requests were lost with their replica, found no
     replica within their time limit, or did not fit into the queue. `timed` answers were compared
-    with the service's `p95`, and `slow` ones of them took longer than that.
+    with the service's `p95`, and `slow` of these answers took longer than `p95`.
     """
 
     answered: int = 0
@@ -43,12 +43,14 @@ class LevelCounts(Struct, frozen=True, kw_only=True):
 
     @property
     def in_time(self) -> float | None:
-        """The share of answers that came within `p95`; None if none was compared with it."""
+        """The share of answers that came within `p95`; None if no answer was compared with
+        `p95`.
+        """
         return (self.timed - self.slow) / self.timed if self.timed else None
 
 
 class LevelHistory(Struct, frozen=True, kw_only=True):
-    """The counts of each step and hour with requests, by its number since 1970."""
+    """The counts of each step and hour with requests, keyed by its number since 1970."""
 
     steps: dict[int, LevelCounts] = field(default_factory=dict)
     hours: dict[int, LevelCounts] = field(default_factory=dict)
@@ -60,8 +62,8 @@ _decode = msgspec.json.Decoder(LevelHistory).decode
 def record_level(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> StoredService:
-    """Return the service with the requests since `before`. Nothing is recorded of a service without
-    `slo`, or without `before`: the gateway may have counted for long.
+    """Return the service with the requests since `before`. Nothing is recorded for a service
+    without `slo`, or without `before`, because the gateway may have counted for a long time.
     """
     level = service.spec.slo
     if before is None or level == ServiceLevel():

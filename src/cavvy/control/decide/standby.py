@@ -50,7 +50,7 @@ _HANDOVER = timedelta(seconds=30)
 # maximum time to wait for a checkpoint before the job leaves a gang
 _LONGEST_WAIT = timedelta(minutes=10)
 _RISKY = timedelta(minutes=30)  # how long a job avoids an offer after a warning about it
-# How long a job that has moved after a warning must stay before it may do so again. Doubles with
+# How long a job that has moved after a warning must stay before it may move again. Doubles with
 # each further move.
 _CALM = timedelta(minutes=5)
 _LONGEST_CALM = timedelta(hours=6)
@@ -62,7 +62,7 @@ _MOVED_ENOUGH = (
 )
 NO_STANDBY = Step(after=NEVER)  # for jobs whose work a second gang could not take over
 
-NameGang = Callable[[str], str]  # attempt id -> the gang's name
+NameGang = Callable[[str], str]  # attempt ID -> the gang's name
 
 
 class StandbyQuestion(StrEnum):
@@ -157,7 +157,7 @@ def buys_gang(step: Step, job: JobRecord) -> bool:
 
 
 def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
-    """Give the job to a standby gang after the job's own gang was lost, as soon as the lost gang
+    """Assign the job to a standby gang after the job's own gang was lost, as soon as the lost gang
     can do no more work.
     """
     own = rows.own

@@ -62,7 +62,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     keys_used: Mapping[str, float] = field(default_factory=dict)
     tried: RevisionTraffic | None = None
     work: Mapping[str, Mapping[str, Mapping[str, KeyWork]]] = field(default_factory=dict)
-    whole: bool = True  # whether all gateways have told what they have in flight
+    whole: bool = True  # whether all gateways have reported their requests in flight
 
 
 def make_terms(spec: ServiceSpec) -> ScalingTerms:
@@ -96,7 +96,8 @@ def scale(
     state = _decode_state(service.scaling) if service.scaling else ScalingState()
     seen = replace(observe(service, before, traffic, now), reading=reading)
     if not service.scaling:
-        # A rate that was measured over a second says nothing: a new service was idle before.
+        # A rate that was measured over one second is not meaningful, because a new service was idle
+        # before.
         seen = replace(seen, arrivals=(*[0] * _IDLE_BEFORE_S, *seen.arrivals))
     decision, state = decide(make_terms(service.spec), state, seen)
     scaling = msgspec.json.encode(state).decode()
@@ -134,8 +135,8 @@ def observe(
 
 
 def find_former(before: ServiceTraffic | None, traffic: ServiceTraffic) -> ServiceTraffic:
-    """Return what the counts of `traffic` are compared with: those of a restarted gateway begin at
-    0.
+    """Return the counts with which those of `traffic` are compared; the counts of a restarted
+    gateway begin at 0.
     """
     if before is None or before.at_s > traffic.at_s or before.arrivals > traffic.arrivals:
         return ServiceTraffic(at_s=traffic.at_s)

@@ -1,9 +1,9 @@
 """Decides the next step of a service while a new revision is on trial.
 
 The serving revision keeps all the replicas that it needs until the new revision takes over. The
-next steps of the serving and the new revision are decided as for separate services. A canary gets
-some of the requests and replicas until `control.decide.canary` has judged it; a blue-green revision
-gets all replicas, but no requests until they are ready.
+next steps of the serving and the new revision are decided as if they were separate services. A
+canary gets some of the requests and replicas until `control.decide.canary` has judged it; a
+blue-green revision gets all replicas, but no requests until they are ready.
 """
 
 from datetime import datetime
@@ -91,7 +91,8 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     wanted = count_wanted(service, view.backlog)
     old, new = _decide_both(view, tried, wanted, now)
     tried = _follow(tried, new.service, view.tried, now)
-    if view.stop.hard:  # what runs then is no trial; its time begins again with the next replica
+    # without a ready replica, the trial is suspended; its time begins again with the next replica
+    if view.stop.hard:
         tried = replace(tried, ready_at=None)
     replicas = _in_order(old.service.replicas, new.service.replicas)
     service = replace(old.service, replicas=replicas, candidate=tried)
@@ -241,7 +242,7 @@ def _find_end(
         return UpdateEnd.WITHDRAWN
     if tried.failures >= _MOST_FAILURES:
         return UpdateEnd.FAILED
-    if service.stopped_by:  # it has no replicas, which tells nothing of the candidate
+    if service.stopped_by:  # the candidate has no replicas, so nothing is known about its quality
         return None
     if not is_canary(service):
         ready = [
@@ -279,7 +280,7 @@ def _end(
         goes_on, reason = tried.revision, "a newer revision has taken over"
         service = as_revision(service, goes_on)
     replicas = service.replicas
-    if end not in _PART:  # the revision that goes on has all its replicas
+    if end not in _PART:  # the revision that continues has all its replicas
         replicas = tuple(
             each if each.revision == goes_on or each.state in _GONE else dismiss(each, now, reason)
             for each in replicas

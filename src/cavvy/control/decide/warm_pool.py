@@ -27,7 +27,7 @@ from cavvy.domain.values import replace
 # How much longer than the keep time an agent waits, unless the server orders it to exit.
 FAREWELL = timedelta(minutes=1)
 _NOTHING = timedelta(0)
-# How long after the work's end agents may need to ask for their next work: they ask within a
+# The maximum time after the work's end until agents request their next work: they do so within a
 # second, but a kubelet reports a start two or more seconds late.
 _FRESH = timedelta(seconds=10)
 _BY_ITSELF = frozenset({AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT})
@@ -36,10 +36,10 @@ _LONGEST_H = 24
 
 
 def may_keep(task: TaskSpec, offer: Offer) -> bool:
-    """Return whether the task requires to keep its nodes, and these nodes can be kept. Nodes of a
-    machine can always be kept. Other nodes on a shared host are not kept, because the host releases
-    its devices at once. Other nodes with volumes or a time limit are not kept, because they may not
-    suit the next job.
+    """Return whether the task requires that its nodes are kept, and these nodes can be kept. Nodes
+    of a machine can always be kept. Other nodes on a shared host are not kept, because the host
+    releases its devices at once. Other nodes with volumes or a time limit are not kept, because
+    they may not suit the next job.
     """
     if task.keep <= _NOTHING:
         return False
@@ -99,8 +99,9 @@ def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None])
 
 
 def paid_for(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta:
-    """Return how long the rest of the budget can pay for the gang, less the time to remove the
-    gang."""
+    """Return how long the rest of the budget can pay for the gang, minus the time to remove the
+    gang.
+    """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
         return timedelta.max

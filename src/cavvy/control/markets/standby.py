@@ -38,7 +38,8 @@ class StandbyGangs:
         self._advisor = advisor
         self._name_gang = name_gang
         self._find_block = find_block
-        self._reviews: dict[str, dict[str, datetime]] = {}  # job -> key -> when to ask again
+        # job -> key -> when to query the advisor again
+        self._reviews: dict[str, dict[str, datetime]] = {}
 
     async def step(self, uow: UnitOfWork, *, awaits_end: bool = False) -> timedelta | None:
         """Do what `decide_standby` decides, before the job's own next step. Returns None if

@@ -13,5 +13,5 @@ def is_calls_key(key: str) -> bool:
 
 
 def service_of_calls(key: str) -> str:
-    """Return the key of the service to which the key of a queue belongs."""
+    """Return the key of the service whose queue has this key."""
     return key.removeprefix(_PREFIX)

@@ -35,23 +35,24 @@ from cavvy.store.fence import FENCE
 from cavvy.store.objects.base import ObjectError, ObjectSigner
 from cavvy.store.objects.threads import in_thread
 
-_MOST_PAGES = 100  # pages of one listing, of 1,000 objects each
-_ADDED_AT_ONCE = 500  # calls in one transaction
+_MOST_PAGES = 100  # maximum pages of one listing, of 1,000 objects each
+_ADDED_AT_ONCE = 500  # maximum calls in one transaction
 _SIGNED_S = 3600  # how long the URL of an object in an event is valid
-_STOPPED = timedelta(minutes=1)  # how often a service is looked at that a budget has stopped
+_STOPPED = timedelta(minutes=1)  # interval for checking a service that a budget has stopped
 _FIRST = timedelta(seconds=2)  # pause while the gateway starts
 _log = logging.getLogger(__name__)
 
 
 class CallQueue:
-    """Reconciles the queues of services. Without a front, nothing is sent."""
+    """Reconciles the queues of services. Without a `front`, nothing is sent."""
 
     def __init__(self, parts: ServingParts, data: Transfers) -> None:
         self._store, self._clock, self._front = parts.store, parts.clock, parts.front
         self._hint, self._data = parts.hint, data
         self._ticks = CronTicks(parts.store, parts.clock)
         self._sent: dict[str, set[str]] = {}  # IDs of the calls at the gateway, by key
-        self._listed: dict[tuple[str, EventTrigger], datetime] = {}  # when each was last listed
+        # when each bucket was last listed
+        self._listed: dict[tuple[str, EventTrigger], datetime] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -84,8 +85,8 @@ class CallQueue:
     async def _send(
         self, key: str, service: StoredService, front: ServiceFront
     ) -> timedelta | None:
-        """Send the calls that are due. Return the time until the next one is due; None if the end
-        of a call or a submission will be told.
+        """Send the calls that are due. Return the time until the next call is due; None if the end
+        of a call or a submission will wake the queue.
         """
         sent = self._sent.setdefault(key, set())
         free = count_at_once(service.spec) - len(sent)
@@ -107,7 +108,7 @@ class CallQueue:
         self, key: str, service: StoredService, call: QueuedCall, front: ServiceFront
     ) -> None:
         """Send a call and store its result."""
-        FENCE.set(None)  # the result counts, even if another server has the lease by then
+        FENCE.set(None)  # the result is stored even if another server has the lease by then
         try:
             answer = await self._ask(service, call, front)
             ended = settle(call, answer, service.spec.queue, self._clock.now())

@@ -14,7 +14,7 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 
-_AGE = timedelta(minutes=1)  # how old a service's markets may be
+_AGE = timedelta(minutes=1)  # maximum age of a service's markets
 
 
 class ServiceMarkets:
@@ -28,7 +28,7 @@ class ServiceMarkets:
 
     async def update(self, service: StoredService, now: datetime) -> StoredService:
         """Return the service with the markets that its replicas may use now."""
-        if not uses_spot(service.task):  # an older revision may have used it
+        if not uses_spot(service.task):  # an older revision may have used this market
             return replace(service, markets=(), placement={}) if service.markets else service
         revision, at = self._read.get(service.id, (0, now))
         if service.markets and revision == service.revision and now - at < _AGE:

@@ -38,9 +38,10 @@ from cavvy.store.base import RowNotFound, StaleVersion
 
 _PREFIX = "service:"
 _SCALED_EVERY = timedelta(seconds=1)
-_STORED_EVERY = timedelta(seconds=30)  # how old the stored state of the autoscaler may be
+_STORED_EVERY = timedelta(seconds=30)  # maximum age of the stored state of the autoscaler
 _AT_ONCE = timedelta(0)
-_FOLLOWED_EVERY = timedelta(seconds=5)  # a signal of the server that reconciles it may be lost
+# a signal of the server that reconciles the service may be lost
+_FOLLOWED_EVERY = timedelta(seconds=5)
 _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 
 
@@ -78,7 +79,7 @@ class ServiceReconciler:
         self._bills, self._budgets = RequestBills(parts.store), parts.budgets
         self._scaled: dict[str, _Scaled] = {}  # by key
         self._services: dict[str, str] = {}  # ID of a replica -> key of its service
-        self._shown: dict[str, StoredService] = {}  # that the gateway serves, by key
+        self._shown: dict[str, StoredService] = {}  # the services that the gateway serves, by key
 
     async def unfinished(self) -> list[str]:
         """Return the keys of all services and of their queues."""
@@ -136,7 +137,7 @@ class ServiceReconciler:
     async def _show(self, key: str, service: StoredService, front: ServiceFront) -> None:
         """Let the gateway serve the service as it is stored."""
         shown = self._shown.get(key)
-        if shown is not None and shown.id != service.id:  # another one with its name
+        if shown is not None and shown.id != service.id:  # another service with the same name
             await front.withdraw(shown)
         self._shown[key] = service
         running = [each for each in service.open if each.running_at and each.state not in _GONE]
@@ -199,7 +200,7 @@ class ServiceReconciler:
         return await self._look_at_attempt(job, seen)
 
     async def _look_at_attempt(self, job: JobRecord, seen: ReplicaSeen) -> ReplicaSeen:
-        """Return what is known of the job, with its last attempt."""
+        """Return the known state of the job, with its last attempt."""
         attempts = await self._store.attempts(job.id) if job.attempt else ()
         attempt = next((each for each in attempts if each.number == job.attempt), None)
         if attempt is None:
@@ -274,7 +275,7 @@ class ServiceReconciler:
         now: datetime,
     ) -> tuple[ServiceStep, StoredService]:
         """Store the service of the step with the replicas that it orders. Return the step with
-        these replicas, and what was stored.
+        these replicas, and the stored service.
         """
         service = step.service
         orders = [(service.revision, market) for market in step.orders]
@@ -317,7 +318,7 @@ class ServiceReconciler:
         port, services = wanted.spec.port, await self._store.services.list()
         holder = find_holder(wanted, services, replaces=revision == service.revision)
         if not service.failures:
-            service = replace(service, problem="")  # of an earlier holder
+            service = replace(service, problem="")  # the result of an earlier lease holder
         if not holder:
             return order_replica(service, replica_id, port, now, market, revision)
         names = {split_account(each)[0] for each in self._pool.providers}
@@ -329,12 +330,12 @@ class ServiceReconciler:
         return replace(service, problem=problem)
 
     async def _act(self, step: ServiceStep, service: StoredService) -> None:
-        """Start and stop jobs of replicas. All of this may be repeated."""
+        """Start and stop jobs of replicas. All of these operations may be repeated."""
         for replica in step.start:
             await self._submit(service, replica)
         for replica in step.stop:
             reason = f"service {service.name}: {replica.reason}"
-            with suppress(RowNotFound):  # it was not submitted, or was removed
+            with suppress(RowNotFound):  # the job was not submitted, or was removed
                 await self._jobs.stop(service.project, replica.id, reason)
 
     async def _submit(self, service: StoredService, replica: ServiceReplica) -> None:
@@ -355,7 +356,7 @@ class ServiceReconciler:
                 job_id=replica.id,
             )
         except StaleVersion:
-            return  # an earlier pass has submitted it
+            return  # an earlier pass has submitted the job
         self._wake(service)
 
 

@@ -21,17 +21,19 @@ _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bi
 
 class RequestBills:
     """Divides the bills whenever they grow. Each division is stored together with its entries in
-    one write, which requires the version of the last division. So nothing is divided twice, even if
-    the server is killed.
+    one write, which requires the version of the last division. Therefore, nothing is divided twice,
+    even if the server is killed.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.rates: dict[str, HourlyRate] = {}  # what replicas cost by their newest charges
+        # the cost of replicas according to their newest charges
+        self.rates: dict[str, HourlyRate] = {}
         self._replicas: dict[str, dict[str, ServiceReplica]] = {}  # by the ID of the service
-        self._left: set[str] = set()  # replicas whose service is gone
+        self._left: set[str] = set()  # replicas whose service no longer exists
         self._since: datetime | None = None  # when requests began to be counted
-        self._done: dict[str, datetime] = {}  # when a service's bills were divided last, by its ID
+        # when a service's bills were last divided, by the service's ID
+        self._done: dict[str, datetime] = {}
 
     async def divide(
         self,
@@ -45,7 +47,8 @@ class RequestBills:
         that the service ends, so no later counts will arrive and everything is divided now.
         """
         known = self._replicas.setdefault(service.id, {})
-        for each in service.replicas:  # also those that ended and are soon forgotten by the service
+        # including replicas that have ended and will soon be removed from the service
+        for each in service.replicas:
             known.pop(each.id, None)
             known[each.id] = each
         for old in list(known)[:-_REMEMBERED]:
@@ -103,7 +106,7 @@ class RequestBills:
             keys: Sequence[tuple[str, str]] = (
                 () if service is None else [(each.id, each.label) for each in service.keys]
             )
-            with suppress(StaleVersion):  # another server was first
+            with suppress(StaleVersion):  # another server has divided the bills first
                 await self._store.meters.divide(division.divided, division.postings, dict(keys))
 
     async def _counted_since(self) -> datetime:

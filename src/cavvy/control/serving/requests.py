@@ -153,7 +153,7 @@ class ServiceRequests:
         """End all services of these projects. Returns them."""
         found = await self._store.services.list(projects)
         for service in found:
-            with suppress(RowNotFound):  # it has just gone
+            with suppress(RowNotFound):  # the service has just been removed
                 await self.end(service.project, service.name)
         return found
 

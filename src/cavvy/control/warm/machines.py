@@ -1,4 +1,4 @@
-"""Gives named machines to waiting jobs. All state is in the store."""
+"""Assigns named machines to waiting jobs. All state is in the store."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,14 +21,14 @@ from cavvy.store.base import RowNotFound, Store
 
 
 class MachinePool:
-    """Reads machines and their gangs, and gives gangs of machines to jobs."""
+    """Reads machines and their gangs, and assigns gangs of machines to jobs."""
 
     def __init__(self, store: Store, warm: WarmPool) -> None:
         self._store = store
         self._warm = warm
 
     async def read(self, project: str, name: str) -> NamedMachine | None:
-        """Return the machine's row, or None if there is none."""
+        """Return the machine's row, or None if no such machine exists."""
         try:
             return await self._store.machine(project, name)
         except RowNotFound:

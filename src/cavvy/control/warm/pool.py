@@ -69,7 +69,7 @@ class WarmPool:
                 self._kept.pop(attempt.id, None)
 
     async def any_for(self, job: JobRecord) -> bool:
-        """Return whether the job's project keeps any gang."""
+        """Return whether the job's project has any warm gang."""
         return len(await self._of(job.project)) > 0
 
     async def find(self, job: JobRecord, allows: Allows) -> WarmGang | WarmGangNotReady | None:
@@ -109,7 +109,7 @@ class WarmPool:
     async def hand_over(
         self, kept: WarmGang, job: JobRecord, now: datetime, machine: NamedMachine | None = None
     ) -> None:
-        """Give the gang to a new attempt of the job, and record it in its machine's row. Raises
+        """Assign the gang to a new attempt of the job, and record it in its machine's row. Raises
         StaleVersion if the gang, the job or the machine has changed since.
         """
         changes = hand_over(kept.attempt, kept.former, kept.charges, job, now)
