@@ -102,12 +102,12 @@ class ObservedVolume(Struct, frozen=True, kw_only=True):
     unattached: Money
     unattached_hours: float
     known_hours: float
-    free: bool  # whether no job has it now
+    free: bool  # whether no job uses the volume now
 
 
 class ObservedMachine(Struct, frozen=True, kw_only=True):
     """The cost of a named machine in the period while a job ran, and while no job ran. `kept_hours`
-    are the idle hours of one node, and `times` is the number of idle periods.
+    are the idle hours summed over nodes, and `times` is the number of idle periods.
     """
 
     project: str
@@ -257,7 +257,7 @@ def _is_starved(run: ObservedRun) -> bool:
 
 def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the cost of all but the first half hour, after which `limits.idle` would have stopped
-    the run. If only some nodes are idle, their part of it.
+    the run. If only some nodes are idle, return their part of this cost.
     """
     if not run.offer.accelerator_count or not _is_long(run):
         return None
@@ -269,8 +269,8 @@ def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the hours times the price difference between two offers of the same provider with the
     same accelerators: the cheapest one with the node's memory, and the cheapest one with a quarter
-    more memory than was used. The node must have at least twice as much memory as the latter.
-    Savings from cheaper regions are not counted.
+    more memory than was used. The node must have at least twice as much memory as this offer with a
+    quarter more. Savings from cheaper regions are not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None
@@ -294,8 +294,8 @@ def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | N
 
 
 def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings if the data arrived in time: the GPU would then compute 95 % of the time,
-    so the same work would take gpu / 95 % of the time.
+    """Return the savings that would result if the data arrived in time: the GPU would then compute
+    95 % of the time, so the same work would take gpu / 95 % of the time.
     """
     if not _is_long(run) or not _is_starved(run) or run.gpu_percent is None:
         return None

@@ -76,8 +76,8 @@ def _expand(field: str, low: int, high: int) -> frozenset[int]:
 
 
 def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
-    """Return the first time after `after`, in UTC. None if the line names only days that never
-    occur, such as 30 February.
+    """Return the first time after `after`, in UTC. Returns None if the line names only days that
+    never occur, such as 30 February.
     """
     # Start one day early: a clock change can move the last times of a day past midnight.
     day = after.astimezone(zone).date() - _DAY

@@ -153,7 +153,7 @@ class TaskLimiter:
 
 def deadline_of(task: TaskSpec, submitted_at: datetime) -> datetime | None:
     """Return the earlier of the task's two deadlines (absolute, and relative to `submitted_at`).
-    None if it has no deadline.
+    Returns None if the task has no deadline.
     """
     after = task.limits.deadline_after
     stated = [task.limits.deadline, None if after is None else submitted_at + after]

@@ -63,7 +63,7 @@ def describe_slice(task: TaskSpec) -> str:
 
 
 def note_slice(offer: Offer) -> str:
-    """Return a note about an offer of a host that is rented together with others; "" for other
+    """Return a note about an offer of a host that is rented together with other hosts; "" for other
     offers.
     """
     if offer.hosts == 1:

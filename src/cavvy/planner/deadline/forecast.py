@@ -31,7 +31,7 @@ KINDS: Mapping[str, PolicyMaker] = {
     "auto": DeadlinePolicy,
     "only": SpotOnlyPolicy,
 }  # the policy for each value of `resources.spot`
-_HORIZON = 5.0  # a simulated run is ended unfinished after this many times the time to the deadline
+_HORIZON = 5.0  # a simulated run ends unfinished after this multiple of the time to the deadline
 _STEPS = 20_000  # maximum steps of one run
 _HOUR_S = 3600.0
 _MASK = (1 << 64) - 1

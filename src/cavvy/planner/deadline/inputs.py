@@ -86,8 +86,8 @@ class PolicyInputs(Struct, frozen=True, kw_only=True):
     start: timedelta = field(default=timedelta(0))
 
     def index(self, offer: Offer | None) -> int:
-        """Return the index of the offer's market. NOWHERE if the offer is None or belongs to no
-        market.
+        """Return the index of the offer's market. Returns NOWHERE if the offer is None or belongs
+        to no market.
         """
         if offer is None:
             return NOWHERE
@@ -141,7 +141,7 @@ def find_inputs(
 
 def _reference(fixed: Sequence[Offer], times: Mapping[str, timedelta], room: timedelta) -> Offer:
     """Return the machine that meets the deadline at the lowest cost. If no machine meets the
-    deadline, the fastest machine.
+    deadline, return the fastest machine.
     """
     in_time = [offer for offer in fixed if times[offer.key] < room]
     if in_time:
@@ -205,7 +205,7 @@ def _cost(offer: Offer, length: timedelta) -> float:
 
 
 def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[SteeredMarket]:
-    """Return the markets. First come the spot offers, each with the on-demand offer of the same
+    """Return the markets. The spot offers come first, each with the on-demand offer of the same
     machine; then come the machines without spot.
     """
     fixed: dict[tuple[object, ...], Offer] = {}

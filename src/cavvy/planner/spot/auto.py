@@ -4,7 +4,7 @@ computes a price of slack, and compares staying with moving.
 The slack is the time to the deadline that the remaining work does not need. With one market, the
 policy follows the thresholds of `cycle`. With several markets, it follows these thresholds in its
 current market, and moves to another market if the expected cost there, including the copy of the
-checkpoint, is lower. It never does anything after which on-demand could no longer meet the
+checkpoint, is lower. The policy never takes a step after which on-demand could no longer meet the
 deadline.
 """
 
@@ -44,8 +44,8 @@ _WORTH_MOVING = 0.02
 
 
 class AutoPolicy(MarketPolicy):
-    """The policy of one job. The only state that it keeps between decisions is its observations of
-    the markets.
+    """The policy of one job. Between decisions, the policy stores only its observations of the
+    markets.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -185,8 +185,8 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _pays(self, watch: MarketMemory, age: float, moment: TimeLeft, price: float) -> bool:
-        """Return whether spot of this age is expected to save as much as the launch that follows if
-        it ends before the work.
+        """Return whether spot of this age is expected to save at least the price of the launch that
+        follows if spot ends before the work.
         """
         hours, lasts = watch.stays.within(age, moment.work)
         return watch.saving * hours >= (1 - lasts) * self._overhead * (1 + price)

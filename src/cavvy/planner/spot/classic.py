@@ -45,7 +45,7 @@ class SpotOnlyPolicy(MarketPolicy):
 
 class GreedyPolicy(MarketPolicy):
     """Uses spot when it is available and waits otherwise. At the last moment at which on-demand can
-    still meet the deadline, it changes to on-demand and stays there until the end.
+    still meet the deadline, the policy changes to on-demand and stays there until the end.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -81,8 +81,9 @@ class UniformProgress(MarketPolicy):
 
     The expected pace is work / deadline. If the job is behind this pace and spot is unavailable, it
     runs on demand until it is ahead of the pace by two overheads. This margin prevents frequent
-    changes. Then it uses spot, or idles if spot is unavailable. A job on spot stays there as long
-    as possible. After a preemption, it prefers the cheapest spot in other regions.
+    changes. After that, the job uses spot, or idles if spot is unavailable. A job on spot stays
+    there as long as possible. After a preemption, the policy prefers the cheapest spot in other
+    regions.
     """
 
     def __init__(self, terms: JobTerms) -> None:
@@ -132,9 +133,9 @@ class UniformProgress(MarketPolicy):
 
 
 class _Choice:
-    """Chooses a market. For spot, it is the cheapest market outside the previous market's region,
-    or inside that region if no other region has spot. For on-demand, it is the market that has the
-    checkpoint.
+    """Chooses a market. For spot, the result is the cheapest market outside the previous market's
+    region, or inside that region if no other region has spot. For on-demand, the result is the
+    market that has the checkpoint.
     """
 
     def __init__(self, terms: JobTerms) -> None:

@@ -109,8 +109,8 @@ _BRACKETS = _list_brackets(_CHEAP, SCARCE)
 
 def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0) -> float:
     """Return the lowest price of slack at which at most `slack` hours are needed; SCARCE if the
-    search finds none. `need` returns the hours that are needed at a price. They decrease as the
-    price increases.
+    search finds none. `need` returns the hours that are needed at a price. These hours decrease as
+    the price increases.
 
     `guess` is the result of an earlier search. `guess` does not change the result, but makes the
     search unnecessary if the final bounds of the earlier search still hold.

@@ -80,7 +80,9 @@ class MarketMemory:
         return made
 
     def _begin(self, now: float, quote: SpotQuote) -> float:
-        """Return the hour at which the new state began; `now` if only a price change caused it."""
+        """Return the hour at which the new state began; `now` if only a price change caused the new
+        state.
+        """
         if quote.since_s is None or quote.up is self._offered:
             return now
         return max(quote.since_s / _HOUR_S, self._since)

@@ -1,11 +1,11 @@
 """Decides how long to wait for spot in one market before moving to another. Used for a job that has
 several markets and enough slack to finish on spot only.
 
-The reference is work on spot in the current market. Compared with it, an idle hour costs the price
-of slack, and a launch costs its loading time. A move to another market costs the copy of the
-checkpoint, a launch, and the difference in price. As in `cycle`, the patience solves a ski-rental
-problem over the periods without spot. The price of slack is the lowest price at which the remaining
-cycles of the job are expected to use no more slack than the job has.
+The reference is work on spot in the current market. Compared with this reference, an idle hour
+costs the price of slack, and a launch costs its loading time. A move to another market costs the
+copy of the checkpoint, a launch, and the difference in price. As in `cycle`, the patience solves a
+ski-rental problem over the periods without spot. The price of slack is the lowest price at which
+the remaining cycles of the job are expected to use no more slack than the job has.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ _AVAILABLE = "spot is available"
 
 
 class RoamingView(NamedTuple):
-    """The markets of a job. `open` are the other markets in which it may start now. `moves` are the
-    prices of copying the checkpoint to each market. The unit of money is the price of an hour on
-    demand.
+    """The markets of a job. `open` are the other markets in which the job may start now. `moves`
+    are the prices of copying the checkpoint to each market. The unit of money is the price of an
+    hour on demand.
     """
 
     watches: Sequence[MarketMemory]
@@ -153,7 +153,7 @@ class _Leaving:
         if index == field.home:
             return self._home
         # The copy costs the same to every other market, so the cheapest one is the best. Only from
-        # there does each move cost more than a launch.
+        # the market with the checkpoint does each move cost more than a launch.
         best = field.watches[self._next if index == self._cheapest else self._cheapest].ratio
         if best <= field.watches[index].ratio:
             return field.moves[index] + field.overhead * best
@@ -190,7 +190,7 @@ def _cost_there(
     field: RoamingView, moment: TimeLeft, index: int, price: float, leave: float
 ) -> float:
     """Return the cost of the rest of the job if it is launched in this market now and stays there.
-    `leave` is the cost of a move from there.
+    `leave` is the cost of a move from this market.
     """
     watch = field.watches[index]
     launch = field.overhead * (watch.ratio + price)

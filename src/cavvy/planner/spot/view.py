@@ -126,7 +126,7 @@ class MarketPolicy(Protocol):
         return None
 
     def decide(self, view: PolicyView) -> PolicyDecision:
-        """Decide from a view. Its quotes may be assumptions instead of observations."""
+        """Decide from a view. The view's quotes may be assumptions instead of observations."""
         ...
 
 
