@@ -136,7 +136,7 @@ def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
         ("ports: [{name: http, containerPort: 8080}]", "", "no port is named"),
         ("secretKeyRef", "configMapKeyRef", "configMapKeyRef has no equivalent"),
         ("emptyDir: {medium: Memory}", "secret: {secretName: a}", "secret has no equivalent"),
-        ("nvidia-l4", "abacus", "abacus is no GPU of the catalog"),
+        ("nvidia-l4", "abacus", "abacus is not a GPU of the catalog"),
         ("      containers:", "      initContainers: [{}]\n      containers:", "in `setup`"),
         ("kind: Deployment\nmetadata", "kind: StatefulSet\nmetadata", "one Deployment"),
     ],

@@ -142,7 +142,7 @@ def parse_task(
 
 def find_local(path: str, folder: Path) -> Path:
     """Resolve a local path in a file of another tool. The path is relative to the file's folder. If
-    it does not exist there, it is relative to the current folder.
+    the path does not exist there, it is relative to the current folder.
     """
     given = Path(path).expanduser()
     here = Path.cwd() / given
@@ -280,7 +280,7 @@ def _parse_own(
             column=0,
             message=(
                 "the file is valid for SkyPilot, but it was read as a Cavvy file because it has no "
-                "key that only SkyPilot knows"
+                "key that only SkyPilot has"
             ),
             suggestion="use `--as skypilot` to read it as a SkyPilot file",
         )

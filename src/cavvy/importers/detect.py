@@ -36,7 +36,7 @@ _OURS = _words(
 _OUR_NEEDS = _words(
     "gpu accelerator cpu disk spot instance providers regions network max_price check options"
 )
-# Keys of `service`, which Cavvy's and SkyPilot's files have, that only Cavvy's have.
+# Keys of `service`, which Cavvy's and SkyPilot's files have, that only Cavvy's files have.
 _OUR_SERVICE = _words(
     "engine model options port concurrency probe drain timeouts models hosts keys rate "
     "limits slo regions residency budget price_header update queue events batch"

@@ -2,8 +2,8 @@
 shell that the commands expect.
 
 The agent sets Cavvy's variables when a node starts. The added lines set the other tool's variables
-from them. The lines are POSIX shell. Cavvy's shell stops at the first failing command, but the
-shells of the other tools do not, so the lines begin with `set +e`.
+from Cavvy's variables. The lines are POSIX shell. Cavvy's shell stops at the first failing command,
+but the shells of the other tools do not, so the lines begin with `set +e`.
 """
 
 import hashlib

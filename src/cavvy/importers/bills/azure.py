@@ -4,7 +4,8 @@ Columns: "Understand cost details fields",
 https://learn.microsoft.com/azure/cost-management-billing/automate/understand-usage-details-fields,
 and the file schemas of the Enterprise Agreement (2024-08-01), the Microsoft Customer Agreement and
 pay-as-you-go (2019-11-01) below dataset-schema/, read on 2026-11-24. Dates have no time: a line
-covers a day, in UTC. Names begin with a capital or a small letter, depending on the agreement.
+covers a day, in UTC. Column names begin with a capital or a small letter, depending on the
+agreement.
 """
 
 from collections.abc import Iterator

@@ -22,7 +22,9 @@ _SIZES = {"tb": 1024 * 1024, "gb": 1024, "mb": 1}
 
 
 def is_text(node: ScalarNode) -> bool:
-    """Return whether dstack accepts a value as a string. It accepts strings and numbers."""
+    """Return whether dstack accepts a value as a string. dstack accepts strings and numbers as
+    strings.
+    """
     value = node.value
     return isinstance(value, str | int | float) and not isinstance(value, bool | UnquotedDate)
 

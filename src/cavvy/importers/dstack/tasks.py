@@ -65,8 +65,8 @@ _NOTED = {
     "nvcc": "the node or the image must provide it",
     "ide": "`cavvy dev FILE --ide vscode` opens the editor; `cavvy ssh NAME` connects to the job",
     "version": "Cavvy uses the version of the editor that you have installed",
-    "home_dir": "dstack no longer reads it",
-    "setup": "dstack no longer uses it",
+    "home_dir": "dstack no longer reads this key",
+    "setup": "dstack no longer uses this key",
     "single_branch": "the working folder is frozen, not cloned",
     "idle_duration": "the job's end releases its nodes; `--machine NAME --keep TIME` keeps them",
 }

@@ -32,7 +32,7 @@ _SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
 _NOTED = {
-    "affinity": "which nodes fit is decided by `resources`",
+    "affinity": "`resources` determines which nodes fit",
     "tolerations": "which nodes fit is decided by `resources`",
     "serviceAccountName": "replicas get no account of a cluster",
     "priorityClassName": "write `priority`",
@@ -59,7 +59,7 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
         try:
             task = _read_task(objects, kept_keys)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            # Kubernetes' own schema is not checked here, only what this module reads
+            # This module checks only the values that it reads, not Kubernetes' own schema
             message = "a value of this Deployment or of its Service, claims or autoscaler has a "
             message += "form that Kubernetes does not accept"
             hint = "`kubectl apply --dry-run=server -f FILE` names the value"
@@ -109,7 +109,7 @@ def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
         kept_keys.refuse(objects.mark, "spec.template.spec.containers.command", reason)
     scripts = [words[2]] if len(words) == 3 and _is_shell(words) else []
     if len(words) == 4 and _is_shell(words) and words[2].endswith('-c "$0"'):
-        scripts = [words[3]]  # a script for the shell that the image has, as `export` writes it
+        scripts = [words[3]]  # a script for the image's shell, in the form that `export` writes
     if scripts:
         return _expand(scripts[0], lambda text: text).rstrip("\n")
     return " ".join(["exec", *(_expand(each, quote) for each in words)])

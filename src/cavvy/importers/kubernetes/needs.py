@@ -105,7 +105,7 @@ def _need_gpus(objects: ServiceObjects, count: int, kept_keys: TranslationNotes)
         kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
     known = find_accelerator(product) if product else None
     if product and known is None:
-        reason = f"{product} is no GPU of the catalog; write `resources.gpu`"
+        reason = f"{product} is not a GPU of the catalog; write `resources.gpu`"
         kept_keys.refuse(objects.mark, "nodeSelector", reason)
     return AcceleratorNeed(
         name=None if known is None else known.accelerator.name,

@@ -44,7 +44,9 @@ def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> Serv
         found.setdefault(str(values.get("kind")), []).append((node.mark, values))
     for kind, objects in found.items():
         if kind not in _USED:
-            kept_keys.note(objects[0][0], kind, "it has no meaning here; `cavvy serve` needs none")
+            kept_keys.note(
+                objects[0][0], kind, "this object has no meaning here; `cavvy serve` needs none"
+            )
     deployments = found.get("Deployment", [])
     if len(deployments) != 1:
         mark = next(iter(documents)).mark

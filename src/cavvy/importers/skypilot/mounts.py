@@ -124,7 +124,7 @@ def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
 def _read_mount(
     value: Node, target: str, workdir: Workdir | None, usual: str, kept_keys: TranslationNotes
 ) -> TranslatedMounts:
-    """Translate one mount. Raises WrongValue if it is not supported."""
+    """Translate one mount. Raises WrongValue if the mount is not supported."""
     node = value if isinstance(value, ScalarNode) else child(value, "source")
     paths = [as_text(each) for each in (node, *items(node)) if isinstance(each, ScalarNode)]
     urls = [path for path in paths if _URL.match(path)]

@@ -45,7 +45,7 @@ _NOTED = {
     "ports": "ports are not public; `cavvy forward NAME PORT` forwards one to this machine",
     "network_tier": "this is only a preference; Cavvy uses the provider's usual network",
     "autostop": "nodes are released when the job ends; `--machine NAME --keep TIME` keeps them",
-    "ephemeral_storage": "SkyPilot no longer reads it",
+    "ephemeral_storage": "SkyPilot no longer reads this key",
     "_no_missing_accel_warnings": "the key only concerns SkyPilot itself",
     "_is_image_managed": "the key only concerns SkyPilot itself",
     "_requires_fuse": "the key only concerns SkyPilot itself",
@@ -275,7 +275,7 @@ def _read_location(
 
 def _find_tpu_cloud(table: MapNode) -> str:
     """Return the cloud that the name of a TPU implies, as in SkyPilot: names with one of two
-    endings belong to GKE. "" if there is no TPU.
+    endings belong to GKE. Returns "" if there is no TPU.
     """
     name = (text_at(table, "accelerators") or "").lower()
     if "tpu" not in name:

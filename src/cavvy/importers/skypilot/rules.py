@@ -203,7 +203,7 @@ _TABLES = KeyTables(
 )
 NEEDS = _TABLES.table("needs")
 _KEYS = _TABLES.table("task")
-_INDENT = "it belongs in `resources`; is it indented too little?"
+_INDENT = "this key belongs in `resources`; is it indented too little?"
 TASK = replace(
     _KEYS,
     hints={

@@ -48,8 +48,8 @@ def whole(
 def number(
     low: float | None = None, high: float | None = None, *, above: bool = False
 ) -> ScalarRule:
-    """Return a rule for a number from `low` to `high`. With `above`, it must be greater than
-    `low`.
+    """Return a rule for a number from `low` to `high`. With `above`, the number must be greater
+    than `low`.
     """
 
     def test(node: ScalarNode) -> str:

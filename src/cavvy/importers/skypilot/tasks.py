@@ -28,8 +28,9 @@ _LATER = {
     "lists addresses to call when the job ends",
 }
 _NOTED = {
-    "pool": "`cavvy run` does what `sky launch` does: it ignores this and starts one worker",
-    "inputs": "SkyPilot uses it only to estimate the price of traffic",
+    "pool": "`cavvy run` does what `sky launch` does: it ignores the number of workers and starts "
+    "one worker",
+    "inputs": "SkyPilot uses this key only to estimate the price of traffic",
     "outputs": "SkyPilot uses it only to estimate the price of traffic",
     "api_server_access": "there is no SkyPilot server that Cavvy could connect to",
     "_metadata": "the key only concerns SkyPilot itself",
