@@ -45,7 +45,9 @@ class Permission(StrEnum):
 
 
 class Account(Struct, frozen=True, kw_only=True):
-    """A person or a program that can be granted roles. It cannot sign in while it is disabled."""
+    """A person or a program that can be granted roles. An account cannot sign in while it is
+    disabled.
+    """
 
     name: str
     kind: AccountKind = AccountKind.USER
@@ -73,8 +75,9 @@ class AccountToken(Struct, frozen=True, kw_only=True):
 
 
 class Project(Struct, frozen=True, kw_only=True):
-    """A project. Roles in its `parent` apply in it, too. None stands for the installation. Nothing
-    new starts in a project that is archived; the projects below it are archived, too.
+    """A project. Roles in its `parent` apply in the project, too. `parent` is None for a project
+    directly below the installation. Nothing new starts in a project that is archived; the projects
+    below it are archived, too.
     """
 
     name: str

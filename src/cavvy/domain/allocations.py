@@ -58,7 +58,7 @@ class VolumeLocation(Struct, frozen=True, kw_only=True):
     provider: str
     names: tuple[str, ...]
     region: str
-    zone: str | None = None  # None if every zone of the region can mount it
+    zone: str | None = None  # None if every zone of the region can mount the volume
 
 
 class SilentPlace(NamedTuple):

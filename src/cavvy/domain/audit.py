@@ -67,8 +67,8 @@ class SealedRecord(Struct, frozen=True, kw_only=True):
 
 
 class ChainHead(Struct, frozen=True):
-    """The end of a chain. If it is saved elsewhere, it proves later that no record up to this end
-    has changed.
+    """The end of a chain. If the end is saved elsewhere, it later proves that no record up to this
+    end has changed.
     """
 
     number: int

@@ -66,7 +66,7 @@ class Principal(Struct, frozen=True, kw_only=True):
     `account` is None for the owner of the state folder, whose token is a file in that folder and
     who has all rights. `roles` are the roles in each project, including inherited ones; the key
     INSTALLATION has the roles that apply everywhere. `scopes` and `within` are the limits of the
-    token: its permissions and its projects. None means that there is no limit.
+    token: its permissions and its projects. They are None if there is no limit.
     """
 
     account: str | None
@@ -173,7 +173,7 @@ def decide(principal: Principal, permission: Permission, project: str) -> Verdic
 
 
 def list_visible(principal: Principal, permission: Permission) -> frozenset[str] | None:
-    """Return the projects in which the principal has the permission. None means all projects,
+    """Return the projects in which the principal has the permission. Returns None for all projects,
     including projects that do not exist yet.
     """
     if decide(principal, permission, INSTALLATION) is Verdict.ALLOWED:

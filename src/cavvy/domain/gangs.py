@@ -55,7 +55,7 @@ class NodeSeen(Struct, frozen=True, kw_only=True):
     `started_by`, or never if the node ended before.
 
     `seen_at` is when the provider last saw the node run, if its answer is older than the poll that
-    reports it; None means that the node ran at the time of the poll.
+    reports it; it is None if the node ran at the time of the poll.
     """
 
     rank: int

@@ -56,22 +56,22 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.QUEUED: {
         JobPhase.STARTING: "an offer was found and an attempt was created",
         JobPhase.FAILED: "no offer can ever fit, or a limit was reached while waiting",
-        JobPhase.STOPPED: "the user stopped it before it was placed",
+        JobPhase.STOPPED: "the user stopped the job before it was placed",
     },
     JobPhase.STARTING: {
         JobPhase.RUNNING: "every node reported that its work is running",
         JobPhase.QUEUED: "the attempt ended before its work ran; another offer is needed",
-        JobPhase.STOPPING: "the user or a limit stops it",
+        JobPhase.STOPPING: "the user or a limit stops the job",
         JobPhase.DONE: "the work succeeded before its start was noticed",
         JobPhase.FAILED: "the attempt failed in a way that is not retried",
-        JobPhase.STOPPED: "a person cancelled its gang at the provider",
+        JobPhase.STOPPED: "a person cancelled the job's gang at the provider",
     },
     JobPhase.RUNNING: {
         JobPhase.DONE: "the work ended with exit code 0",
         JobPhase.FAILED: "the work failed and is not retried",
         JobPhase.STOPPED: "a person cancelled its gang at the provider",
         JobPhase.QUEUED: "the attempt was lost or failed and is retried",
-        JobPhase.STARTING: "its standby gang takes over",
+        JobPhase.STARTING: "the job's standby gang takes over",
         JobPhase.STOPPING: "the user or a limit stops it",
     },
     JobPhase.STOPPING: {
@@ -104,7 +104,8 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
         "next job",
     },
     AttemptPhase.KEPT: {
-        AttemptPhase.ENDING: "no job came in time, a node was lost, or the user released the gang",
+        AttemptPhase.ENDING: "no job took the gang over in time, a node was lost, or the user "
+        "released the gang",
         AttemptPhase.ENDED: "an attempt of another job took over the gang",
     },
     AttemptPhase.ENDING: {AttemptPhase.ENDED: "the provider no longer has the gang"},
@@ -117,7 +118,7 @@ GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 
 
 class AttemptOutcome(StrEnum):
-    """Why an attempt ended. What the job does next depends on this."""
+    """Why an attempt ended. The job's next step depends on the outcome."""
 
     SUCCEEDED = "succeeded"
     EXIT = "exit"  # the user's program failed
@@ -143,7 +144,7 @@ NODE_SPARED = frozenset(
 
 
 class FailureKind(StrEnum):
-    """The kind of a failure. It determines how long the control plane avoids the offer."""
+    """The kind of a failure. The kind determines how long the control plane avoids the offer."""
 
     CAPACITY = "no-capacity"
     QUOTA = "quota"  # a person must raise the quota
@@ -257,8 +258,9 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def stop_outcome(self) -> AttemptOutcome | None:
-        """The outcome of an attempt that ends because of the requested stop. None if no stop was
-        requested."""
+        """The outcome of an attempt that ends because of the requested stop. It is None if no stop
+        was requested.
+        """
         if self.stop_cause is None:
             return None
         return AttemptOutcome.STOPPED if self.stop_cause is StopCause.USER else AttemptOutcome.LIMIT

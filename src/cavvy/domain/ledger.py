@@ -8,7 +8,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, field
 
 STORAGE_LINE = "storage"  # the `line` of entries for a volume
-VOLUME_SUBJECT = "volume:"  # the ids of volumes begin with this
+VOLUME_SUBJECT = "volume:"  # prefix of the IDs of volumes
 OF_SUBJECT = -1  # the `rank` of entries that belong to a whole subject and not to one node
 
 
@@ -25,7 +25,8 @@ class EntryKind(StrEnum):
     IDLE = "idle"
     COLD_START = "cold start"  # replicas of services until they are ready
     REQUEST = "request"  # replicas of services while they worked on requests
-    CORRECTION = "correction"  # the difference between a bill and what was posted for it before
+    # the difference between a bill and the amounts that were posted for it before
+    CORRECTION = "correction"
     DISCOUNT = "discount"  # always 0 or less, unless it takes back a part of an earlier discount
 
 
@@ -53,7 +54,7 @@ class LedgerSubject(Struct, frozen=True, kw_only=True):
     not change what was charged. Texts that do not apply are empty.
     """
 
-    id: str  # that of the attempt, if it is one
+    id: str  # the number of the attempt, if the subject is an attempt
     project: str
     user: str
     job_id: str = ""
@@ -70,8 +71,8 @@ class LedgerSubject(Struct, frozen=True, kw_only=True):
     accelerators: float = 0  # of each node
     purchase: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    volume: str = ""  # of storage between jobs
-    key: str = ""  # of requests: the key of the service that they came with
+    volume: str = ""  # the volume, for storage between jobs
+    key: str = ""  # for requests: the client's key for the service
 
 
 class LedgerPosting(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ class NamedMachine(Struct, frozen=True, kw_only=True):
     """A machine: a name in a project, and at most one gang at a time. The gang is that of the
     machine's newest job.
 
-    `task` is the task for which the machine last got a gang; the next start uses it again.
+    `task` is the task for which the machine last got a gang; the next start uses this task again.
     `task.keep` is how long the machine is kept without work. A machine without a gang is stopped
     and costs nothing.
     """

@@ -29,8 +29,9 @@ LIVES = frozenset({ObservationKind.ENDED, ObservationKind.TAKEN, ObservationKind
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """One observation. It is stored in the same transaction as the rows from which it was
-    derived."""
+    """One observation. An observation is stored in the same transaction as the rows from which it
+    was derived.
+    """
 
     market: str  # Offer.key
     kind: ObservationKind

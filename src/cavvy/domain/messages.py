@@ -79,8 +79,8 @@ UPLOADED_CHECKPOINTS, EQUIPPED = 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """Marks a field of the work that older agents do not know. They would do the work as if the
-    field were not set.
+    """Marks a field of the work that older agents do not know. Older agents would do the work as if
+    the field were not set.
     """
 
     version: int
@@ -168,7 +168,7 @@ class TunnelPeer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelWork:
     """The WireGuard tunnel between the ranks of a gang, with the peers in the order of the ranks.
-    `prefix` is the number of bits that their addresses have in common.
+    `prefix` is the number of leading bits that the peers' addresses have in common.
     """
 
     prefix: int

@@ -137,9 +137,9 @@ def share_of(
     last: datetime | None,
 ) -> int:
     """Return the part of `whole`, which accrues evenly in [since, until), that falls into [first,
-    last). None means no bound. The parts of adjacent windows add up exactly, because each part is
-    the difference of two values that are rounded down in the same way. An amount without a duration
-    belongs to the window that contains its time.
+    last). A bound that is None does not limit the part. The parts of adjacent windows add up
+    exactly, because each part is the difference of two values that are rounded down in the same
+    way. An amount without a duration belongs to the window that contains its time.
     """
     if until <= since:
         inside = (first is None or first <= since) and (last is None or since < last)

@@ -11,8 +11,8 @@ from typing import Any
 from cavvy.domain.messages import EQUIPPED, Assignment, Since
 
 PROTOCOL = EQUIPPED  # a test compares this version with the one in `agent/config.py`
-# How many older and newer versions are supported. This is needed because servers may be upgraded or
-# downgraded while jobs run.
+# How many older and newer versions are supported. Other versions are supported because servers may
+# be upgraded or downgraded while jobs run.
 APART = 2
 OLDEST = max(1, PROTOCOL - APART)
 NEWEST = PROTOCOL + APART

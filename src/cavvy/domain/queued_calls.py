@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from cavvy.domain.values import Struct, field
 
-MOST_BYTES = 1 << 20  # of a call's body, and of its result
+MOST_BYTES = 1 << 20  # maximum bytes of a call's body, and of its result
 ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 
 
@@ -19,10 +19,11 @@ def names_parent(path: str) -> bool:
 class CallState(StrEnum):
     """The state of a queued call."""
 
-    WAITING = "waiting"  # it has no result yet; it may be at the gateway now
-    DONE = "done"  # its result is stored
-    DEAD = "dead"  # it failed too often, or must not be repeated
-    FORGOTTEN = "forgotten"  # only its ID is stored, so that its event is not called again
+    WAITING = "waiting"  # the call has no result yet; it may be at the gateway now
+    DONE = "done"  # the call's result is stored
+    DEAD = "dead"  # the call failed too often, or must not be repeated
+    # only the call's ID is stored, so that its event does not cause another call
+    FORGOTTEN = "forgotten"
 
 
 class StoredObject(Struct, frozen=True, kw_only=True):
@@ -43,7 +44,8 @@ class QueuedCall(Struct, frozen=True, kw_only=True):
 
     The call is sent at `due_at` or later. `tries` counts the times that it was sent and failed;
     `problem` is the reason for the last failure. `status` and `answer_headers` are those of the
-    result. `source` names the trigger that caused the call; "" means a user.
+    result. `source` names the trigger that caused the call; `source` is "" if a user added the
+    call.
     """
 
     project: str
@@ -68,8 +70,8 @@ class QueuedCall(Struct, frozen=True, kw_only=True):
 
 
 class CallAnswer(Struct, frozen=True, kw_only=True):
-    """The answer of a service to a call. `status` is None if there is none; then `problem` is the
-    reason.
+    """The answer of a service to a call. `status` is None if there is no answer; then `problem` is
+    the reason.
     """
 
     status: int | None = None

@@ -7,8 +7,8 @@ from cavvy.domain.ledger import EntryKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field
 
-# What each gateway has counted for a replica since it began: by the gateway's epoch, then by the
-# client's key
+# The counts of each gateway for a replica since the gateway was started: keyed by the gateway's
+# epoch, then by the client's key
 RequestCounts = Mapping[str, Mapping[str, "KeyWork"]]
 
 

@@ -121,7 +121,7 @@ class BatchRule(Struct, frozen=True, kw_only=True):
 
 class ServiceLevel(Struct, frozen=True, kw_only=True):
     """The service level: 95 of 100 requests are answered within `p95`, and `availability` is the
-    share of answered requests. None means no target.
+    share of answered requests. A value of None means that there is no target.
     """
 
     p95: timedelta | None = None
@@ -131,9 +131,11 @@ class ServiceLevel(Struct, frozen=True, kw_only=True):
 class UpdateStrategy(StrEnum):
     """How a new revision replaces the serving revision."""
 
-    ROLLING = "rolling"  # its replicas replace the old ones one by one, as they become ready
-    CANARY = "canary"  # it first gets a part of the requests, and all of them if it is not worse
-    BLUE_GREEN = "blue-green"  # it gets all requests at once, when all its replicas are ready
+    ROLLING = "rolling"  # the new replicas replace the old ones one by one, as they become ready
+    # the new revision first gets a part of the requests, and then all of them if it is not worse
+    CANARY = "canary"
+    # the new revision gets all requests at once, when all its replicas are ready
+    BLUE_GREEN = "blue-green"
 
 
 class ServiceUpdate(Struct, frozen=True, kw_only=True):
@@ -246,13 +248,14 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
 class ReplicaState(StrEnum):
     """The state of a replica. `REPLICA_MOVES` lists the allowed transitions."""
 
-    ORDERED = "ordered"  # recorded; the provider may not know it yet
-    STARTING = "starting"  # its node starts, or its program does not answer yet
-    READY = "ready"  # it answers its probe and gets requests
-    UNHEALTHY = "unhealthy"  # it no longer answers its probe and gets no requests
-    DRAINING = "draining"  # it gets no more requests and finishes its open requests
-    ENDING = "ending"  # its node is being removed
-    ENDED = "ended"  # the provider no longer has it, and its bill is closed
+    # the replica is recorded; the provider may not have received the request yet
+    ORDERED = "ordered"
+    STARTING = "starting"  # the replica's node is starting, or its program does not answer yet
+    READY = "ready"  # the replica answers its probe and gets requests
+    UNHEALTHY = "unhealthy"  # the replica no longer answers its probe and gets no requests
+    DRAINING = "draining"  # the replica gets no more requests and finishes its open requests
+    ENDING = "ending"  # the replica's node is being removed
+    ENDED = "ended"  # the provider no longer has the node, and the replica's bill is closed
 
 
 # For each state, the states that may follow, with the reason for each.
@@ -263,28 +266,30 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
         "removed",
     },
     ReplicaState.STARTING: {
-        ReplicaState.READY: "it answered its probe for the first time",
-        ReplicaState.ENDING: "it did not answer in time, its node was lost, or it is no longer "
-        "needed",
+        ReplicaState.READY: "the replica answered its probe for the first time",
+        ReplicaState.ENDING: "the replica did not answer in time, its node was lost, or it is no "
+        "longer needed",
     },
     ReplicaState.READY: {
-        ReplicaState.UNHEALTHY: "it failed its probe too often in a row",
+        ReplicaState.UNHEALTHY: "the replica failed its probe too often in a row",
         ReplicaState.DRAINING: "fewer replicas are needed, a new revision replaces it, or its node "
         "will be reclaimed",
         ReplicaState.ENDING: "its node was lost",
     },
     ReplicaState.UNHEALTHY: {
-        ReplicaState.READY: "it answered its probe again",
-        ReplicaState.ENDING: "it did not recover, its node was lost, or it is no longer needed",
+        ReplicaState.READY: "the replica answered its probe again",
+        ReplicaState.ENDING: "the replica did not recover, its node was lost, or it is no longer "
+        "needed",
     },
     ReplicaState.DRAINING: {
-        ReplicaState.READY: "it is needed again, and its node was not going to be reclaimed",
-        ReplicaState.ENDING: "its requests ended, their time has passed, or its node was lost",
+        ReplicaState.READY: "the replica is needed again, and its node will not be reclaimed",
+        ReplicaState.ENDING: "the replica's requests ended, their time limit has passed, or its "
+        "node was lost",
     },
-    ReplicaState.ENDING: {ReplicaState.ENDED: "the provider no longer has its node"},
+    ReplicaState.ENDING: {ReplicaState.ENDED: "the provider no longer has the replica's node"},
     ReplicaState.ENDED: {},
 }
-SERVICE_TAG = "service"  # of a replica's job: the name of its service
+SERVICE_TAG = "service"  # for a replica's job: the name of its service
 # The provider of the server's machine. Its replicas share the machine's ports with the gateway.
 HERE = "local"
 
@@ -297,8 +302,8 @@ COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
 class ReplicaLoss(StrEnum):
     """How a replica was lost to a spot market."""
 
-    LOST = "lost"  # its node was reclaimed
-    REFUSED = "refused"  # there was no capacity for it
+    LOST = "lost"  # the replica's node was reclaimed
+    REFUSED = "refused"  # there was no capacity for the replica
 
 
 class ServingMarket(Struct, frozen=True, kw_only=True):
@@ -339,11 +344,11 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     ordered_at: datetime
     placed_at: datetime | None = None  # an offer was found
     claimed_at: datetime | None = None  # its nodes run
-    running_at: datetime | None = None  # its program was started
+    running_at: datetime | None = None  # the replica's program was started
     ready_at: datetime | None = None
-    measured: bool = False  # whether the autoscaler has recorded how long its start took
-    reclaimed: bool = False  # when its provider announced that it will reclaim the node
-    loss: ReplicaLoss | None = None  # how it was lost to a spot market, if it was
+    measured: bool = False  # whether the autoscaler has recorded how long the replica's start took
+    reclaimed: bool = False  # when the provider announced that it will reclaim the replica's node
+    loss: ReplicaLoss | None = None  # how the replica was lost to a spot market, if it was
     counted: bool = False  # whether the autoscaler has recorded the loss
 
     @property

@@ -14,8 +14,8 @@ KEPT_ENDED = 10  # maximum number of ended replicas that are stored with a servi
 
 class ServiceKey(Struct, frozen=True, kw_only=True):
     """A key that may call a service. Only its SHA-256 is stored: a key has 256 random bits. `per_s`
-    and `burst` limit its rate; None means that only the service's limits apply. `user` created the
-    key.
+    and `burst` limit its rate; if they are None, only the service's limits apply. `user` created
+    the key.
     """
 
     id: str
@@ -26,22 +26,22 @@ class ServiceKey(Struct, frozen=True, kw_only=True):
     burst: int = 1
     created_at: datetime
     expires_at: datetime | None = None
-    used_at: datetime | None = None  # as of the last write of the service
+    used_at: datetime | None = None  # state at the last write of the service
 
 
 class StoredService(Struct, frozen=True, kw_only=True):
     """A service: a name in a project, the task of its newest revision, and its replicas, oldest
     first. Each replica is a job with the ID of the replica.
 
-    `wanted` is false once the user has ended the service; the row goes with its last replica.
-    `target` is the number of replicas that the autoscaler last asked for, `why` its reason, and
-    `scaling` its state, as JSON. `level` has the counts for the service level, as JSON. With spot,
-    `markets` are those that it chooses from, and `placement` is how many replicas there should be
-    in each. `failures` counts the replicas that ended in a row before or soon after they were
-    ready; the last of them ended at `failed_at` for the reason `problem`. While a revision is tried
-    out, it is the `candidate`, and `task` and `revision` are those that serve; `outcome` is how the
-    last trial ended. `former` is the revision that a rolling update goes back to while no replica
-    of the new one has been ready.
+    `wanted` is false once the user has ended the service; the row is deleted with the service's
+    last replica. `target` is the number of replicas that the autoscaler last asked for, `why` its
+    reason, and `scaling` its state, as JSON. `level` contains the counts for the service level, as
+    JSON. With spot, `markets` are the markets from which the autoscaler chooses, and `placement` is
+    how many replicas there should be in each. `failures` counts the replicas that ended in a row
+    before or soon after they were ready; the last of them ended at `failed_at` for the reason
+    `problem`. While a revision is on trial, it is the `candidate`, and `task` and `revision` are
+    those of the serving revision; `outcome` is how the last trial ended. `former` is the revision
+    that a rolling update goes back to while no replica of the new one has been ready.
     """
 
     project: str
@@ -70,7 +70,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     candidate: CandidateRevision | None = None
     former: CandidateRevision | None = None
     outcome: UpdateOutcome | None = None
-    stopped_by: str = ""  # the budget whose hard stop ended its replicas
+    stopped_by: str = ""  # the budget whose hard stop ended the service's replicas
     version: int = 0
 
     @property

@@ -145,7 +145,7 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> tuple["ResourceSpec", ...]:
-        """All acceptable alternatives. Each of them has the whole list in `any_of`."""
+        """All acceptable alternatives. Each alternative has the whole list in `any_of`."""
         return tuple(
             replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
         ) or (self,)
@@ -164,8 +164,8 @@ class Workdir(Struct, frozen=True, kw_only=True):
 class Transfer(Struct, frozen=True, kw_only=True):
     """One input or output: copy `source` to `target`.
 
-    One end is a path relative to the working folder. The other end is an absolute path on the node,
-    or a URL with one of URL_SCHEMES.
+    One of the two is a path relative to the working folder. The other is an absolute path on the
+    node, or a URL with one of URL_SCHEMES.
     """
 
     source: str
@@ -212,7 +212,8 @@ class Volume:
 
     `source` depends on the kind: the volume's name, a folder of the node, SERVER:/EXPORT, or a path
     in the working folder. `size_gib` and `type` apply to a named volume, which is created if it
-    does not exist. If they are None and "", an existing volume of any size or type is accepted.
+    does not exist. If `size_gib` is None and `type` is "", an existing volume of any size or type
+    is accepted.
     """
 
     kind: VolumeKind
@@ -260,7 +261,8 @@ class JobLimits(Struct, frozen=True, kw_only=True):
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """How often a job is retried after each kind of failure; None means without limit.
+    """How often a job is retried after each kind of failure; a number of None means that there is
+    no limit.
 
     `exit_codes` lists the exit codes to retry; () means any non-zero code. `delay` doubles with
     each retry of a kind, up to an hour.

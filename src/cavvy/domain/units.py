@@ -59,7 +59,7 @@ class HourlyRate(Struct, frozen=True, order=True):
 _MOST_MICROS = (1 << 63) - 1
 
 
-# Commas only separate thousands: 1.000,50 and 2,50 are amounts in the writing of other countries.
+# Commas only separate thousands: 1.000,50 and 2,50 are amounts in the notation of other countries.
 _THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?")
 
 
@@ -119,7 +119,7 @@ def parse_duration(text: str | int | float) -> timedelta:
         raise TooMuch(f"{str(text)[:40]} exceeds the maximum length of time") from None
 
 
-# Vendors state memory in powers of two, whichever unit they write: 80GB means 80 GiB.
+# Vendors state memory in powers of two, regardless of the unit that they write: 80GB means 80 GiB.
 _MEMORY = {
     "": 1024,
     "G": 1024,

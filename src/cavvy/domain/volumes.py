@@ -24,7 +24,7 @@ class KeptVolume(Struct, frozen=True, kw_only=True):
     size_gib: int
     created_at: datetime
     made_for: str = ""  # a gang
-    project: str = ""  # as the volume's own label says
+    project: str = ""  # as stated by the volume's own label
     used_by: tuple[str, ...] = ()
     price: ExtraPrice | None = None
 
@@ -56,8 +56,8 @@ class VolumeOwner(Struct, frozen=True, kw_only=True):
 
 
 class VolumeBill(Struct, frozen=True, kw_only=True):
-    """The bill of a volume between jobs, and what it is computed from. The entries of `subject` in
-    the ledger add up to `lines`. The provider listed the volume last at `seen_at`.
+    """The bill of a volume between jobs, and the facts from which it is computed. The entries of
+    `subject` in the ledger add up to `lines`. The provider last listed the volume at `seen_at`.
     """
 
     subject: LedgerSubject
