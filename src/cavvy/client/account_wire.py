@@ -49,9 +49,9 @@ class AccountView(Answer, frozen=True, kw_only=True):
 
 
 class TokenAsk(Ask, frozen=True, kw_only=True):
-    """A new token. If `account` is null, it belongs to the caller's own account. Without `scopes`,
-    the token has all permissions of its account. With `project`, it is valid only for that project
-    and the projects below it. Without `expires_s`, it does not expire.
+    """A new token. If `account` is null, the token belongs to the caller's own account. Without
+    `scopes`, the token has all permissions of its account. With `project`, the token is valid only
+    for that project and the projects below it. Without `expires_s`, the token does not expire.
     """
 
     account: str | None = None
@@ -76,7 +76,7 @@ class TokenView(Answer, frozen=True, kw_only=True):
 
 
 class TokenMade(Answer, frozen=True, kw_only=True):
-    """A new token. Only this answer contains its secret."""
+    """A new token. Only this answer contains the token's secret."""
 
     token: str
     view: TokenView
@@ -108,7 +108,7 @@ class ProjectArchiveAsk(Ask, frozen=True, kw_only=True):
 
 class ProjectView(Answer, frozen=True, kw_only=True):
     """A project in which the caller has these roles. `parent` is also null if the caller has no
-    role in it.
+    role in the parent.
     """
 
     name: str

@@ -13,8 +13,8 @@ _T = TypeVar("_T")
 
 
 class AccountClient:
-    """Manages the accounts, tokens, projects and roles of a server. It uses the connection of an
-    `ApiClient`.
+    """Manages the accounts, tokens, projects and roles of a server. The object uses the connection
+    of an `ApiClient`.
     """
 
     def __init__(self, client: ApiClient) -> None:

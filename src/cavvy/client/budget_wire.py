@@ -98,7 +98,9 @@ def request_amount(client: ApiClient, project: str, name: str, ask: BudgetReques
 
 
 def approve_request(client: ApiClient, name: str, ask: BudgetApprovalAsk) -> None:
-    """Approve the requested amount. Raises ApiError, also if the request is for another amount."""
+    """Approve the requested amount. Raises ApiError, including if the request is for another
+    amount.
+    """
     body = encode(ask)
     client.repeat(lambda: client.send("POST", f"{_path(name)}/approve", body))
 

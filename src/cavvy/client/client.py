@@ -354,7 +354,7 @@ class ApiClient:
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Return two commands. Either of them turns a machine into a node when it is run there."""
+        """Return two commands. Either command turns the machine that runs it into a node."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 

@@ -16,10 +16,10 @@ def connect(
     timeout_s: float = 30.0,
     patience: Patience | None = None,
 ) -> ApiClient:
-    """Connect to the server of the chosen context (see `contexts.py`). Without one, or if `home`
-    names a state folder, connect to the embedded server; it is started if it is not running, unless
-    `start` is False. If the server stops answering later, requests are repeated until the time
-    limit of `patience`.
+    """Connect to the server of the chosen context (see `contexts.py`). Without a context, or if
+    `home` names a state folder, connect to the embedded server; it is started if it is not running,
+    unless `start` is False. If the server stops answering later, requests are repeated until the
+    time limit of `patience`.
 
     Raises ApiError `context-unknown`; Unreachable (the embedded server is not running and `start`
     is False), StartFailed, IncompatibleVersions.

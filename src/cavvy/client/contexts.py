@@ -90,7 +90,7 @@ def write_contexts(home: str, contexts: Contexts) -> None:
 
 def chosen_context(home: str) -> Context | None:
     """Return the context that commands use: the one that CAVVY_CONTEXT names, or else the current
-    one. None means the embedded server. Raises ApiError `context-unknown`.
+    one. Returns None for the embedded server. Raises ApiError `context-unknown`.
     """
     contexts = read_contexts(home)
     name = os.environ.get("CAVVY_CONTEXT") or contexts.current

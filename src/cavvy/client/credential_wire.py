@@ -36,7 +36,7 @@ def list_credentials(client: ApiClient, project: str) -> list[CredentialRow]:
 
 
 def put_credential(client: ApiClient, project: str, provider: str, ask: CredentialAsk) -> None:
-    """Set a credential; the server tries it first. Raises ApiError `credential-in-use`,
+    """Set a credential, after the server has tested it. Raises ApiError `credential-in-use`,
     `provider-refused`, `provider-unreachable`.
     """
     client.send("PUT", _path(project, provider), encode(ask), wait_s=120)

@@ -33,9 +33,11 @@ def connect(
     patience: Patience | None = None,
 ) -> ApiClient:
     """Connect to the embedded server. If the server is not running, it is started, unless `start`
-    is False. If it stops answering later, requests are repeated until the time limit of `patience`.
+    is False. If the server stops answering later, requests are repeated until the time limit of
+    `patience`.
 
-    Raises Unreachable (it is not running and `start` is False), StartFailed, IncompatibleVersions.
+    Raises Unreachable (the server is not running and `start` is False), StartFailed,
+    IncompatibleVersions.
     """
     folder, patience = home or default_home(), patience or Patience()
     server = read_server(folder)

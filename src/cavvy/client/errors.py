@@ -12,7 +12,8 @@ ApiError                    the server refused: code, message, hint and HTTP sta
 _PASSING = frozenset(
     {"server-unreachable", "connection-lost", "server-start-timeout", "server-start-failed"}
 )
-# Such an answer of a running server may pass. If a start fails with this code, a person must act.
+# A running server may recover from such an error by itself. If a start fails with this code, a
+# person must act.
 _NO_DATABASE = "database-unusable"
 
 

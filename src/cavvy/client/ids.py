@@ -36,7 +36,9 @@ def make_key() -> str:
 
 
 def read_time(job_id: str) -> float | None:
-    """Return the time that an ID encodes, in seconds since 1970. None if the text is not an ID."""
+    """Return the time that an ID encodes, in seconds since 1970. Returns None if the text is not an
+    ID.
+    """
     if not _FORM.fullmatch(job_id):
         return None
     number = 0

@@ -37,8 +37,8 @@ class ProjectPolicyView(Answer, frozen=True, kw_only=True):
 
 
 def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyView]:
-    """Return the policies that apply to the jobs of a project, its own policy last; for None,
-    return the policy of the installation.
+    """Return the policies that apply to the jobs of a project, with the project's own policy last;
+    for None, return the policy of the installation.
     """
     answer = client.repeat(lambda: client.send("GET", _path(project)))
     return decode(answer.body, type=list[ProjectPolicyView])

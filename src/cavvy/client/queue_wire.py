@@ -24,7 +24,7 @@ class QueuedCallAsk(Ask, frozen=True, kw_only=True):
 
 
 class QueuedCallView(Answer, frozen=True, kw_only=True):
-    """A queued call. `status` and `answer_headers` are those of its result."""
+    """A queued call. `status` and `answer_headers` are those of the call's result."""
 
     id: str
     state: str

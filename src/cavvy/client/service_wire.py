@@ -52,8 +52,8 @@ class ServiceTrafficView(Answer, frozen=True, kw_only=True):
 
 
 class LevelShares(Answer, frozen=True, kw_only=True):
-    """What a service has reached in some time: the share of requests that were answered, and the
-    share of answers that came within `p95`. They are null until they are measured.
+    """The service level of a service in a period: the share of requests that were answered, and the
+    share of answers that came within `p95`. The values are null until they are measured.
     """
 
     requests: int
@@ -62,7 +62,7 @@ class LevelShares(Answer, frozen=True, kw_only=True):
 
 
 class LevelView(Answer, frozen=True, kw_only=True):
-    """The service level that `slo` asks for, and what was reached in the last hour and day."""
+    """The service level that `slo` requires, and the level in the last hour and in the last day."""
 
     availability: float | None
     p95_s: float | None

@@ -86,7 +86,7 @@ def server_holds_lock(home: str) -> bool:
 
 def process_mark(pid: int) -> str:
     """Return a text that distinguishes a process from later ones with the same pid: its start time
-    in clock ticks, and the ID of the boot. "" if the process has ended.
+    in clock ticks, and the ID of the boot. Returns "" if the process has ended.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

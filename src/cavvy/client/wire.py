@@ -224,11 +224,11 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
 class EventView(Answer, frozen=True, kw_only=True):
     """One event of a job. A later event has a higher id.
 
-    `fact` is for programs, `text` is for people. What `fact` is depends on `kind`. For `webhook`,
-    it is the event that was reported (finish, failure or budget). For `exited`, it is the rank's
-    `exit_failure` or outcome. For `avoided`, `standby`, `queued` and the end of an attempt, it is
-    the `failure`. For the first `queued` event, it is submitted or scheduled. For `limit`,
-    `stopping` and the end of a stopped job, it is the `stop_cause`.
+    `fact` is for programs, `text` is for people. The meaning of `fact` depends on `kind`. For
+    `webhook`, `fact` is the event that was reported (finish, failure or budget). For `exited`,
+    `fact` is the rank's `exit_failure` or outcome. For `avoided`, `standby`, `queued` and the end
+    of an attempt, `fact` is the `failure`. For the first `queued` event, `fact` is submitted or
+    scheduled. For `limit`, `stopping` and the end of a stopped job, `fact` is the `stop_cause`.
     """
 
     id: int
@@ -275,7 +275,8 @@ class CostView(Answer, frozen=True, kw_only=True):
     """A job's cost, and how its time since its submission was spent.
 
     `lost_s` is running time whose work was repeated: from the newest checkpoint until the nodes
-    were lost. `unsure_micros` is what the job may have cost in addition to `total_micros`.
+    were lost. `unsure_micros` is the amount that the job may have cost in addition to
+    `total_micros`.
     """
 
     job: str
@@ -466,8 +467,9 @@ class Health(Answer, frozen=True, kw_only=True):
 
 
 class InviteAsk(Ask, frozen=True, kw_only=True):
-    """Invites a machine to join. `name` is its name, by default its host name. `group` is the name
-    of a group of machines on the same network. The invitation is valid for `valid_s` seconds.
+    """Invites a machine to join. `name` is the machine's name, by default its host name. `group` is
+    the name of a group of machines on the same network. The invitation is valid for `valid_s`
+    seconds.
     """
 
     name: str | None = None
@@ -476,7 +478,7 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
 
 
 class InvitationView(Answer, frozen=True, kw_only=True):
-    """Two commands. Running either of them on a machine turns that machine into a node."""
+    """Two commands. Either command turns the machine that runs it into a node."""
 
     shell: str
     python: str
@@ -496,8 +498,9 @@ class MachineRow(Answer, frozen=True, kw_only=True):
 class QuotaRow(Answer, frozen=True, kw_only=True):
     """A limit that a provider sets for the account. `limit`, `used` and `left` are numbers of
     `unit`; `used` and `left` are null if the use is unknown. `region` is empty if the quota is for
-    all regions, and `zone` if it is for the whole region. `purchase` is null if on-demand and spot
-    machines count alike. `request` is the provider's command that requests the limit NEW_LIMIT.
+    all regions, and `zone` is empty if the quota is for the whole region. `purchase` is null if
+    on-demand and spot machines count alike. `request` is the provider's command that requests the
+    limit NEW_LIMIT.
     """
 
     provider: str
@@ -532,7 +535,7 @@ class MachineView(Answer, frozen=True, kw_only=True):
     and costs nothing; its placement, times, rate and cost are null.
 
     `has` describes the hardware. `rate_micros_per_hour` is the price of all nodes together.
-    `spent_micros` is what they have cost since the machine got them. `waiting` is the number of
+    `spent_micros` is the cost of these nodes since the machine got them. `waiting` is the number of
     jobs that wait for the machine.
     """
 
@@ -554,7 +557,7 @@ class MachineView(Answer, frozen=True, kw_only=True):
 
 
 class MachineStartAsk(Ask, frozen=True, kw_only=True):
-    """Starts a stopped machine by getting nodes for it again. `consent` allows offers that cost
+    """Starts a stopped machine by getting new nodes for it. `consent` allows offers that cost
     money."""
 
     user: str = ""
