@@ -47,7 +47,7 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     if service.slo.availability is not None:
         promises.append(f"{100 * service.slo.availability:g}% answered")
     yield "promises", listed(promises, "and") if promises else ""
-    yield "responses", "say what their requests have cost" if service.price_header else ""
+    yield "responses", "state what their requests have cost" if service.price_header else ""
     yield "updates", _update(service.update)
     yield "queued calls", _queue(service.queue)
     events = [_event(each) for each in service.events]

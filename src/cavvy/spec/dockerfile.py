@@ -34,8 +34,8 @@ _APT = re.compile(r"(sudo )?(DEBIAN_FRONTEND=\S+ )?apt(-get)?\b")
 
 class DockerfileRecipe(Struct, frozen=True, kw_only=True):
     """A Dockerfile, and the additional files that its build context must contain. `uses` are the
-    parts of the working folder that the Dockerfile copies; None means that it copies the whole
-    folder.
+    parts of the working folder that the Dockerfile copies; `uses` is None if the Dockerfile copies
+    the whole folder.
     """
 
     text: str
@@ -166,7 +166,7 @@ def _vendor(task: TaskSpec) -> Vendor | None:
 
 
 def _uses(task: TaskSpec) -> tuple[str, ...] | None:
-    """Return the parts of the working folder that the setup uses; None means the whole folder."""
+    """Return the parts of the working folder that the setup uses, or None for the whole folder."""
     if task.setup is None or task.workdir is None:
         return ()
     return task.setup_uses

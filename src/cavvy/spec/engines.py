@@ -2,8 +2,8 @@
 path of their metrics is stored here too.
 
 `flags` are options of the engine that were found in `source` on the date `as_of`. A test checks
-that the command that is written here uses no others. Of the engines, only `onnxruntime` was started
-by its command.
+that the command uses no options other than these. The tests start only the engine `onnxruntime` by
+its command.
 """
 
 import shlex
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from cavvy.domain.values import Struct
 
-# keys of `service.model`, beside `source`, which are options of the engine
+# keys of `service.model`, other than `source`, that are options of the engine
 OPTIMISATION = ("optimise", "samples", "agree", "compare")
-SERVER_FOLDER = ".cavvy"  # where the files of our own server are in the working folder
+SERVER_FOLDER = ".cavvy"  # folder of our own server's files in the working folder
 # Replicas are reached at this address. A server of another machine's replicas sets SERVE_HOST.
 _HOST = '"${SERVE_HOST:-127.0.0.1}"'
 _PORT = '"${PORT:-%d}"'
@@ -23,8 +23,8 @@ _PORT = '"${PORT:-%d}"'
 
 class Engine(Struct, frozen=True, kw_only=True):
     """An engine. `command` precedes the options. `model`, `host`, `port_flag` and `names` are the
-    engine's options for these values, and `gpus` is the option for the number of GPUs of a node; ""
-    if the engine has no such option.
+    engine's options for these values, and `gpus` is the option for the number of GPUs of a node; a
+    value is "" if the engine has no such option.
     """
 
     command: str
@@ -37,9 +37,10 @@ class Engine(Struct, frozen=True, kw_only=True):
     names: str = ""
     gpus: str = ""
     fixed: tuple[str, ...] = ()
-    separator: str = " "  # between an option and its value
-    chats: bool = True  # it answers OpenAI's API
-    optimises: frozenset[str] = frozenset()  # the values of `model.optimise` that it knows
+    separator: str = " "  # the separator between an option and its value
+    chats: bool = True  # whether the engine implements OpenAI's API
+    # the values of `model.optimise` that the engine supports
+    optimises: frozenset[str] = frozenset()
     flags: frozenset[str]
     source: str
     as_of: date

@@ -11,8 +11,8 @@ from cavvy.spec.engines import ENGINES
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import MapNode, Node, ScalarNode, check_single, compose_all, to_value
 
-MODEL_FOLDER = "model"  # where the files of a model are in the working folder
-# keys of a job's file that hold for the service too; the others are about the work of the job
+MODEL_FOLDER = "model"  # folder of a model's files in the working folder
+# keys of a job's file that also apply to the service; the other keys concern the work of the job
 _KEPT = (
     "params",
     "resources",
@@ -54,7 +54,7 @@ def find_models(files: Iterable[str]) -> Sequence[ServedModel]:
 
 def write_service(job_text: str, name: str, model: ServedModel, inputs: Sequence[str] = ()) -> str:
     """Return the file of a service that serves a model with the resources, image, setup, folder and
-    variables of a job's file. `inputs` are URLs or paths from which its files come. Raises
+    variables of a job's file. `inputs` are the URLs or paths of the model's files. Raises
     SpecError if the text is not a table.
     """
     notes = ProblemNotes("the job's file", job_text)

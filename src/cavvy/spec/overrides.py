@@ -1,4 +1,4 @@
-"""Applies values from the command line to a task. They replace the values of the task file. The
+"""Applies values from the command line to a task. These values replace those of the task file. The
 task file may be written for any supported tool.
 """
 

@@ -357,7 +357,7 @@ _EXPLAINED = (
     (
         "tab between",
         "a tab instead of a space",
-        "use a space, or delete it at the end of the line",
+        "use a space, or delete the tab if it is at the end of the line",
     ),
     ("tab", "a tab cannot indent YAML", "use spaces, two for each level"),
     (

@@ -256,7 +256,7 @@ def _build_update(table: SectionReader) -> ServiceUpdate | None:
                 table.wrong(
                     name,
                     f"`{name}` is for canaries only",
-                    suggestion="add `strategy: canary`, or delete it",
+                    suggestion="add `strategy: canary`, or delete this key",
                 )
     return update
 

@@ -106,7 +106,7 @@ def _build(table: SectionReader) -> TaskSpec | None:
             table.wrong(
                 "secrets",
                 f"{name} is in `env` and in `secrets`",
-                suggestion="delete it from one of them",
+                suggestion="delete the name from one of the two sections",
             )
     limits: JobLimits = table.get("limits", JobLimits())
     _check_uses(table)
