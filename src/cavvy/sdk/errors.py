@@ -7,7 +7,7 @@ CavvyError              any error of this interface
   ConsentNeeded         the offers cost money, and the caller did not agree to pay
   JobNotFound           the project has no job with this name
   JobFailed             the job ended without success; `status` is its last state
-  WaitTimeout           the job did not get so far in time; it continues
+  WaitTimeout           the job did not reach the wanted state in time; the job continues
   ServerUnavailable     no server answers, or the embedded server cannot be started
 """
 

@@ -66,7 +66,7 @@ def check_files(task: TaskSpec, sizes: Mapping[str, int], limit_mib: int) -> Non
             raise FreezeError(
                 f"there is no {volume.source} in the working folder, but the volume at "
                 f"{volume.path} needs it",
-                "it does not exist, or an ignore file excludes it",
+                "the file does not exist, or an ignore file excludes it",
             )
     path, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
     if size > limit_mib * MIB:

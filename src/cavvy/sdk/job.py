@@ -24,7 +24,7 @@ _TAIL_BYTES, _TAIL_LINES = 4000, 10
 
 
 class Job:
-    """A job. `Client.submit`, `Client.job` and `Client.jobs` return it.
+    """A job. `Client.submit`, `Client.job` and `Client.jobs` return jobs.
 
     `id`, `name` and `project` never change. `last_status` is the newest state that a method has
     read. `status()` reads the state from the server. `notes` are remarks about the submitted files.
@@ -119,8 +119,8 @@ class Job:
         }
 
     def stop(self, *, wait: bool = True) -> JobStatus:
-        """Stop the job. Its program gets the grace period to end, then its nodes are released. With
-        `wait`, returns when the job has ended.
+        """Stop the job. The job's program gets the grace period to end, then the job's nodes are
+        released. With `wait`, returns when the job has ended.
         """
         with self._connections.use() as connection:
             connection.stop(self.project, self.id)
