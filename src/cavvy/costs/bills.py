@@ -37,7 +37,7 @@ class BillLine(Struct, frozen=True, kw_only=True):
     """
 
     number: int
-    resource: str  # how the cloud names the resource
+    resource: str  # the cloud's name of the resource
     gang: str = ""
     kind: BilledKind = BilledKind.MACHINE
     category: BillCategory = BillCategory.USAGE
@@ -46,7 +46,8 @@ class BillLine(Struct, frozen=True, kw_only=True):
     hours: Decimal | None = None  # hours of a machine; None if the bill does not state them
     amount: Decimal
     currency: str = USD
-    identity: int | None = None  # equal for lines that are the same; None if it is not known
+    # an ID that is equal for repeated lines; None if the bill has no IDs
+    identity: int | None = None
 
 
 class BillFault(StrEnum):

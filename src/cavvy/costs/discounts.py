@@ -4,14 +4,14 @@ charges.
 The rules, in the order in which they apply:
 
 1. A percentage (a negotiated price, committed use, a reservation) applies to the charges of its
-   account at a provider. Percentages of the same charges add up, to at most 100 %.
-2. A credit is an amount for each month. The credit pays the rest after the percentages, up to the
-   whole rest.
+   account at a provider. Percentages of the same charges are added, up to at most 100 %.
+2. A credit is an amount for each month. The credit reduces the amount that remains after the
+   percentages, down to 0.
 
 The amount of a discount is rounded down to whole micro-dollars once. The amount is distributed over
 the attempts in proportion to their charges. Each attempt gets its share rounded down. The remaining
-micro-dollars are given, one each, to the attempts with the largest remainders; of equal remainders,
-the first by ID is chosen. Therefore the parts add up exactly.
+micro-dollars are assigned, one each, to the attempts with the largest remainders; of equal
+remainders, the first by ID is chosen. Therefore the parts add up exactly.
 """
 
 import re
@@ -76,7 +76,8 @@ def spread_discounts(
     are 0 or more.
     """
     left = {each.subject: each.micros for each in charged if each.micros > 0}
-    whole = dict(left)  # percentages are of the charges, not of what other discounts left
+    # percentages refer to the charges, not to the amounts that remain after other discounts
+    whole = dict(left)
     found: dict[str, dict[str, int]] = {}
     for discount in sorted(discounts, key=lambda each: (each.millionths == 0, each.name)):
         meant = [

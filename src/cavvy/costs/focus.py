@@ -29,19 +29,20 @@ _PRICING = {
     Purchase.SPOT: "Dynamic",
     Purchase.RESERVED: "Committed",
 }
-# The category of what the charges of each kind pay for, and the type of the resource.
+# For each kind of charge: the category of the service, and the type of the resource.
 _SERVICES: Mapping[str, tuple[str, str]] = {
     ChargeKind.DISK: ("Storage", "Disk"),
     ChargeKind.ADDRESS: ("Networking", "Public address"),
     ChargeKind.TRAFFIC: ("Networking", "Data transfer"),
     STORAGE_LINE: ("Storage", "Disk"),
 }
-# The unit of the quantity, and how many of the ledger's are one.
+# The unit of the quantity, and the number of the ledger's units in one such unit.
 _UNITS: Mapping[QuantityUnit, tuple[str | None, int]] = {
     QuantityUnit.BYTES: ("GB", 10**9),
     QuantityUnit.MICROSECONDS: ("Hours", 3_600_000_000),
     QuantityUnit.REQUESTS: ("Requests", 1),
-    QuantityUnit.NONE: ("Hours", 1),  # of an amount that was moved, whose hours stay where they are
+    # for an amount that was moved to other kinds, without its hours
+    QuantityUnit.NONE: ("Hours", 1),
 }
 _NUMBERS = (
     "BilledCost",

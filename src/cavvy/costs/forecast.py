@@ -10,7 +10,7 @@ from cavvy.domain.postings import month_of
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct
 
-DAYS = 14  # how many whole days before now the forecast is made from
+DAYS = 14  # number of whole days before now on which the forecast is based
 # 80 % of a normal distribution lie within this many standard deviations of its mean
 _Z80 = 1.2816
 

@@ -53,7 +53,8 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.IDLE,
-        source="kept nodes and machines, the rest of minimum charges, machines of failed "
+        source="warm nodes and idle named machines, the rest of minimum charges, machines of "
+        "failed "
         "launches, and replicas of services between requests",
     ),
     LedgerMeter(
@@ -62,7 +63,7 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.REQUEST,
-        source="the time that replicas of services worked on requests, by key, at the price of "
+        source="the time in which replicas of services processed requests, by key, at the price of "
         "the replica",
         missing="requests that HAProxy handles itself: it does not report the times of single "
         "requests",

@@ -8,7 +8,7 @@ days.
 A resource is a gang: the ledger identifies its machines by the attempt, and the bill by the tag
 that Cavvy sets on them. Lines without the tag do not belong to Cavvy, unless one of them costs as
 much on a day as a resource of the ledger that is missing from the bill. A volume is compared
-together with the disks of the gang in its tag and of the jobs that had it (`shared_disks`).
+together with the disks of the gang in its tag and of the jobs that used it (`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ from cavvy.domain.values import Struct
 _HOUR_US = 3_600_000_000
 _DAY = timedelta(days=1)
 _MICRO = Decimal("0.000001")
-# The ledger rounds each entry, and each part of it on a day, to a micro-dollar.
+# The ledger rounds each entry, and each day's part of an entry, to a micro-dollar.
 _OWN_ROUNDING = 2 * _MICRO
-_SHOWN = 5  # numbers of lines that a difference names
+_SHOWN = 5  # maximum number of lines that a difference names
 _KINDS: dict[str, BilledKind] = {
     ChargeKind.DISK: BilledKind.DISK,
     ChargeKind.ADDRESS: BilledKind.ADDRESS,
@@ -47,8 +47,9 @@ class DifferenceCause(StrEnum):
     NOT_IN_BILL = "not in bill"
     RATE = "other rate"
     DURATION = "other duration"
-    AMOUNT = "other amount"  # the bill does not state for how long
-    DAYS = "other days"  # the sum is the same, such as in another time zone
+    AMOUNT = "other amount"  # the bill does not state the duration
+    # the sum over the days is the same, for example because of another time zone
+    DAYS = "other days"
     ROUNDING = "rounding"
     TAX = "tax"
     CREDIT = "credit"
@@ -78,7 +79,7 @@ class BilledSum(Struct, kw_only=True):
     hours: Decimal | None = Decimal(0)
     currency: str = USD
     count: int = 0  # number of lines or entries
-    decimals: int = 0  # of the amount with the most
+    decimals: int = 0  # decimal places of the amount with the most of them
     long: bool = False  # whether a line is for more than a day
     lines: tuple[int, ...] = ()  # numbers of the first lines
     resources: tuple[str, ...] = ()
@@ -114,9 +115,9 @@ class CellKey(NamedTuple):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """A difference between the bill and the ledger. A side is None if it has no such charge, or if
-    its amount is not in US dollars; `billed_in` then contains the currency. `lines` contains the
-    first lines of the bill. The hours are machine hours, and are set if both sides state hours.
+    """A difference between the bill and the ledger. A side is None if that side has no such charge,
+    or if its amount is not in US dollars; `billed_in` then contains the currency. `lines` contains
+    the first lines of the bill. The hours are machine hours, and are set if both sides state hours.
     """
 
     cause: DifferenceCause
@@ -145,7 +146,9 @@ class Difference(Struct, frozen=True, kw_only=True):
 
     @property
     def more_micros(self) -> int | None:
-        """By how much the bill is higher, in micro-dollars, or None in another currency."""
+        """The amount by which the bill is higher, in micro-dollars, or None for another
+        currency.
+        """
         if self.billed_in != USD:
             return None
         return (self.bill_micros or 0) - (self.ledger_micros or 0)

@@ -4,8 +4,9 @@ Whenever the bill has grown, the new amount is divided in proportion to time: th
 key's requests (requests that are in flight at the same moment share the replica equally), the time
 before the replica was ready (`cold start`), and the remaining time (`idle`). Each division posts
 entries that add up to zero: they subtract the amount from the bill's own kinds and add it to the
-kinds of the parts. So the parts add up exactly to the bill. If a gateway is killed, the time that
-it had counted but not reported is idle. Changes of a bill after its replica's end are idle, too.
+kinds of the parts. Therefore, the parts add up exactly to the bill. If a gateway is killed, the
+time that it had counted but not reported is idle. Changes of a bill after its replica's end are
+idle, too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,8 +39,8 @@ class Division(Struct, frozen=True, kw_only=True):
 def keep_undivided(
     bill: ReplicaBill, counts: RequestCounts | None, ready_at: datetime | None
 ) -> Division:
-    """The begin of the divisions of a bill from a time in which no requests were counted. What it
-    is so far stays as it was charged; what it grows by is divided.
+    """Return the start state for the divisions of a bill from a time in which no requests were
+    counted. The present amount remains as it was charged; only later amounts are divided.
     """
     divided = DividedBill(
         attempt_id=bill.attempt_id,
@@ -121,8 +122,8 @@ def _weigh(since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]) 
 
 
 def _split(total: int, weights: Mapping[_Part, int], rest: _Part) -> dict[_Part, int]:
-    """Divide the amount in proportion to the weights; what rounding leaves is assigned to the
-    largest remainders. If all weights are 0, `rest` gets the whole amount.
+    """Divide the amount in proportion to the weights; the remainder from rounding is assigned to
+    the largest remainders. If all weights are 0, `rest` gets the whole amount.
     """
     whole = sum(weights.values())
     if not whole:

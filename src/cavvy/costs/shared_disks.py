@@ -1,10 +1,11 @@
 """Finds the disks that a bill and the ledger assign to different gangs, to compare them together.
 
-A cloud bills a volume for its whole life, with the tag of the gang that it was made for. The ledger
-has the time in which a job had the volume as a part of the job's disks, and the rest as the
+A cloud bills a volume for its whole life, with the tag of the gang that it was made for. In the
+ledger, the time in which a job used the volume is a part of the job's disks, and the rest is in the
 volume's own entries. Therefore the disks of the volume, of the gang in its tag and of all jobs that
-had the volume are one sum. A job had the volume if its disks' charges begin or end at the same
-microsecond at which the volume's own charges end or begin, since these are what jobs did not pay.
+used the volume are compared as one sum. A job counts as a user of the volume if its disks' charges
+begin or end at the same microsecond at which the volume's own charges end or begin, since the
+volume's own charges cover the time that jobs did not pay.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -57,13 +58,13 @@ def _list_entries(
 
 
 def name_disk(resource: str) -> str:
-    """Return the id of a disk, of which bills may give the whole path."""
+    """Return the id of a disk, whose whole path bills may contain."""
     return resource.rpartition("/")[2].lower()
 
 
 def _cover(entries: Iterable[LedgerEntry]) -> Iterator[tuple[datetime, datetime]]:
-    """The periods that the entries charge, with the corrections that take time away. Adjacent and
-    overlapping periods are one.
+    """Return the periods that the entries charge, after the corrections that remove time. Adjacent
+    and overlapping periods are merged.
     """
     steps: dict[datetime, int] = {}
     for entry in entries:
@@ -81,7 +82,7 @@ def _cover(entries: Iterable[LedgerEntry]) -> Iterator[tuple[datetime, datetime]
 
 
 def _join(groups: dict[str, str], found: Iterable[str], name: str) -> None:
-    """Put these names into one group, with the groups that they are in already."""
+    """Put these names into one group, together with the groups that already contain them."""
     before = {groups[each] for each in found if each in groups}
     name = min(before, default=name)
     for each, group in groups.items():

@@ -1,4 +1,4 @@
-"""Computes what volumes cost between jobs.
+"""Computes the cost of volumes between jobs.
 
 A job pays for the volumes of its nodes, as a part of their disks. The volume's own bill covers the
 rest of the time from its creation until the provider last listed it. The whole bill is computed
@@ -18,8 +18,9 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.domain.volumes import KeptVolume, VolumeBill, VolumeTerms, VolumeUse
 
-SETTLED_AFTER = timedelta(days=62)  # the time in which a job's late times still correct a bill
-_STEP = timedelta(days=31)  # so that most looks change nothing
+# the time for which late reports about a job can still correct a bill
+SETTLED_AFTER = timedelta(days=62)
+_STEP = timedelta(days=31)  # rounded, so that most checks change nothing
 
 
 def begin_bill(volume: KeptVolume, subject: LedgerSubject, metered_since: datetime) -> VolumeBill:
@@ -55,8 +56,9 @@ def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> Volum
 
 
 def settle_bill(bill: VolumeBill, uses: Mapping[str, Sequence[VolumeUse]]) -> VolumeBill:
-    """The bill without what is older than two months, so that it stays small: those entries stand.
-    A line that goes on is not cut. `uses` has the uses of the volume by the bill's gangs.
+    """Return the bill without the lines that are older than two months, so that it stays small; the
+    entries of these lines no longer change. A line that continues is not cut. `uses` contains the
+    periods in which the bill's gangs used the volume.
     """
     since = bill.seen_at - SETTLED_AFTER
     since = next((each.since for each in bill.lines if each.since < since < each.until), since)

@@ -43,8 +43,9 @@ class JobTimeline(Struct, frozen=True, kw_only=True):
     stretches: tuple[TimelineStretch, ...]
 
     def total(self, *spells: TimeUse) -> timedelta:
-        """Return the total length of all periods with these uses. Without arguments, the total of
-        all periods."""
+        """Return the total length of all periods with these uses. Without arguments, return the
+        total of all periods.
+        """
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
         )
