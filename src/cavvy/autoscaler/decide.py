@@ -1,7 +1,7 @@
 """The autoscaler's rule.
 
     N       = the replicas that the load needs (`staffing.py`), if the share `late` of requests may
-              wait longer than the service asks:
+              wait longer than the service permits:
     late    = (1 - on_time) * exp(thrift * budget / allowed)
     budget  = the allowed late requests minus the actual ones, at most `allowed` and at
               least -debt * allowed, where allowed = (1 - on_time) * rate * budget_s
@@ -132,7 +132,7 @@ def _count_for_backlog(
     served_s = seen.ready * ahead_s + sum(max(0.0, ahead_s - start_s) for start_s in starts_s)
     backlog = seen.backlog + state.load.rate * ahead_s - served_s * slots / service_s
     if backlog * service_s <= terms.wait_s * slots * max(1, replicas):
-        # Replicas that drain a backlog stay until it would make no request late by itself.
+        # Replicas that drain a backlog are kept until the backlog alone would make no request late.
         waits_s = seen.backlog * service_s / (slots * max(1, seen.ready))
         return replicas if waits_s > terms.wait_s / 2 else 0
     drain_s = terms.drain_s * exp(surplus)

@@ -6,9 +6,9 @@ from cavvy.autoscaler.observations import ServiceObservation
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
 from cavvy.domain.values import Struct, replace
 
-# The mean time of service is of about this many of the last requests.
+# The number of last requests over which the service time is averaged, approximately.
 _REMEMBERED_REQUESTS = 500.0
-# The configured time of service counts like this many measurements.
+# The configured service time counts as this many measurements.
 _ASSUMED_REQUESTS = 10.0
 _MOST_UNEVEN = 50.0
 
@@ -36,7 +36,7 @@ class CountRecord(Struct, frozen=True, kw_only=True):
         return CountRecord(squares=keep * self.squares + square, steps=keep * self.steps + 1)
 
     def unevenness(self, weights: ScalingWeights) -> float:
-        """Return the variance of the numbers divided by their mean; 1 for a Poisson process."""
+        """Return the variance of the numbers divided by their mean (1 for a Poisson process)."""
         assumed = weights.assumed_counts
         return (self.squares + assumed * weights.assumed_uneven) / (self.steps + assumed)
 

@@ -15,7 +15,8 @@ from cavvy.planner.spot.serving import (
     SteadyRecord,
 )
 
-# how often the autoscaler decides, of which the spot policy assumes that a loss takes one
+# the interval of the autoscaler's decisions; the spot policy assumes that a loss lasts for one
+# interval
 _TICK_S = 30.0
 
 

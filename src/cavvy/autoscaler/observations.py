@@ -65,13 +65,13 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
 class ScaleReason(StrEnum):
     """The reason for the number of replicas that the service gets."""
 
-    LOAD = "load"  # the average load needs them
+    LOAD = "load"  # the average load needs the replicas
     BURST = "burst"  # arrivals exceed their average by more than chance explains
     BACKLOG = "backlog"  # waiting requests would be late without them
-    HELD = "held"  # fewer would do, but not each of the last minutes agrees
-    IDLE = "idle"  # no request came for a while
-    LEAST = "least"  # the service asks for at least these
-    MOST = "most"  # the service allows no more
+    HELD = "held"  # fewer replicas would be enough now, but not in each of the last minutes
+    IDLE = "idle"  # no request arrived for a while
+    LEAST = "least"  # the service's minimum is reached
+    MOST = "most"  # the service's maximum is reached
 
 
 class ScalingDecision(Struct, frozen=True, kw_only=True):

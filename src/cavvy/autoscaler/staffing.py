@@ -60,8 +60,8 @@ def count_for_wait(load: ServiceLoad, terms: ScalingTerms, late: float) -> int:
         P(wait > w)  = P(wait > 0) * exp(-(s - a) * w / (S * z))
 
     This is the waiting time of a queue with many servers (Halfin and Whitt, 1981), with Hayward's
-    approximation for uneven arrivals: they act like even ones of 1/z of the load on 1/z of the
-    slots.
+    approximation for uneven arrivals: they have the same effect as even arrivals with 1/z of the
+    load on 1/z of the slots.
     """
     erlangs = load.erlangs
     if erlangs <= 0:

@@ -14,19 +14,20 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
     fast_s: float = 30.0
     # the recent arrivals are a burst if they exceed the average by this many standard deviations
     burst: float = 6.0
-    # the unevenness of arrivals is measured over this long, in steps of these lengths
+    # the period over which the unevenness of arrivals is measured, and the lengths of the steps
     uneven_s: float = 600.0
     short_s: int = 5
     long_s: int = 30
-    # a new service is assumed to be this uneven, as if this many counts had shown it
+    # the assumed unevenness of a new service, and the number of counts that this assumption is
+    # worth
     assumed_uneven: float = 4.0
     assumed_counts: float = 2.0
-    # how strongly the spent budget changes the share of late requests that the rule accepts, the
-    # most that it accepts, and the time whose budget it remembers
+    # how strongly the used budget of late requests changes the accepted share of late requests, the
+    # maximum of this share, and the period of the budget
     thrift: float = 1.0
     most_late: float = 0.8
     budget_s: float = 3600.0
-    # how many times the allowed late requests it remembers as owed
+    # the maximum number of excess late requests that count, as a multiple of the allowed ones
     debt: float = 3.0
     # how many minutes must agree before replicas end: see `count_agreeing`
     agree_min: float = 0.87

@@ -63,7 +63,7 @@ class JobScheduler:
 
     While a job waits for an offer, no later job gets that offer. While a job waits for a shared
     host, a later job gets a part of that host only if this cannot delay the earlier job (see
-    `backfill`). Therefore a large job does not wait for ever while small jobs start. A later job
+    `backfill`). Therefore a large job does not wait forever while small jobs start. A later job
     that can use another host is not delayed.
     """
 
