@@ -82,10 +82,11 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class ServiceStep(Struct, frozen=True, kw_only=True):
-    """The actions of one decision: store the service, order a new replica in each of the markets
-    `orders` ("" lets the planner choose) and in `candidates` for the candidate revision, and start
-    and stop the jobs of other replicas. `finished` means that the service was ended and none of its
-    replicas is left. The next decision is due after `after`.
+    """The actions of one decision about a service: store the service, order new replicas, and start
+    and stop the jobs of other replicas. `orders` names a market for each new replica, and
+    `candidates` does so for the candidate revision; "" lets the planner choose. `finished` means
+    that the service was ended and none of its replicas is left. The next decision is due after
+    `after`.
     """
 
     service: StoredService
