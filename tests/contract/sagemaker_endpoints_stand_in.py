@@ -15,10 +15,10 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from tests.contract.aws_service import KEY, SECRET, Answer, AwsStandIn
-from tests.contract.rest_stand_in import finish
 from tests.contract.sagemaker_stand_in import make_product
-from tests.contract.vm_cloud import MemoryCloud
 
+from cavvy.providers.contract.memory_cloud import MemoryCloud
+from cavvy.providers.contract.rest_stand_in import finish
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState
 
 PRICES = {"ml.m5.large": "0.1150000000", "ml.g4dn.xlarge": "0.7364000000", "ml.z9.large": "9.9"}

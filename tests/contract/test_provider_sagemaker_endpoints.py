@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from tests.contract.aws_service import AwsFront, ManagedPlace, aws_front
-from tests.contract.rest_stand_in import RestServer
 from tests.contract.sagemaker_endpoints_stand_in import FULL, EndpointsStandIn
 from tests.contract.sagemaker_stand_in import IMAGE, ROLE
 from tests.contract.test_provider_vm import VmContract
@@ -33,6 +32,7 @@ from cavvy.providers.base import (
     TryAgain,
 )
 from cavvy.providers.contract import ContractHarness
+from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
 from cavvy.providers.managed.service import JobState
