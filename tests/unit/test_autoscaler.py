@@ -127,10 +127,10 @@ def test_strict_services_and_uneven_arrivals_need_more_minutes() -> None:
         load = ServiceLoad(rate=1.0, service_s=1.0, unevenness=unevenness, burst=False)
         return count_agreeing(load, replace(TERMS, on_time=on_time))
 
-    assert [minutes(0.95, z) for z in (1.0, 4.0, 16.0, 50.0)] == [1, 2, 5, 5]
-    assert [minutes(on_time, 50.0) for on_time in (0.5, 0.9, 0.99, 0.999)] == [1, 4, 8, 12]
+    assert [minutes(0.95, z) for z in (1.0, 4.0, 16.0, 50.0)] == [2, 3, 6, 7]
+    assert [minutes(on_time, 50.0) for on_time in (0.5, 0.9, 0.99, 0.999)] == [2, 5, 10, 15]
     assert minutes(0.0, 1.0) == 1
-    assert minutes(1.0, 50.0) == 24  # a share of 1 counts as 0.999999
+    assert minutes(1.0, 50.0) == 30  # a share of 1 counts as 0.999999
 
 
 def test_a_warm_service_is_not_reduced_before_it_is_known() -> None:

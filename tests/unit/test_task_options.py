@@ -207,7 +207,11 @@ def test_missing_local_files_are_found_before_the_submission(
     [
         ("workdir: .", "SERVER_BLOB_MIB", "big has 2.0 MiB; the server takes files of at most 1"),
         ("workdir: .\nfile_mounts: {/data: ./gone}", "", "there is no gone in the working folder"),
-        (f"# {'x' * 600_000}", "SERVER_REQUEST_MIB", "the server accepts requests of at most 1 MiB"),
+        (
+            f"# {'x' * 600_000}",
+            "SERVER_REQUEST_MIB",
+            "the server accepts requests of at most 1 MiB",
+        ),
     ],
     ids=["file", "volume", "request"],
 )

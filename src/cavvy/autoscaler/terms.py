@@ -24,14 +24,14 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
     assumed_counts: float = 2.0
     # how strongly the used budget of late requests changes the accepted share of late requests, the
     # maximum of this share, and the period of the budget
-    thrift: float = 1.0
+    thrift: float = 1.5
     most_late: float = 0.8
     budget_s: float = 3600.0
     # the maximum number of excess late requests that count, as a multiple of the allowed ones
     debt: float = 3.0
     # how many minutes must agree before replicas end: see `count_agreeing`
-    agree_min: float = 0.87
-    most_agree_min: float = 4.0
+    agree_min: float = 1.2
+    most_agree_min: float = 5.0
 
 
 class ScalingTerms(Struct, frozen=True, kw_only=True):
