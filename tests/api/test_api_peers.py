@@ -1,6 +1,7 @@
 """Requests that another server has passed on: what its token permits, and what it does not."""
 
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -56,6 +57,19 @@ def test_a_token_is_for_one_request_and_a_short_time(peers: PeerServers) -> None
 def test_a_token_of_another_installation_is_refused(peers: PeerServers) -> None:
     other = PeerServers(None, GangTokens(b"x" * 32), "")
     assert not accepts(peers, scope_of(make_token(other)))
+
+
+def test_a_request_of_a_server_is_signed_with_its_body(peers: PeerServers) -> None:
+    path = "/nodes/v1/join/ask"
+    text = f"{path}?offset=0 {sha256(b'body').hexdigest()}"
+    token = peers._make_token("POST", text, NOW + timedelta(seconds=30))
+    scope = scope_of(token, path=path)
+    assert peers.sent(scope, token.encode(), b"body", NOW)
+    assert not peers.sent(scope, token.encode(), b"other", NOW)
+    assert not peers.sent(scope_of(token, path=path + "s"), token.encode(), b"body", NOW)
+    assert not peers.sent(scope, token.encode(), b"body", NOW + timedelta(seconds=31))
+    forwarded = make_token(peers).encode()  # that of a user's request
+    assert not peers.sent(scope_of(forwarded.decode()), forwarded, b"", NOW)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.remote_calls import LinkLost
 from cavvy.providers.join.host_link import JoinLink
 from cavvy.providers.join.members import MachineRegister
+from cavvy.providers.join.sessions import MachineSessions
 from cavvy.providers.state import MemoryProviderState
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -83,7 +84,12 @@ class _Nothing:
 def play(scenario: "Callable[[JoinLink, list[str | None]], object]") -> None:
     async def run() -> None:
         changed: list[str | None] = []
-        await scenario(JoinLink("m", changed.append, Clock()), changed)  # type: ignore[misc]  # each is a coroutine
+        await scenario(
+            JoinLink(
+                "m", changed.append, Clock(), MachineSessions("join", MemoryProviderState(), None)
+            ),
+            changed,
+        )  # type: ignore[misc]  # each is a coroutine
 
     asyncio.run(run())
 

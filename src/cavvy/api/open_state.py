@@ -21,6 +21,7 @@ from cavvy.api.node_listener.listener import NodeListener
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.peers import PeerServers
 from cavvy.api.project_credentials import ProjectCredentials, UsesAccounts
+from cavvy.api.provider_peers import ProviderPeers
 from cavvy.api.provider_state import StoredProviderState
 from cavvy.api.serving.front import GatewayFront
 from cavvy.api.serving.haproxy_plane import HaproxyPlane
@@ -199,11 +200,16 @@ class _ServerParts(Struct, frozen=True):
             watch.share_with(self.share)
         return watch
 
-    def make_peers(self, tokens: GangTokens, control_plane: ControlPlane) -> PeerServers:
+    def make_peers(self, tokens: GangTokens) -> PeerServers:
         """Return the other servers."""
-        peers = PeerServers(self.share, tokens, self.files.file("tls.pem"))
-        peers.on_news = control_plane.agents.wake
-        return peers
+        return PeerServers(self.share, tokens, self.files.file("tls.pem"))
+
+    def make_context(self, endpoint: NodeEndpoint | None, peers: PeerServers) -> ProviderContext:
+        """Return the context with which all providers are created."""
+        made = make_context(self.installation, self.root, self.address, endpoint, _CLOCK.now)
+        if self.share is None:
+            return made
+        return replace(made, servers=ProviderPeers(self.share, peers, _CLOCK.now))
 
     def make_front(self, relays: ReplicaRelays) -> GatewayFront:
         """Return this server's gateway. If several servers work together, each has its own
@@ -224,13 +230,14 @@ def _make_state(parts: _ServerParts, node_endpoint: NodeListener | None) -> AppS
     seen, files = watched(parts.store, watch), open_stored_files(settings, parts.place)
     downloads, endpoint = _serve_nodes(node_endpoint, tokens, parts)
     dependencies = make_dependencies(seen, sealer, tokens, files, parts.address)
-    context = make_context(parts.installation, root, parts.address, endpoint, _CLOCK.now)
+    peers = parts.make_peers(tokens)
+    context = parts.make_context(endpoint, peers)
     execs = JobExecs(watch)
     relays = ReplicaRelays(execs)
     control_plane = _make_control_plane(
         parts, seen, context, replace(dependencies, deposits=files.deposits), relays
     )
-    relays.peers = peers = parts.make_peers(tokens, control_plane)
+    relays.peers, peers.on_news = peers, control_plane.agents.wake
     return AppState(
         store=control_plane.store,
         control_plane=control_plane,

@@ -8,7 +8,8 @@ the server that keeps the command.
 
 Peers on one machine use their Unix sockets, others their listeners for nodes, which all use the
 same certificate. A user's request is forwarded with a short-lived token for this one request,
-because the first server has already checked the user's rights.
+because the first server has already checked the user's rights. Requests between providers
+(`provider_peers`) have such a token too.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
+from hashlib import sha256
 from hmac import compare_digest
 from secrets import token_hex
 from urllib.parse import urlsplit
@@ -139,13 +141,25 @@ class PeerServers:
             told = f"the server with process {keeper.pid} on {keeper.host}, which keeps the command"
             raise ApiProblem("agent-elsewhere", f"{told}, does not answer: {error}") from error
 
+    async def send(self, server: Replica, target: str, body: bytes, now: datetime) -> Response:
+        """Send a request of this server itself. Raises OSError, ValueError."""
+        token = self._make_token("POST", _signed(target, body), now + _VALID)
+        return await self._ask(server, "POST", target, {PEER.decode(): token}, body)
+
+    def sent(self, scope: Scope, token: bytes, body: bytes, now: datetime) -> bool:
+        """Return whether another server has sent this request with `send`."""
+        return self._fits(token, scope["method"], _signed(_target(scope), body), now)
+
     def accepts(self, scope: Scope, token: bytes, now: datetime) -> bool:
         """Return whether a peer has forwarded this request and confirms the user's rights."""
+        return is_passed_on(scope) and self._fits(token, scope["method"], _target(scope), now)
+
+    def _fits(self, token: bytes, method: str, text: str, now: datetime) -> bool:
         until = token.partition(b".")[0]
-        if not is_passed_on(scope) or not until.isdigit() or len(until) > 12:
+        if not until.isdigit() or len(until) > 12:
             return False
         seconds = int(until)
-        wanted = self._sign(scope["method"], _target(scope), seconds).encode()
+        wanted = self._sign(method, text, seconds).encode()
         left = seconds - now.timestamp()
         return compare_digest(token, wanted) and 0 < left <= 2 * _VALID.total_seconds()
 
@@ -211,6 +225,11 @@ def is_passed_on(scope: Scope) -> bool:
 def passed_token(scope: Scope) -> bytes | None:
     """Return the peer's token in a request."""
     return next((bytes(value) for name, value in scope["headers"] if name == PEER), None)
+
+
+def _signed(target: str, body: bytes) -> str:
+    """Return the text to sign. No target contains a space, so no other request has this text."""
+    return f"{target} {sha256(body).hexdigest()}"
 
 
 def _target(scope: Scope) -> str:

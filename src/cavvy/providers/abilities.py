@@ -225,6 +225,12 @@ class ServesNodes(Protocol):
         (the machine must leave permanently), NotFound, TryAgain.
         """
 
+    async def answer_server(self, call: str, body: bytes) -> bytes:
+        """Answer a request of the same provider on another server (`OtherServers.ask`), for
+        example about a machine that is connected to this server. Raises Refused, NotFound,
+        TryAgain.
+        """
+
 
 class KeepsNodes(Protocol):
     """A provider whose infrastructure keeps a gang's nodes after the gang's work for the next gang,

@@ -28,6 +28,7 @@ from cavvy.domain.tasks import NetworkNeed, Scalar, Transfer, Volume
 from cavvy.domain.values import Struct, field
 from cavvy.providers.abilities import Ability
 from cavvy.providers.notices import NoticeSource
+from cavvy.providers.servers import OtherServers
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
 
@@ -293,6 +294,7 @@ class ProviderContext(Struct, frozen=True, kw_only=True):
     agent_archive: Callable[[], bytes] | None = (
         None  # the agent as one file that any Python >= 3.8 runs
     )
+    servers: OtherServers | None = None  # None if no other servers use the database
     server_address: str = ""  # the control plane's address: unix:/path or http(s)://host:port
     node_endpoint: NodeEndpoint | None = (
         None  # None if `server.tls_listen` is not set; nodes then cannot reach the server

@@ -68,6 +68,7 @@ _NOT_PROVIDERS = frozenset(
         "redirects",
         "registry",
         "required_images",
+        "servers",
         "settings",
         "state",
         "vm",

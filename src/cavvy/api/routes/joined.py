@@ -12,6 +12,7 @@ from starlette.responses import Response
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
+from cavvy.api.peers import passed_token
 from cavvy.api.rules import MACHINE, OPEN, on_installation
 from cavvy.api.wire import MIB, done, read, read_bytes, reply, view
 from cavvy.client import wire
@@ -104,7 +105,7 @@ async def script(request: Request, provider: ProviderPath) -> Response:
 @router.post(
     "/nodes/v1/{provider}/{call}",
     **document(
-        "Pass a call of a joined machine to its provider.",
+        "Pass a call of a joined machine, or of another server about one, to its provider.",
         rule=MACHINE,
         sends=True,
         gives=True,
@@ -114,13 +115,20 @@ async def script(request: Request, provider: ProviderPath) -> Response:
 async def answer(
     request: Request, provider: ProviderPath, call: Annotated[str, Path(max_length=63)]
 ) -> Response:
+    app_state, signature = app_state_of(request), passed_token(request.scope)
     kind, _, token = request.headers.get("authorization", "").partition(" ")
-    if kind != "Bearer" or not token:
+    if signature is None and (kind != "Bearer" or not token):
         raise ApiProblem("unauthorised", "the request has no token")
-    serving = _serving(app_state_of(request), provider)
+    serving = _serving(app_state, provider)
     body = await read_bytes(request, _LIMIT)
     try:
-        return Response(await serving.answer(call, token, body), media_type="application/json")
+        if signature is None:
+            answered = await serving.answer(call, token, body)
+        elif app_state.peers.sent(request.scope, signature, body, app_state.now()):
+            answered = await serving.answer_server(call, body)
+        else:
+            raise ApiProblem("forbidden", "a server's token is not valid for this request")
+        return Response(answered, media_type="application/json")
     except Refused as error:
         raise ApiProblem("forbidden", str(error)) from error
     except NotFound as error:

@@ -58,12 +58,14 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbered lines for the supervisor. If `again` is True, the machine must start a new session.
-    If `leave` is True, the machine must end its work and leave.
+    If `leave` is True, the machine must end its work and leave. `servers` are the addresses of all
+    servers, if the machine may use others than the one with which it joined.
     """
 
     lines: Sequence[tuple[int, str]] = ()
     again: bool = False
     leave: bool = False
+    servers: Sequence[str] = ()
 
 
 class SayCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,3 +83,9 @@ class SayAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     next: int = 0
     again: bool = False
+
+
+class SessionOfCall(msgspec.Struct, frozen=True):
+    """The session that a call belongs to, in the body of `listen`, `say`, `leave` and `gone`."""
+
+    session: str = ""

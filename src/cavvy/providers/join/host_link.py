@@ -1,5 +1,6 @@
 """The link to one joined machine. The machine sends requests, which carry numbered lines to and
-from its supervisor.
+from its supervisor. If the machine is connected to another server, requests to its supervisor go
+through that server (`sessions`).
 
 A session is one run of the supervisor on the machine. Lines are numbered in each direction and
 repeated until they are confirmed, so that no line is lost if a request breaks. When a new session
@@ -17,6 +18,7 @@ from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.host_link import ASK_TIMEOUT_S, HostSetup
 from cavvy.providers.hosts.remote_calls import RemoteCalls
 from cavvy.providers.hosts.supervisor.frames import FrameReader, encode_frame
+from cavvy.providers.join.sessions import MachineSessions
 
 _T = TypeVar("_T")
 POLL_S = 20.0  # seconds that a machine's request waits for lines
@@ -32,7 +34,11 @@ class JoinLink:
     """
 
     def __init__(
-        self, name: str, changed: Callable[[str | None], None], now: Callable[[], datetime]
+        self,
+        name: str,
+        changed: Callable[[str | None], None],
+        now: Callable[[], datetime],
+        sessions: MachineSessions,
     ) -> None:
         self.name = name
         self.problem = f"{name} has not connected yet"
@@ -44,13 +50,14 @@ class JoinLink:
         # True: the server has dismissed the machine, so the machine must leave
         self.dismissed = False
         self.setup: HostSetup | None = None
+        self.session = ""  # the session at this server
         self._changed = changed
         self._now = now
-        self._session = ""
+        self._sessions = sessions
         self._down: list[tuple[int, str]] = []  # the lines that the machine has not confirmed yet
         self._sent = 0
         self._heard = 0  # the number of the last line received from the machine
-        self._calls = RemoteCalls(name, lambda: self.up)
+        self._calls = RemoteCalls(name, lambda: self.here)
         self._listening = 0
         self._last: float | None = None
         self._looked = 0.0
@@ -58,7 +65,15 @@ class JoinLink:
 
     @property
     def up(self) -> bool:
-        if self.setup is None or self._last is None:
+        if self.here:
+            return True
+        elsewhere = self._sessions.find(self.name)
+        return elsewhere is not None and elsewhere.up
+
+    @property
+    def here(self) -> bool:
+        """Whether the machine is connected to this server."""
+        if not self.session or self.setup is None or self._last is None:
             return False
         return bool(self._listening) or asyncio.get_running_loop().time() - self._last < _GONE_S
 
@@ -70,18 +85,24 @@ class JoinLink:
         return False  # joined machines do not know each other
 
     async def connect(self) -> HostSetup:
-        if not self.up or self.setup is None:
+        if self.here and self.setup is not None:
+            return self.setup
+        elsewhere = self._sessions.find(self.name)
+        if elsewhere is None or not elsewhere.up:
             raise CannotConnect(self.problem or f"{self.name} is not calling the server")
-        return self.setup
+        return elsewhere.setup
 
     async def ask(self, do: str, kind: type[_T], **fields: object) -> _T:
         await self.connect()
+        elsewhere = None if self.here else self._sessions.find(self.name)
+        if elsewhere is not None:
+            return await self._sessions.ask(elsewhere, do, kind, fields)
         return await self._calls.ask(self._send, do, kind, timeout_s=ASK_TIMEOUT_S, **fields)
 
     def begin(self, session: str, setup: HostSetup) -> None:
         """Begin a new session."""
         self._drop()
-        self._session, self.setup, self.leaving = session, setup, self.dismissed
+        self.session, self.setup, self.leaving = session, setup, self.dismissed
         self._down, self._sent, self._heard = [], 0, 0
         self._touch()
         self._changed(None)
@@ -90,7 +111,7 @@ class JoinLink:
         """Accept lines from the machine, numbered from `first`. Return the number of the next
         expected line, or None if another session is running.
         """
-        if session != self._session:
+        if session != self.session:
             return None
         self._touch()
         for number, line in enumerate(lines, first):
@@ -105,7 +126,7 @@ class JoinLink:
         """Wait for lines to the machine whose number is above `after`. Return None if another
         session is running.
         """
-        if session != self._session:
+        if session != self.session:
             return None
         self._down = [each for each in self._down if each[0] > after]
         self._listening += 1
@@ -115,15 +136,16 @@ class JoinLink:
             if was_down:
                 self._changed(None)
             async with asyncio.timeout(min(wait_s, POLL_S)):
-                while not self._down and session == self._session and not self.dismissed:
+                while not self._down and session == self.session and not self.dismissed:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             pass
         finally:
             self._listening -= 1
-            self._touch()
-        return self._down if session == self._session else None
+            if session == self.session:
+                self._touch()
+        return self._down if session == self.session else None
 
     def wake(self) -> None:
         """Answer a waiting request at once."""
@@ -137,9 +159,32 @@ class JoinLink:
         self.wake()
         self._changed(None)
 
+    def follow(self) -> None:
+        """Learn about a session at another server, which replaces the one here."""
+        elsewhere = self._sessions.find(self.name)
+        if elsewhere is None or self._sessions.is_mine(self.name, self.session):
+            return
+        if self.session:
+            self.session, self._last = "", None
+            self._drop()
+        self.leaving = elsewhere.leaving or self.dismissed
+        self.problem = elsewhere.problem
+
+    async def note(self) -> None:
+        """Record the state of this server's session for the other servers."""
+        if self.session and self.setup is not None:
+            await self._sessions.note(
+                self.name,
+                self.session,
+                self.setup,
+                up=self.here,
+                leaving=self.leaving,
+                problem=self.problem,
+            )
+
     def hang_up(self, problem: str) -> None:
         """Mark the machine as permanently disconnected."""
-        self._session, self._last, self.problem, self.leaving = "", None, problem, True
+        self.session, self._last, self.problem, self.leaving = "", None, problem, True
         self._drop()
         self._changed(None)
 
@@ -156,11 +201,8 @@ class JoinLink:
         if self.silent_since is not None:
             return False
         self.silent_since = self.heard_at or self._now()
-        self.problem = (
-            self.problem
-            if self.leaving or self._last is None
-            else f"{self.name} has stopped calling the server"
-        )
+        if not self.leaving and (self._last is not None or not self.problem):
+            self.problem = f"{self.name} has stopped calling the server"
         self._drop()
         return True
 

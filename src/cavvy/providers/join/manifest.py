@@ -7,7 +7,6 @@ from datetime import timedelta
 from cavvy.providers.abilities import (
     CHECKS_TASKS,
     CLOSEABLE,
-    RELAYS_AGENTS,
     SERVES_NODES,
     SHARES_HOSTS,
     SIGNALS_CHANGES,
@@ -36,7 +35,6 @@ MANIFEST = Manifest(
     abilities=(
         SHARES_HOSTS,
         SIGNALS_CHANGES,
-        RELAYS_AGENTS,
         CHECKS_TASKS,
         WHO_AM_I,
         SERVES_NODES,

@@ -26,11 +26,13 @@ from cavvy.providers.base import (
     NodeEndpoint,
     NotFound,
     ProviderContext,
+    ProviderError,
     Refused,
     TryAgain,
 )
 from cavvy.providers.hosts.bootstrap import make_preamble
 from cavvy.providers.hosts.bundles import pack_supervisor
+from cavvy.providers.hosts.connection import CannotConnect
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
 from cavvy.providers.hosts.fleet.machines import KnownHost, list_offers
@@ -39,9 +41,20 @@ from cavvy.providers.join import calls
 from cavvy.providers.join.host_link import JoinLink
 from cavvy.providers.join.invitation import make_invitation
 from cavvy.providers.join.members import MachineRegister, MemberMachine
+from cavvy.providers.join.sessions import (
+    ASK,
+    CALL,
+    MachineAnswer,
+    MachineAsk,
+    MachineCall,
+    MachineSession,
+    MachineSessions,
+    describe_error,
+)
 
 _REMOTE = str(Path(__file__).with_name("remote"))
 _TICK_S = 1.0
+_OF_SESSIONS = frozenset({"listen", "say", "leave", "gone"})  # the calls that belong to a session
 # how long a server waits after its start until known machines have called again
 _FIRST_WAIT_S = 6.0
 _NOTE_EVERY = timedelta(minutes=1)
@@ -74,6 +87,10 @@ class JoinProvider:
         self._mark = hashlib.sha256(context.installation.encode()).hexdigest()[:8]
         self._rate = parse_rate(str(context.settings.get("price_usd_hr", 0)))
         self._members = MachineRegister(context.state, context.now)
+        self._sessions = MachineSessions(manifest.name, context.state, context.servers)
+        # machine -> its session at another server, as last seen
+        self._elsewhere: dict[str, MachineSession | None] = {}
+        self._ticked = float("-inf")
         self._arrived = asyncio.Event()
         self._settled = False
         self._noted: dict[str, datetime] = {}
@@ -105,18 +122,18 @@ class JoinProvider:
         await self._fleet.remove(name)
 
     async def changed(self) -> str:
-        return await self._fleet.changes.get()
-
-    async def relay(self) -> None:
-        """Measure how long each machine has been silent. Nothing is relayed, because agents on
-        joined machines can reach the server.
+        """See `SignalsChanges.changed`. Each server waits here all the time, so this method also
+        measures the silence of the machines.
         """
+        clock = asyncio.get_running_loop().time
         while True:
-            with suppress(TryAgain):
-                await self._tick()
+            if clock() - self._ticked >= _TICK_S:
+                self._ticked = clock()
+                with suppress(TryAgain):
+                    await self._tick()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
-                    await asyncio.Event().wait()
+                    return await self._fleet.changes.get()
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         if self._context.node_endpoint is None:
@@ -160,7 +177,9 @@ class JoinProvider:
                 state=self._say_state(self._lines[name], member),
                 has=self._say_has(name),
                 joined_at=member.joined_at,
-                heard_at=self._lines[name].heard_at or member.heard_at,
+                heard_at=max(
+                    filter(None, (self._lines[name].heard_at, member.heard_at)), default=None
+                ),
             )
             for name, member in sorted(self._members.all.items())
         ]
@@ -195,9 +214,57 @@ class JoinProvider:
                     await self._enter(token, msgspec.json.decode(body, type=calls.EnterCall))
                 )
             member = await self._members.find(token)
+            elsewhere = await self._find_elsewhere(call, member.name, body)
+            if elsewhere is not None:
+                return await self._sessions.pass_on(elsewhere, call, body)
             return msgspec.json.encode(await self._answer(call, member, body))
         except msgspec.MsgspecError as error:
             raise Refused(f"{call}: {error}") from error
+
+    async def answer_server(self, call: str, body: bytes) -> bytes:
+        try:
+            if call == ASK:
+                asked = msgspec.json.decode(body, type=MachineAsk)
+                return msgspec.json.encode(await self._ask_here(asked))
+            if call == CALL:
+                passed = msgspec.json.decode(body, type=MachineCall)
+                return msgspec.json.encode(await self._answer_passed(passed))
+        except msgspec.MsgspecError as error:
+            raise Refused(f"{call}: {error}") from error
+        raise NotFound(f"servers cannot make the call {call}")
+
+    async def _ask_here(self, asked: MachineAsk) -> MachineAnswer:
+        """Send another server's request to a machine that is connected to this server."""
+        line = self._lines.get(asked.name)
+        try:
+            if line is None or line.session != asked.session or not line.here:
+                raise CannotConnect(f"{asked.name} is not connected to the asked server")
+            return MachineAnswer(answer=await line.ask(asked.do, object, **asked.fields))
+        except ProviderError as error:
+            return describe_error(error)
+
+    async def _answer_passed(self, passed: MachineCall) -> msgspec.Struct:
+        if passed.name not in self._members.all:
+            await self._members.refresh()
+        member = self._members.all.get(passed.name)
+        if member is None or passed.call not in _OF_SESSIONS:
+            raise NotFound(f"no joined machine is called {passed.name}")
+        return await self._answer(passed.call, member, bytes(passed.body))
+
+    async def _find_elsewhere(self, call: str, name: str, body: bytes) -> MachineSession | None:
+        """Return the session of a machine's call if another live server has it. A load balancer
+        may give each connection of a machine to another server.
+        """
+        if call not in _OF_SESSIONS:
+            return None
+        session = msgspec.json.decode(body, type=calls.SessionOfCall).session
+        if session == self._line(name).session:
+            return None
+        found = self._sessions.find(name)
+        if found is None or found.session != session:
+            await self._sessions.refresh(name)
+            found = self._sessions.find(name)
+        return found if found is not None and found.session == session else None
 
     async def _enter(self, token: str, asked: calls.EnterCall) -> calls.EnterAnswer:
         member, own = await self._members.enter(token, asked.nonce, asked.hostname)
@@ -216,7 +283,12 @@ class JoinProvider:
                 listen = msgspec.json.decode(body, type=calls.ListenCall)
                 lines = await line.listen(listen.session, listen.after, listen.wait_s)
                 dismissed = self._members.all.get(member.name, member).dismissed
-                return calls.ListenAnswer(lines=lines or (), again=lines is None, leave=dismissed)
+                return calls.ListenAnswer(
+                    lines=lines or (),
+                    again=lines is None,
+                    leave=dismissed,
+                    servers=self._list_servers(),
+                )
             case "say":
                 say = msgspec.json.decode(body, type=calls.SayCall)
                 wanted = line.take(say.session, say.first, say.lines)
@@ -229,11 +301,20 @@ class JoinProvider:
                 return calls.SayAnswer()
         raise NotFound(f"joined machines cannot make the call {call}")
 
+    def _list_servers(self) -> Sequence[str]:
+        """Return the addresses of all servers. The result is empty if a load balancer has the
+        address that machines use, because they may not reach the servers themselves.
+        """
+        servers = self._context.servers
+        addresses = sorted(servers.addresses) if servers is not None else []
+        return addresses if self._node_endpoint().address in addresses else ()
+
     async def _let_go(self, member: MemberMachine, line: JoinLink) -> None:
         if self._members.all.get(member.name, member).dismissed:
             await self._forget(member.name)
         else:
             line.hang_up("the machine has left; run the same command on it to join again")
+            await self._sessions.drop(member.name)
             await self._note(member.name, line)
 
     async def _publish_bundles(self) -> calls.BundlesAnswer:
@@ -254,15 +335,14 @@ class JoinProvider:
         await self._members.put(member)
         self._known.pop(member.name, None)
         await self._ready()
-        line.begin(
-            hello.session,
-            HostSetup(
-                root=hello.root,
-                cache=hello.cache,
-                agent=(*hello.start, f"{hello.folder}/{bundles.agent}.pyz"),
-                supervisor=(*hello.start, f"{hello.folder}/{bundles.supervisor}.supervisor.pyz"),
-            ),
+        setup = HostSetup(
+            root=hello.root,
+            cache=hello.cache,
+            agent=(*hello.start, f"{hello.folder}/{bundles.agent}.pyz"),
+            supervisor=(*hello.start, f"{hello.folder}/{bundles.supervisor}.supervisor.pyz"),
         )
+        await self._sessions.begin(member.name, hello.session, setup)
+        line.begin(hello.session, setup)
         self._arrived.set()
 
     async def _forget(self, name: str) -> None:
@@ -270,6 +350,7 @@ class JoinProvider:
         ends its work.
         """
         await self._members.drop(name)
+        await self._sessions.drop(name)
         self._hang_up(name)
 
     def _hang_up(self, name: str) -> None:
@@ -280,12 +361,32 @@ class JoinProvider:
     # Known machines
 
     async def _follow(self) -> None:
-        """Apply changes by other servers: machines that joined or were dismissed."""
+        """Apply changes by other servers: machines that joined, were dismissed, or are connected
+        to another server than before.
+        """
         await self._members.refresh()
-        for name in self._members.all:
-            self._line(name)
+        await self._sessions.refresh()
+        for name, member in self._members.all.items():
+            line = self._line(name)
+            if member.dismissed and not line.dismissed:
+                line.dismissed = True
+                line.leave("it was dismissed")
+            line.follow()
+            self._notice(name)
         for name in self._lines.keys() - self._members.all.keys():
             self._hang_up(name)
+
+    def _notice(self, name: str) -> None:
+        """Announce a machine that another server has connected or lost."""
+        found = self._sessions.find(name)
+        found = found if found is not None and found.up else None
+        before, self._elsewhere[name] = self._elsewhere.get(name), found
+        if (found and found.session) == (before and before.session):
+            return
+        if found is not None:
+            self._known.pop(name, None)  # it may have reported other facts
+            self._arrived.set()
+        self._fleet.announce(name)
 
     def _line(self, name: str) -> JoinLink:
         if name not in self._lines:
@@ -355,22 +456,25 @@ class JoinProvider:
             else:
                 self._fleet.changes.put(gang)
 
-        return JoinLink(name, changed, self._now)
+        return JoinLink(name, changed, self._now, self._sessions)
 
     async def _tick(self) -> None:
         """Update how long each machine has been silent, and announce those that have been silent
         for too long.
         """
+        await self._ready()
         for name, line in list(self._lines.items()):
             if line.tick():
-                await self._note(name, line)
+                if line.session:
+                    await self._note(name, line)
                 self._fleet.announce(name)
             elif (
-                line.up
+                line.here
                 and self._now() - (self._noted.get(name) or line.heard_at or self._now())
                 >= _NOTE_EVERY
             ):
                 await self._note(name, line)
+            await line.note()
         self._fleet.announce_lost()
 
     async def _note(self, name: str, line: JoinLink) -> None:

@@ -26,11 +26,33 @@ class MachineDismissed(Exception):
     """Raised if the control plane refuses this machine; the message gives the reason."""
 
 
+class ServerAddresses:
+    """The addresses of the control plane's servers, which all threads use. Each server can answer
+    all calls. `first` is the address with which the machine joined.
+    """
+
+    def __init__(self, first: str, others: list[str]) -> None:
+        self._first, self.others = first, others
+        self.current = first
+
+    def learn(self, others: list[str]) -> bool:
+        """Replace the addresses other than the first. Return whether they have changed."""
+        changed, self.others = others != self.others, others
+        return changed
+
+    def leave(self, failed: str) -> None:
+        """Use the address after this one, unless another thread already did so."""
+        if self.current == failed:
+            known = [self._first, *(each for each in self.others if each != self._first)]
+            at = known.index(failed) + 1 if failed in known else 0
+            self.current = known[at % len(known)]
+
+
 class ServerCalls:
     """A persistent connection to the control plane. Each thread needs its own instance."""
 
-    def __init__(self, address: str, pin: str, place: str, token: str) -> None:
-        self._address, self._pin, self._place = address, pin, place
+    def __init__(self, addresses: ServerAddresses, pin: str, place: str, token: str) -> None:
+        self._addresses, self._pin, self._place = addresses, pin, place
         self.token = token
         self._connection: http.client.HTTPSConnection | None = None
         self.own_address = ""  # this machine's own address on the connection
@@ -68,8 +90,9 @@ class ServerCalls:
     def _request(
         self, method: str, path: str, body: bytes, headers: dict[str, str], wait_s: float
     ) -> tuple[int, bytes]:
+        address = self._addresses.current
         try:
-            connection = self._connect()
+            connection = self._connect(address)
             connection.sock.settimeout(TIMEOUT_S + wait_s)
             connection.request(method, path, body, headers)
             reply = connection.getresponse()
@@ -79,9 +102,10 @@ class ServerCalls:
             return reply.status, data
         except (OSError, http.client.HTTPException) as error:
             self.drop()
+            self._addresses.leave(address)
             raise OSError(str(error) or type(error).__name__) from error
 
-    def _connect(self) -> http.client.HTTPSConnection:
+    def _connect(self, address: str) -> http.client.HTTPSConnection:
         if self._connection is not None:
             return self._connection
         context = ssl.SSLContext(
@@ -90,7 +114,7 @@ class ServerCalls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        host, _, port = self._address.partition("://")[2].rpartition(":")
+        host, _, port = address.partition("://")[2].rpartition(":")
         made = http.client.HTTPSConnection(
             host.strip("[]"), int(port), timeout=TIMEOUT_S, context=context
         )

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from .calls import MachineDismissed, ServerCalls
+from .calls import MachineDismissed, ServerAddresses, ServerCalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ class MachineClient:
     """This machine as a member of one installation."""
 
     def __init__(self, address: str, pin: str, place: str, folder: str, python: str) -> None:
-        self._where = (address, pin, place)
+        self._where = (pin, place)
         self.folder, self.start = folder, [*python.split(), "-I", "-S"]
         self._card_path = f"{folder}/member-{pin[:16]}-{place}.json"
         self._card: Fields = read_json(self._card_path) or {"nonce": os.urandom(16).hex()}
+        self._addresses = ServerAddresses(address, self._card.get("servers", []))
         self._calls = self.make_calls()
         self.root = ""
         # set when this machine must leave
@@ -125,7 +126,13 @@ class MachineClient:
         return True
 
     def make_calls(self) -> ServerCalls:
-        return ServerCalls(*self._where, self._card.get("token", ""))
+        return ServerCalls(self._addresses, *self._where, self._card.get("token", ""))
+
+    def learn_addresses(self, servers: list[str]) -> None:
+        """Remember the addresses of all servers, also for a later run of this program."""
+        if servers and self._addresses.learn(servers):
+            self._card["servers"] = servers
+            write_json(self._card_path, self._card)
 
     def _end_for_good(self, reason: str) -> int:
         """End all work of the installation, because the control plane refused this machine's
@@ -260,6 +267,7 @@ class SupervisorSession:
                 if number > after:
                     after = number
                     self._write(line)
+            self._machine.learn_addresses(heard.get("servers", []))
             if heard.get("leave") and not self.wanted_to_leave:
                 self.wanted_to_leave = True
             elif heard.get("leave"):

@@ -1,0 +1,38 @@
+"""Requests from a provider on one server to the same provider on another server of the database."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from cavvy.api.auth import NODES
+from cavvy.api.peers import PeerServers
+from cavvy.control.share import WorkShare
+
+
+class ProviderPeers:
+    """Implements `OtherServers`."""
+
+    def __init__(self, share: WorkShare, peers: PeerServers, now: Callable[[], datetime]) -> None:
+        self._share, self._peers, self._now = share, peers, now
+
+    @property
+    def me(self) -> str:
+        return self._share.me.id
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return [each.peer for each in self._share.servers if each.peer]
+
+    def is_alive(self, server: str) -> bool:
+        return server != self.me and self._share.find_server(server) is not None
+
+    async def ask(self, server: str, provider: str, call: str, body: bytes) -> bytes:
+        found = self._share.find_server(server)
+        if found is None:
+            raise OSError("it has ended")
+        try:
+            answer = await self._peers.send(found, f"{NODES}{provider}/{call}", body, self._now())
+        except ValueError as error:
+            raise OSError(str(error)) from error
+        if answer.status_code != 200:
+            raise OSError(f"status {answer.status_code}")
+        return bytes(answer.body)

@@ -1,0 +1,174 @@
+"""The sessions of joined machines, as records that all servers read. Each record says to which
+server the machine is connected. Other servers reach the machine through that server.
+
+The server that has the session writes its record when the session begins, and when the machine
+falls silent, calls again or leaves. A record counts only while its server is alive.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from cavvy.domain.values import Struct
+from cavvy.providers.base import NoCapacity, ProviderError, Refused, TryAgain
+from cavvy.providers.hosts.connection import CannotConnect
+from cavvy.providers.hosts.fleet.host_link import HostSetup
+from cavvy.providers.hosts.remote_calls import LinkLost
+from cavvy.providers.ledger import ChangedElsewhere, LaunchLedger
+from cavvy.providers.servers import OtherServers
+from cavvy.providers.state import ProviderState
+
+_T = TypeVar("_T")
+ASK, CALL = "ask", "call"  # the two requests between servers
+
+
+class MachineSession(Struct, frozen=True, kw_only=True):
+    """One machine's session. `up` is False while the machine does not call its server."""
+
+    name: str
+    server: str
+    session: str
+    setup: HostSetup
+    up: bool = True
+    leaving: bool = False
+    problem: str = ""
+
+
+class MachineAsk(Struct, frozen=True, kw_only=True):
+    """`ask`: send a request to the machine's supervisor, through the server with the session."""
+
+    name: str
+    session: str
+    do: str
+    fields: dict[str, Any]
+
+
+class MachineAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The supervisor's answer, or the kind of the error (a key of `_ERRORS`) and its text."""
+
+    answer: Any = None
+    kind: str = ""
+    error: str = ""
+
+
+class MachineCall(Struct, frozen=True, kw_only=True):
+    """`call`: a request of the machine that reached another server than the one with its
+    session.
+    """
+
+    name: str
+    call: str
+    body: msgspec.Raw
+
+
+# in the order in which an error is matched: subclasses come first
+_ERRORS: Mapping[str, type[ProviderError]] = {
+    "unconnected": CannotConnect,
+    "lost": LinkLost,
+    "busy": NoCapacity,
+    "refused": Refused,
+    "again": TryAgain,
+}
+
+
+class MachineSessions:
+    """The sessions of one provider's machines. Without other servers (None), there are no records,
+    because no server would read them.
+    """
+
+    def __init__(self, provider: str, state: ProviderState, servers: OtherServers | None) -> None:
+        self._provider, self._servers = provider, servers
+        self._ledger = LaunchLedger(state, MachineSession, "sessions")
+
+    async def refresh(self, name: str | None = None) -> None:
+        """Read the records, or one of them. Raises TryAgain."""
+        if self._servers is not None:
+            await self._ledger.refresh(name)
+
+    def find(self, name: str) -> MachineSession | None:
+        """Return the machine's session if another live server has it."""
+        found = self._ledger.get(name)
+        if self._servers is None or found is None or not self._servers.is_alive(found.server):
+            return None
+        return found
+
+    def is_mine(self, name: str, session: str) -> bool:
+        """Return whether no other server has begun a later session of the machine."""
+        found = self._ledger.get(name)
+        return (
+            self._servers is None
+            or found is None
+            or (found.server, found.session) == (self._servers.me, session)
+        )
+
+    async def begin(self, name: str, session: str, setup: HostSetup) -> None:
+        """Record a new session, which replaces the machine's former one. Raises TryAgain."""
+        if self._servers is None:
+            return
+        await self._ledger.refresh(name)
+        await self._ledger.put(
+            MachineSession(name=name, server=self._servers.me, session=session, setup=setup)
+        )
+
+    async def note(
+        self, name: str, session: str, setup: HostSetup, *, up: bool, leaving: bool, problem: str
+    ) -> None:
+        """Record the state of a session of this server, unless another session has replaced it."""
+        if self._servers is None or not self.is_mine(name, session):
+            return
+        with suppress(TryAgain):  # repeated at the next tick
+            await self._ledger.put(
+                MachineSession(
+                    name=name,
+                    server=self._servers.me,
+                    session=session,
+                    setup=setup,
+                    up=up,
+                    leaving=leaving,
+                    problem=problem,
+                )
+            )
+
+    async def drop(self, name: str) -> None:
+        """Delete the record of a machine that was dismissed."""
+        with suppress(ChangedElsewhere):
+            await self._ledger.drop(name)
+
+    async def ask(
+        self, at: MachineSession, do: str, kind: type[_T], fields: Mapping[str, object]
+    ) -> _T:
+        """Send a request to the machine's supervisor through the server with the session. Raises
+        CannotConnect, LinkLost, or the error that the supervisor answered.
+        """
+        asked = MachineAsk(
+            name=at.name, session=at.session, do=do, fields=msgspec.to_builtins(dict(fields))
+        )
+        data = await self._send(at, ASK, msgspec.json.encode(asked))
+        said = msgspec.json.decode(data, type=MachineAnswer)
+        if said.kind:
+            raise _ERRORS.get(said.kind, TryAgain)(said.error)
+        return msgspec.convert(said.answer, kind)
+
+    async def pass_on(self, at: MachineSession, call: str, body: bytes) -> bytes:
+        """Return the answer of the server with the session to a machine's call. Raises
+        LinkLost.
+        """
+        passed = MachineCall(name=at.name, call=call, body=msgspec.Raw(body))
+        return await self._send(at, CALL, msgspec.json.encode(passed))
+
+    async def _send(self, at: MachineSession, call: str, body: bytes) -> bytes:
+        assert self._servers is not None
+        try:
+            return await self._servers.ask(at.server, self._provider, call, body)
+        except OSError as error:
+            raise LinkLost(
+                f"{at.name}: the server to which it is connected does not answer: {error}"
+            ) from error
+
+
+def describe_error(error: ProviderError) -> MachineAnswer:
+    """Return the form in which another server gets an error."""
+    kind = next(kind for kind, each in _ERRORS.items() if isinstance(error, each))
+    return MachineAnswer(kind=kind, error=str(error))

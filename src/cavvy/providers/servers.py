@@ -1,0 +1,29 @@
+"""The other servers of an installation, as providers reach them (`ProviderContext.servers`). A
+provider's machines may be connected to another server than the one that does the work.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class OtherServers(Protocol):
+    """The servers that share this installation's database, by their IDs."""
+
+    @property
+    def me(self) -> str:
+        """The ID of this server."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The addresses for nodes of the live servers, including this one. A server behind a load
+        balancer has an address of its own here.
+        """
+
+    def is_alive(self, server: str) -> bool:
+        """Return whether another server with this ID is alive."""
+
+    async def ask(self, server: str, provider: str, call: str, body: bytes) -> bytes:
+        """Return the answer of the same provider on another server
+        (`ServesNodes.answer_server`). Raises OSError if the server does not answer; it may have
+        carried out the request. The answer may take a minute.
+        """
