@@ -22,8 +22,8 @@ from cavvy.planner.estimate.memory import estimate_memory
 from cavvy.planner.estimate.profile import read_profile
 from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.settings import StepSettings
-from cavvy.train.script import fake_device
-from cavvy.train.trace import trace_step
+from cavvy.tracer.fake_device import fake_device
+from cavvy.tracer.trace import trace_step
 
 WARM = 8  # number of steps before the measurement
 PRETENDED = "H200"  # the accelerator to estimate for if there is no GPU

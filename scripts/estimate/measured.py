@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from cavvy.train.script import fake_device
-from cavvy.train.trace import trace_step
+from cavvy.tracer.fake_device import fake_device
+from cavvy.tracer.trace import trace_step
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "benchmarks" / "estimate_profiles.jsonl.gz"

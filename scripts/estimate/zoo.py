@@ -110,8 +110,8 @@ def list_wanted() -> Iterator[tuple[str, int, str, bool]]:
 
 
 def main() -> None:
-    from cavvy.train.script import fake_device
-    from cavvy.train.trace import trace_step
+    from cavvy.tracer.fake_device import fake_device
+    from cavvy.tracer.trace import trace_step
 
     lines = []
     for name, batch, precision, checkpointing in list_wanted():

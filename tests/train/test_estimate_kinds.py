@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from cavvy.planner.estimate.errors import ModelKind, find_error, find_kind, list_unmeasured
 from cavvy.planner.estimate.profile import read_profile
 from cavvy.planner.estimate.settings import StepSettings
-from cavvy.train.script import fake_device
-from cavvy.train.trace import trace_step
+from cavvy.tracer.fake_device import fake_device
+from cavvy.tracer.trace import trace_step
 
 
 def layer(inputs: int, outputs: int) -> nn.Sequential:

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from torch import nn
 
 from cavvy.cli.main import cli
-from cavvy.train.operations import classify, count_flops
-from cavvy.train.script import fake_device, run_script, trace_script
-from cavvy.train.trace import trace_step
+from cavvy.tracer.fake_device import fake_device
+from cavvy.tracer.operations import classify, count_flops
+from cavvy.tracer.script import run_script, trace_script
+from cavvy.tracer.trace import trace_step
 
 MIB = 1 << 20
 
@@ -234,8 +235,8 @@ def test_a_missing_package_of_a_script_is_named(tmp_path: Path) -> None:
     assert "pip install absent_package" in failed.stderr
 
 
-def test_a_missing_package_of_cavvy_train_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [each for each in sys.modules if each.startswith("cavvy.train")]:
+def test_a_missing_package_of_the_tracer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith(("cavvy.train", "cavvy.tracer"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     failed = CliRunner().invoke(cli, ["estimate", __file__])

@@ -73,7 +73,7 @@ def trace(script: str, arguments: list[str]) -> dict[str, Any]:
     CommandFailure.
     """
     try:
-        from cavvy.train.script import trace_script
+        from cavvy.tracer.script import trace_script
     except ImportError as error:
         raise CommandFailure(
             f"{error.name} is not installed for the Python that runs cavvy, and tracing needs it",

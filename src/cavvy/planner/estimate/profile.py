@@ -1,4 +1,4 @@
-"""The work profile: the FLOPs, memory traffic and memory use of one micro-batch. `cavvy.train`
+"""The work profile: the FLOPs, memory traffic and memory use of one micro-batch. `cavvy.tracer`
 writes profiles as JSON-compatible data.
 """
 

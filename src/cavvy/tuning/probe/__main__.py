@@ -5,7 +5,7 @@ through SOCKET.
 import sys
 import traceback
 
-from cavvy.train.script import run_script
+from cavvy.tracer.script import run_script
 from cavvy.tuning.probe.child import NO_LOOP, ProbeChannel, ProbeDone, ScriptProbe
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cavvy.train.operations import FUSIBLE, as_on_gpu, classify, count_flops, moved_bytes
+from cavvy.tracer.operations import FUSIBLE, as_on_gpu, classify, count_flops, moved_bytes
 
 _BATCHES = (
     1 / 64,
