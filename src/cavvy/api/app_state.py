@@ -22,11 +22,12 @@ from cavvy.control.share import WorkShare
 from cavvy.domain.jobs import Order
 from cavvy.domain.values import Struct, field
 from cavvy.settings import Settings
-from cavvy.store.base import Store
+from cavvy.store.base import Store, StoreUnusable
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.logs import LogStore
+from cavvy.store.objects.base import ObjectTryAgain
 from cavvy.store.secrets import SecretSealer
 
 P = ParamSpec("P")
@@ -69,9 +70,18 @@ class AppState(Struct, kw_only=True):
     # number of waiting order requests, keyed by gang
     polling: Counter[str] = field(default_factory=Counter)
 
-    async def quickly(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a short file operation: directly, or in a thread if the disk is on a network."""
-        if self.on_network:
+    async def use_logs(
+        self, quick: bool, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run an operation of logs: in a thread, or directly if it is quick and the logs are on a
+        disk of this machine. Raises StoreUnusable if the bucket of the logs does not answer.
+        """
+        if self.logs.threads is not None:
+            try:
+                return await self.logs.threads.run(call, *args, **kwargs)
+            except ObjectTryAgain as error:
+                raise StoreUnusable(f"the bucket of the logs: {error}") from error
+        if self.on_network or not quick:
             return await to_thread(call, *args, **kwargs)
         return call(*args, **kwargs)
 

@@ -24,6 +24,7 @@ from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.encrypted_files.blocks import BLOBS, create_encrypted, open_encrypted
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.logs import LIMIT, NAME, LogSlice, gap_line
+from cavvy.store.objects.threads import StorageThreads
 
 _PAIR = struct.Struct("<QQ")  # offset in bytes, time in microseconds since 1970
 _APART_S = 0.5  # minimum seconds between two pairs of a large piece
@@ -32,6 +33,7 @@ _MANY = 64  # small pieces that are combined
 _KNOWN = 4096  # logs whose pieces are cached
 _READ_BYTES = 32 << 20  # bytes of pieces that are cached
 _LOCKS = 64
+_THREADS = 64  # each request to the bucket keeps a thread waiting
 _HEAD = 10  # the first tenth of a log is kept when it exceeds its limit
 _PIECE = re.compile(r"(\d{20})-(\d{10})-(\d{17})-(\d{6})(\.sealed)?")
 _SUFFIX = ".sealed"
@@ -86,13 +88,15 @@ class BucketLogTimes(Struct, frozen=True, kw_only=True):
 
 class BucketLogs:
     """The logs of all jobs, in a folder of a bucket; the same interface as `LogStore`. Several
-    threads may use it.
+    threads may use it. Requests use `threads`, so that a bucket that does not answer delays nothing
+    else.
     """
 
     def __init__(
         self, folder: BucketFolder, *, limit: int = LIMIT, keys: FileKeys | None = None
     ) -> None:
         self._folder, self._limit, self._keys = folder, limit, keys
+        self.threads = StorageThreads(_THREADS, "bucket-logs")
         self._logs: OrderedDict[str, list[LogPiece]] = OrderedDict()
         self._read: OrderedDict[str, bytes] = OrderedDict()
         self._read_bytes = 0

@@ -194,10 +194,8 @@ async def log(
     data = await read_bytes(request, _LOG_LIMIT)
     where = (attempt.project, attempt.job_id, attempt.number, rank)
     what = (*where, offset, data, lost, app_state.now().timestamp())
-    if len(data) <= _SMALL and app_state.logs.is_quick(attempt.project):
-        wanted = await app_state.quickly(app_state.logs.append, *what)
-    else:
-        wanted = await to_thread(app_state.logs.append, *what)
+    quick = len(data) <= _SMALL and app_state.logs.is_quick(attempt.project)
+    wanted = await app_state.use_logs(quick, app_state.logs.append, *what)
     app_state.watch.wake(attempt.job_id)
     return reply(LogAnswer(offset=wanted))
 

@@ -1,6 +1,5 @@
 """Routes for logs. The log of one rank is returned in chunks, with long polling."""
 
-from asyncio import to_thread
 from datetime import datetime
 from typing import Annotated
 
@@ -67,7 +66,9 @@ async def logs(
     job = await find_job(app_state, project, name)
     _check_exists(job, rank, attempt)
     if since is not None:
-        attempt, offset = await to_thread(_find_start, app_state, job, rank, attempt, since)
+        attempt, offset = await app_state.use_logs(
+            False, _find_start, app_state, job, rank, attempt, since
+        )
     with app_state.watch.listen([job.id]) as listener:
         while True:
             chunk = await _piece(app_state, job, rank, attempt, offset, tail_bytes, only)
@@ -81,8 +82,8 @@ async def logs(
         "Cavvy-Log-Over": "true" if chunk.over else "false",
     }
     if times and chunk.data:
-        chunk, headers["Cavvy-Log-Times"] = await to_thread(
-            _with_times, app_state, job, rank, chunk
+        chunk, headers["Cavvy-Log-Times"] = await app_state.use_logs(
+            False, _with_times, app_state, job, rank, chunk
         )
         headers["Cavvy-Log-Offset"] = str(chunk.offset)
     return Response(chunk.data, 200, headers, "application/octet-stream")
@@ -148,16 +149,17 @@ async def _piece(
     ended = job.phase in JOB_ENDS
     if tail_bytes is not None:
         number = attempt or job.attempt
-        offset = (
-            max(0, app_state.logs.size(job.project, job.id, number, rank) - tail_bytes)
-            if number
-            else 0
-        )
+        offset = 0
+        if number:
+            size = await app_state.use_logs(
+                True, app_state.logs.size, job.project, job.id, number, rank
+            )
+            offset = max(0, size - tail_bytes)
     if number == 0:
         return LogChunk(data=b"", attempt=0, offset=0, over=ended)
     settled = ended or number < job.attempt or await _settled(app_state, job, number)
-    piece = await app_state.quickly(
-        app_state.logs.read, job.project, job.id, number, rank, offset, _PIECE
+    piece = await app_state.use_logs(
+        True, app_state.logs.read, job.project, job.id, number, rank, offset, _PIECE
     )
     offset = piece.next
     if piece.data or not settled:

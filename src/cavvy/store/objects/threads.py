@@ -15,40 +15,48 @@ from cavvy.store.objects.base import ObjectTryAgain
 
 LIMIT_S = 45.0  # less than the minute that an agent waits for an answer
 COUNT = 32
-_THREADS = ThreadPoolExecutor(COUNT, "storage")
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run the call in a thread and return its result. Raises the call's errors. Raises
-    ObjectTryAgain after LIMIT_S seconds; a call that has started then continues in its thread.
-    """
-    begun = False
+class StorageThreads:
+    """Threads for calls to storages. Calls in other threads do not wait for them."""
 
-    def run() -> T:
-        nonlocal begun
-        begun = True
-        return call(*args, **kwargs)
+    def __init__(self, count: int, name: str) -> None:
+        self._count, self._threads = count, ThreadPoolExecutor(count, name)
 
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            return await in_thread_to_its_end(run)
-    except TimeoutError as error:
-        if not begun:
-            told = (
-                f"the request was not sent within {LIMIT_S:g} s: {COUNT} requests are waiting for "
-                "storages that do not answer"
-            )
-            raise ObjectTryAgain(told) from error
-        raise ObjectTryAgain(f"the storage did not answer within {LIMIT_S:g} s") from error
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the call in a thread and return its result. Raises the call's errors. Raises
+        ObjectTryAgain after LIMIT_S seconds; a call that has started then continues in its thread.
+        """
+        begun = False
+
+        def run() -> T:
+            nonlocal begun
+            begun = True
+            return call(*args, **kwargs)
+
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                return await self.run_to_its_end(run)
+        except TimeoutError as error:
+            if not begun:
+                told = (
+                    f"the request was not sent within {LIMIT_S:g} s: {self._count} requests are "
+                    "waiting for storages that do not answer"
+                )
+                raise ObjectTryAgain(told) from error
+            raise ObjectTryAgain(f"the storage did not answer within {LIMIT_S:g} s") from error
+
+    async def run_to_its_end(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Like `run`, but wait for the end of the call without a time limit. Each request that the
+        call sends has its own limit.
+        """
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(call, *args, **kwargs)
+        )
 
 
-async def in_thread_to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `in_thread`, but wait for the end of the call without a time limit. Each request that
-    the call sends has its own limit.
-    """
-    return await asyncio.get_running_loop().run_in_executor(
-        _THREADS, partial(call, *args, **kwargs)
-    )
+_ALL = StorageThreads(COUNT, "storage")
+in_thread, in_thread_to_its_end = _ALL.run, _ALL.run_to_its_end
