@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.api.api_state import Api, open_api
 
-from cavvy.api.hook_limits import IN_PROGRESS_EACH, WRONG_EACH
+from cavvy.api.hook_limits import IN_PROGRESS_EACH, WRONG_ALL, WRONG_EACH
 from cavvy.control.decide.webhook_signatures import sign_standard
 from cavvy.domain.queued_calls import MOST_BYTES
 
@@ -26,6 +26,7 @@ service:
   port: 80
   events:
     - {webhook: in, secret: HOOK, path: /in}
+    - {webhook: other, secret: HOOK}
     - {webhook: slack, secret: HOOK, signature: slack}
 """
 EVENT = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t", "data": {"n": 1}}
@@ -130,16 +131,37 @@ async def test_wrong_signatures_and_open_requests_are_limited(api: Api) -> None:
     refused = await post(api, b"{}")
     assert (refused.status_code, refused.json()["code"]) == (429, "too-many-deliveries")
     assert 1 <= int(refused.headers["retry-after"]) <= 61
-    limits, now = api.app_state.hook_limits, api.app_state.now() + timedelta(minutes=2)
-    with limits.enter("127.0.0.1", now):
+    other = await post(api, b"{}", place="default/chat/other")
+    assert other.status_code == 202, "a sender's wrong secret stopped the webhooks of others"
+    limits = api.app_state.hook_limits
+    for number in range(WRONG_ALL - WRONG_EACH):
+        limits.count_wrong("127.0.0.1", f"default/guess/{number // 10}")
+    assert (await post(api, b"{}", place="default/chat/other")).status_code == 429
+    now = api.app_state.now() + timedelta(minutes=2)
+    with limits.enter("127.0.0.1", "", now):
         pass
-    held = [limits.enter("127.0.0.1", now) for _ in range(IN_PROGRESS_EACH)]
+    held = [limits.enter("127.0.0.1", "", now) for _ in range(IN_PROGRESS_EACH)]
     for each in held:
         each.__enter__()
     assert (await post(api, b"{}")).status_code == 429
     for each in held:
         each.__exit__(None, None, None)
     assert (await post(api, b"{}")).status_code in (202, 429)
+
+
+async def test_a_full_queue_refuses_deliveries_but_knows_older_ones(api: Api) -> None:
+    full = TEXT.replace("  port: 80\n", "  port: 80\n  queue: {waiting: 2}\n")
+    served = await api.http.put(SERVICE, json={"text": full, "user": "ada"})
+    assert served.status_code == 200, served.text
+    event = json.dumps(EVENT).encode()
+    assert (await post(api, b"{}")).json() == {"calls": 1, "new": 1}
+    assert (await post(api, event, CLOUD, delivery="e")).json() == {"calls": 1, "new": 1}
+    refused = await post(api, b"{}", delivery="f")
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue-full")
+    assert int(refused.headers["retry-after"]) > 0
+    again = [await post(api, b"{}"), await post(api, event, CLOUD, delivery="e")]
+    assert [each.json() for each in again] == [{"calls": 1, "new": 0}] * 2
+    assert await count(api) == 2
 
 
 async def test_an_ended_service_has_no_webhooks_and_slack_can_check_one(api: Api) -> None:

@@ -1,15 +1,17 @@
 """Limits what callers without a token can cost at webhooks: the requests in progress, whose bodies
-are held in memory, and the wrong signatures of each address.
+are held in memory, and the wrong signatures of each address. Senders such as GitHub have the same
+addresses for all webhooks, so wrong signatures at one webhook must not stop the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 IN_PROGRESS = 64  # requests in progress; each holds a body of at most 1 MiB
 IN_PROGRESS_EACH = 16  # of one address
-WRONG_EACH = 20  # wrong signatures of one address in a minute; then its requests are not read
-_MOST_ADDRESSES = 10_000
+WRONG_EACH = 20  # wrong signatures at one webhook in a minute; then its requests are not read
+WRONG_ALL = 200  # at all webhooks
+_MOST_KEYS = 10_000
 _WINDOW = timedelta(minutes=1)
 
 
@@ -22,21 +24,24 @@ class TooManyDeliveries(Exception):
 
 
 class HookLimits:
-    """Counts the requests to webhooks by address. A load balancer before the server counts as one
-    address.
+    """Counts the requests to webhooks by address, and wrong signatures by webhook too. A load
+    balancer before the server counts as one address.
     """
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
         self._begun: datetime | None = None
-        self._wrong: dict[str, int] = {}
+        self._wrong: dict[tuple[str, str], int] = {}
 
     @contextmanager
-    def enter(self, address: str, now: datetime) -> Iterator[None]:
-        """Count a request as in progress. Raises TooManyDeliveries."""
+    def enter(self, address: str, webhook: str, now: datetime) -> Iterator[None]:
+        """Count a request as in progress. `webhook` is the path at which it arrived. Raises
+        TooManyDeliveries.
+        """
         if self._begun is None or now - self._begun >= _WINDOW:
             self._begun, self._wrong = now, {}
-        if self._wrong.get(self._key(address), 0) >= WRONG_EACH:
+        each, of_all = (self._wrong.get(key, 0) for key in self._keys(address, webhook))
+        if each >= WRONG_EACH or of_all >= WRONG_ALL:
             left = self._begun + _WINDOW - now
             raise TooManyDeliveries(max(1, int(left.total_seconds()) + 1))
         mine = self._open.get(address, 0)
@@ -50,12 +55,14 @@ class HookLimits:
             if not self._open[address]:
                 del self._open[address]
 
-    def count_wrong(self, address: str) -> None:
+    def count_wrong(self, address: str, webhook: str) -> None:
         """Count a request with a wrong signature."""
-        key = self._key(address)
-        self._wrong[key] = self._wrong.get(key, 0) + 1
+        for key in self._keys(address, webhook):
+            self._wrong[key] = self._wrong.get(key, 0) + 1
 
-    def _key(self, address: str) -> str:
-        """Return the address, or "" for all further ones if there are too many."""
-        known = address in self._wrong or len(self._wrong) < _MOST_ADDRESSES
-        return address if known else ""
+    def _keys(self, address: str, webhook: str) -> Sequence[tuple[str, str]]:
+        """Return the keys of a request's counts: of its webhook, and of its address. All further
+        addresses have the same keys if there are too many.
+        """
+        known = (address, "") in self._wrong or len(self._wrong) < _MOST_KEYS
+        return ((address, webhook), (address, "")) if known else (("", "-"), ("", ""))

@@ -12,10 +12,12 @@ from cavvy.api.audit import note_reading, note_refusal
 from cavvy.api.errors import ApiProblem, RetryLater
 from cavvy.api.hook_limits import TooManyDeliveries
 from cavvy.api.openapi import document
+from cavvy.api.routes.service_calls import FULL_S
 from cavvy.api.routes.services import ServicePath
 from cavvy.api.rules import OPEN
 from cavvy.api.wire import read_bytes, reply
 from cavvy.client.queue_wire import DeliveryView
+from cavvy.control.serving.call_requests import QueueFull
 from cavvy.control.serving.deliveries import UnsignedDelivery
 from cavvy.domain.cloud_events import InvalidEvent
 from cavvy.domain.queued_calls import MOST_BYTES
@@ -37,7 +39,7 @@ HookPath = Annotated[
         rule=OPEN,
         answer=DeliveryView,
         status=202,
-        errors=("signature-wrong", "too-many-deliveries", "too-large", "too-slow"),
+        errors=("signature-wrong", "too-many-deliveries", "queue-full", "too-large", "too-slow"),
         sends=True,
     ),
 )
@@ -47,13 +49,16 @@ async def deliver(
     app_state = app_state_of(request)
     note_reading(request)  # the queued calls are the record
     address = request.client.host if request.client else ""
+    webhook = f"{owner}/{name}/{hook}"
     try:
-        with app_state.hook_limits.enter(address, app_state.now()):
+        with app_state.hook_limits.enter(address, webhook, app_state.now()):
             return await _accept(request, app_state, (owner, name, hook))
     except TooManyDeliveries as error:
         raise RetryLater("too-many-deliveries", str(error), after_s=error.after_s) from error
+    except QueueFull as error:
+        raise RetryLater("queue-full", str(error), after_s=FULL_S) from error
     except UnsignedDelivery as error:
-        app_state.hook_limits.count_wrong(address)
+        app_state.hook_limits.count_wrong(address, webhook)
         note_refusal(request.scope, "signature-wrong")
         message = "there is no such webhook, or the request is not signed with its secret"
         raise ApiProblem("signature-wrong", message) from error

@@ -30,7 +30,7 @@ from cavvy.store.base import RowNotFound
 router = APIRouter(prefix="/v1/projects/{project}/services/{name}/calls", tags=["services"])
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}"
 _MOST_HEADERS = 50
-_FULL_S = 10  # after which a call that did not fit may be submitted again
+FULL_S = 10  # after which a call that did not fit may be submitted again
 _LONGEST = 4096  # characters of a path or of a header
 CallPath = Annotated[str, Path(pattern=ID_PATTERN, description="The call's ID.")]
 # the state `forgotten` is not shown to users
@@ -71,7 +71,7 @@ async def submit(request: Request, project: ProjectPath, name: ServicePath) -> R
     except CallReused as error:
         raise ApiProblem("key-reused", str(error), "give this call another ID") from error
     except QueueFull as error:
-        raise RetryLater("queue-full", str(error), after_s=_FULL_S) from error
+        raise RetryLater("queue-full", str(error), after_s=FULL_S) from error
     return reply(_view(found), 201 if new else 200)
 
 

@@ -19,7 +19,10 @@ class CallReused(Exception):
 
 
 class QueueFull(Exception):
-    """Raised if as many calls wait as the service permits."""
+    """Raised if `most` calls wait, as many as the service permits."""
+
+    def __init__(self, service: str, most: int) -> None:
+        super().__init__(f"{most} calls wait in the queue of {service} already")
 
 
 class QueuedCallRequests:
@@ -39,7 +42,7 @@ class QueuedCallRequests:
         if await self._calls.has_waiting(call.project, call.service, most):
             known = await self._find(call) if asked.id else None
             if known is None:
-                raise QueueFull(f"{most} calls wait in the queue of {call.service} already")
+                raise QueueFull(call.service, most)
         elif await self._calls.add([(call, body)]):
             self._wake(call.project, call.service)
             return replace(call, version=1), True

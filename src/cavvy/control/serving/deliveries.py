@@ -6,8 +6,10 @@ from contextlib import suppress
 from cavvy.control.decide.webhook_calls import calls_for_request, find_challenge
 from cavvy.control.decide.webhook_signatures import verify
 from cavvy.control.serving.call_keys import calls_key
+from cavvy.control.serving.call_requests import QueueFull
 from cavvy.control.serving.front import ServingParts
 from cavvy.control.serving.reconciler import service_key
+from cavvy.domain.queued_calls import QueuedCall
 from cavvy.domain.services import WebhookTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct
@@ -45,7 +47,8 @@ class WebhookDeliveries:
         read_secret: ReadSecret,
     ) -> AcceptedDelivery:
         """Add the calls of a request to a webhook. `place` names the project, the service and the
-        webhook. Names of `headers` are in lower case. Raises UnsignedDelivery, InvalidEvent.
+        webhook. Names of `headers` are in lower case. Raises UnsignedDelivery, InvalidEvent,
+        QueueFull.
         """
         project, name, hook = place
         found = await self._find(project, name, hook)
@@ -60,9 +63,20 @@ class WebhookDeliveries:
         if (challenge := find_challenge(trigger, body)) is not None:
             return AcceptedDelivery(challenge=challenge)
         made = calls_for_request(service, trigger, delivery.id, headers, body, now)
+        most = service.spec.queue.waiting
+        if await self._store.queued_calls.has_waiting(project, name, most):
+            await self._check_known(made.once or made.calls[0][0], most)
+            return AcceptedDelivery(calls=len(made.calls))
         new = await self._store.queued_calls.add(made.calls, made.once)
         self._hint(calls_key(service_key(project, name)))
         return AcceptedDelivery(calls=len(made.calls), new=len(new))
+
+    async def _check_known(self, call: QueuedCall, most: int) -> None:
+        """Raise QueueFull unless the call or delivery was stored before."""
+        try:
+            await self._store.queued_calls.get(call.project, call.service, call.id)
+        except RowNotFound:
+            raise QueueFull(call.service, most) from None
 
     async def _find(
         self, project: str, name: str, hook: str
