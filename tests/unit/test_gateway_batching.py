@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavvy.gateway.batches import BatchPart
 from cavvy.gateway.batching import (
     ArrivalGaps,
     BatchTimes,
@@ -195,3 +196,24 @@ def test_numbers_keep_their_digits() -> None:
 )
 def test_other_responses_are_not_divided(body: bytes) -> None:
     assert split_response(body, "predictions", [1, 1]) is None
+
+
+def test_a_slow_body_does_not_make_gaps_negative() -> None:
+    gaps = ArrivalGaps(0.1)
+    for now in (100.0, 100.01, 40.0, 100.02):  # the third one arrived first, with a slow body
+        gaps.add(1, now)
+    assert 0 <= gaps.mean_s <= 0.1
+    assert gaps.last_at == 100.02
+
+
+def test_the_ids_of_a_large_batch_fit_into_a_field() -> None:
+    body = read_body(b'{"instances": [1]}', "instances")
+    assert body is not None
+    heads = [b"POST /p HTTP/1.1\r\nX-Request-Id: %032d\r\n\r\n" % n for n in range(256)]
+    first, *others = (BatchPart(body, head) for head in heads)
+    head, _, joined = first.write(others, "instances").partition(b"\r\n\r\n")
+    assert len(json.loads(joined)["instances"]) == 256
+    assert max(len(line) for line in head.split(b"\r\n")) < 8190
+    ids = head.partition(b"Cavvy-Batch-Requests: ")[2].partition(b"\r\n")[0].split(b",")
+    assert len(ids) > 100
+    assert {len(each) for each in ids} == {32}, "an ID was cut"

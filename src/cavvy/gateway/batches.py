@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _SCANNED = 1024  # waiting requests among which those are looked for that can be joined
 _RESPONSE_MAX = 64 << 20
+_IDS_MAX = 4096  # bytes of the field with the IDs; servers such as gunicorn refuse 8 KiB
 _LONGEST_GAP = 10  # of `wait_s`
 _OF_LOAD = frozenset({429, 503})  # statuses that concern the replica, not a request
 # Fields in which joined requests may differ. The replica does not get them.
@@ -64,7 +65,7 @@ class BatchPart:
     def write(self, others: Sequence["BatchPart"], name: str) -> bytes:
         """Return the request of this part and `others`, as the replica receives it."""
         body = join_bodies((each.body for each in (self, *others)), name)
-        ids = b",".join(each.request_id for each in (self, *others))
+        ids = _join_ids(each.request_id for each in (self, *others))
         return (
             b"%b\r\nX-Request-Id: %b\r\nCavvy-Batch-Requests: %b\r\nContent-Length: %d\r\n\r\n%b"
             % (self.group[0], self.request_id, ids, len(body), body)
@@ -295,6 +296,12 @@ class ServiceBatches:
             patience_s = min(patience_s, exchange.wait_s)
         due_at = min(exchange.arrived_at + patience_s, now + self._response_s)
         return WaitingRequest(_part_of(exchange).instances, due_at)
+
+
+def _join_ids(ids: Iterable[bytes]) -> bytes:
+    """Return as many of the IDs, with commas, as a field may have."""
+    joined = b",".join(ids)
+    return joined if len(joined) <= _IDS_MAX else joined[: joined.rindex(b",", 0, _IDS_MAX)]
 
 
 def _part_of(exchange: Exchange) -> BatchPart:

@@ -119,10 +119,11 @@ class ArrivalGaps:
         self.instances = 1.0  # the mean of a request
 
     def add(self, instances: int, now: float) -> None:
-        gap_s = min(now - self.last_at, self._longest_s)
+        # a request with a slow body is read after requests that arrived later
+        gap_s = max(0.0, min(now - self.last_at, self._longest_s))
         self.mean_s = _KEEP_GAP * self.mean_s + (1 - _KEEP_GAP) * gap_s
         self.instances = _KEEP_GAP * self.instances + (1 - _KEEP_GAP) * instances
-        self.last_at = now
+        self.last_at = max(now, self.last_at)
 
 
 def choose_size(

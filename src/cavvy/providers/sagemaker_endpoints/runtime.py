@@ -33,6 +33,8 @@ class SageMakerRuntime:
 
     def __init__(self, settings: Mapping[str, Scalar], account: AwsAccount | None = None) -> None:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "sagemaker-runtime")
+        # requests may use all threads of `_run` for a minute, for which probes must not wait
+        self._looks = account or AwsAccount(settings, provider="sagemaker-endpoints")
         limits = CallLimits(read_s=_READ_S, connections=_AT_ONCE)
         self._account = account or AwsAccount(
             settings, self._run, provider="sagemaker-endpoints", limits=limits
@@ -41,7 +43,7 @@ class SageMakerRuntime:
     async def answers(self, job: str) -> bool:
         region, _, name = job.partition("/")
         try:
-            told = await self._account.call(
+            told = await self._looks.call(
                 region, "describe_endpoint", service="sagemaker", EndpointName=name
             )
         except AwsFault as fault:
