@@ -286,6 +286,8 @@ class GatewaySuite:
             lambda: (r := ask(plane.port, "GET", where)).status == 200 and r, seconds=30
         )
         assert (result.json["method"], result.json["size"]) == ("POST", 5)
+        sent = {name.lower(): value for name, value in result.json["headers"]}
+        assert (sent["x-forwarded-proto"], sent["x-forwarded-for"][-9:]) == ("http", "127.0.0.1")
         assert ask(plane.port, "GET", where + "0").status == 404
 
     # replicas that fail

@@ -11,7 +11,10 @@ from tests.contract.http_talk import Background, Reply, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn, Seen
 
 KEYS = ("one", "two")
-SERVICE = {"name": "svc", "hosts": ["svc.example"], "concurrency": 1, "batch": {"max": 4}}
+SERVICE = {
+    **{"name": "svc", "hosts": ["svc.example"], "concurrency": 1, "batch": {"max": 4}},
+    "deferred_bytes": 100,
+}
 KEYED = {
     **{"name": "keyed", "hosts": ["keyed.example"], "concurrency": 1, "price_header": True},
     "batch": {"max": 8, "input": "inputs", "output": "outputs"},
@@ -116,6 +119,33 @@ def test_waiting_requests_are_sent_as_one(gateway: GatewayProcess, replica: Pred
     assert facts["batches"] == {"formed": 3, "joined": 6, "spoiled": 0}
     assert facts["answered"] - before["answered"] == facts["arrivals"] - before["arrivals"] == 9
     assert (facts["in_flight"], facts["lost"], facts["refused"]) == (0, 0, 0)
+
+
+def test_a_deferred_call_is_joined_with_others(gateway: GatewayProcess, replica: Predictor) -> None:
+    predict(gateway, 1, 1, 1, 1)
+    before = gateway.facts("svc")
+    busy = Background(ask, gateway.port, "GET", "/hold")
+    wait_for(lambda: replica.in_flight == 1)
+    large = "x" * 70  # with the words around it, the response has more than 100 bytes
+    where = [
+        predict(gateway, row, prefer="respond-async").headers["location"] for row in (1, large)
+    ]
+    wait_for(lambda: gateway.facts("svc")["backlog"] == 2)
+    other = Background(predict, gateway, 2)
+    wait_for(lambda: gateway.facts("svc")["backlog"] == 3)
+    replica.release.set()
+    assert (busy.result().status, other.result().json["predictions"]) == (200, [4])
+    kept, refused = [
+        wait_for(lambda: (r := ask(gateway.port, "GET", each)).status != 202 and r)  # noqa: B023
+        for each in where
+    ]
+    assert replica.batches[1:] == [[1, large, 2]]
+    assert (kept.status, kept.json["predictions"]) == (200, [2])
+    assert (refused.status, refused.json["error"]["code"]) == (502, "body-too-large")
+    facts = gateway.facts("svc")
+    assert (facts["in_flight"], facts["replicas"][0]["in_flight"]) == (0, 0)
+    assert facts["answered"] - before["answered"] == 3
+    assert facts["aborted"] - before["aborted"] == 1
 
 
 @pytest.mark.parametrize("bad", ["400", "500", "short"])

@@ -44,6 +44,7 @@ TIMED = {
 }
 ESTIMATED = {"name": "estimated", "hosts": ["estimated.example"], "cold_start_s": 40}
 PRICED = {**KEYED, "name": "priced", "hosts": ["priced.example"], "price_header": True}
+BRIEF = {"name": "brief", "hosts": ["brief.example"], "concurrency": 1, "deferred_bytes": 100}
 NEW_KEYS = {"name": "new-keys", "hosts": ["new-keys.example"], "keyed": True}
 SERVICES = (
     SERVICE,
@@ -61,6 +62,7 @@ SERVICES = (
     TIMED,
     CANARY,
     PRICED,
+    BRIEF,
 )
 
 
@@ -105,6 +107,20 @@ def test_responses_have_a_price_and_work_is_counted_by_key(
     assert "cavvy-price-micros" not in ask(plane.port, "GET", "/echo").headers
     plane.set_replicas("priced", [])
     assert plane.facts("priced")["work"]["r1"]["fast"] == work, "it is told after the replica's end"
+
+
+@pytest.mark.parametrize("path", ["/large?n=101", "/chunks?n=20", "/large?n=200000"])
+def test_a_result_that_is_too_large_frees_its_slot_once(
+    plane: Embedded, replicas: list[ReplicaStandIn], path: str
+) -> None:
+    replicas[0].reset()
+    plane.set_replicas("brief", replicas[:1])
+    about = {"host": "brief.example"}
+    where = ask(plane.port, "GET", path, prefer="respond-async", **about).headers["location"]
+    reply = wait_for(lambda: (r := ask(plane.port, "GET", where, **about)).status != 202 and r)
+    assert (reply.status, reply.json["error"]["code"]) == (502, "body-too-large")
+    facts = plane.facts("brief")
+    assert [facts["in_flight"], facts["replicas"][0]["in_flight"]] == [0, 0]
 
 
 def test_a_service_whose_budget_is_spent_says_so(

@@ -40,6 +40,7 @@ class DeferredRequest:
         head: RequestHead,
         key_id: str,
         target: bytes,
+        forwarded: bytes,
     ) -> None:
         self.head = head
         self.held_bytes = 0  # the body is not held back: its size has a separate limit
@@ -47,6 +48,7 @@ class DeferredRequest:
         self.service = service
         self.key_id = key_id
         self.target = target  # as the replica sees it
+        self.forwarded = forwarded  # fields about the client's connection
         self.connection = connection
         self._calls = calls
         self._pieces: list[bytes] = []
@@ -224,9 +226,7 @@ class DeferredCalls:
             id=call_id,
             service=route.name,
             key_id=request.key_id,
-            head=_write_head(
-                request.head, request.target, service.list_credentials(request.head), len(body)
-            ),
+            head=_write_head(request, service.list_credentials(request.head), len(body)),
             body=body,
         )
         self._known[call_id] = known
@@ -324,8 +324,9 @@ class DeferredCalls:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
-def _write_head(head: RequestHead, target: bytes, credentials: bytes, length: int) -> bytes:
+def _write_head(request: DeferredRequest, credentials: bytes, length: int) -> bytes:
     """Return the head of a call as its replica will receive it."""
+    head = request.head
     fields = head.without(frozenset({b"prefer", b"content-length"})) + credentials
-    start = b"%b %b HTTP/1.1\r\n" % (head.method, target)
-    return start + fields + b"Content-Length: %d\r\n\r\n" % length
+    start = b"%b %b HTTP/1.1\r\n" % (head.method, request.target)
+    return start + fields + b"Content-Length: %d\r\n%b\r\n" % (length, request.forwarded)

@@ -197,7 +197,10 @@ class Door:
             return None
         preferences = read_prefer(head.prefer) if head.prefer else _NO_PREFERENCES
         if preferences.respond_async and not head.upgrade:
-            return DeferredRequest(self._calls, connection, service, head, key_id, target)
+            forwarded = self._write_forwarded(connection, head)
+            return DeferredRequest(
+                self._calls, connection, service, head, key_id, target, forwarded
+            )
         exchange = self._make_exchange(connection, service, head, target, now)
         if key_id:
             exchange.key_id = key_id
@@ -240,17 +243,19 @@ class Door:
             more += b"Transfer-Encoding: chunked\r\n"
         if head.upgrade:
             more += b"Connection: upgrade\r\nUpgrade: %b\r\n" % head.upgrade
+        return b"%b %b HTTP/1.1\r\n%b%bX-Request-Id: %b\r\n%b\r\n" % (
+            head.method,
+            target,
+            head.fields,
+            more,
+            connection.request_id,
+            self._write_forwarded(connection, head),
+        )
+
+    def _write_forwarded(self, connection: InboundConnection, head: RequestHead) -> bytes:
+        """Return the fields that tell the replica about the client's connection."""
         before = head.forwarded_for
-        return (
-            b"%b %b HTTP/1.1\r\n%b%bX-Request-Id: %b\r\nX-Forwarded-Proto: %b\r\n"
-            b"X-Forwarded-For: %b\r\n\r\n"
-            % (
-                head.method,
-                target,
-                head.fields,
-                more,
-                connection.request_id,
-                self._scheme,
-                before + b", " + connection.peer if before else connection.peer,
-            )
+        return b"X-Forwarded-Proto: %b\r\nX-Forwarded-For: %b\r\n" % (
+            self._scheme,
+            before + b", " + connection.peer if before else connection.peer,
         )

@@ -109,7 +109,7 @@ class UpstreamConnection(asyncio.Protocol):
             payload = body.feed(data)
             if payload or body.done:
                 exchange.sink.send(payload, body.done)
-            if body.done:
+            if body.done and self._exchange is exchange:  # the sink may have aborted it
                 self._finish(exchange, reusable=not (self._ends or body.rest))
             return
         if self._buffer:
@@ -143,13 +143,14 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.price = self.pool.price(exchange, monotonic())
         if head.length == len(rest):  # the usual small response
             exchange.sink.respond(head, rest, True)
-            self._finish(exchange, reusable=not head.close)
+            if self._exchange is exchange:
+                self._finish(exchange, reusable=not head.close)
             return
         self._ends = head.close
         body = self._body = make_body(head.length)
         payload = body.feed(rest) if rest or not body.done else b""
         exchange.sink.respond(head, payload, body.done)
-        if body.done:
+        if body.done and self._exchange is exchange:
             self._finish(exchange, reusable=not (head.close or body.rest or head.length == 0))
 
     def _finish(self, exchange: Exchange, reusable: bool) -> None:
