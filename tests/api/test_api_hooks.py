@@ -176,3 +176,23 @@ async def test_an_ended_service_has_no_webhooks_and_slack_can_check_one(api: Api
     assert await count(api) == 0
     await api.http.delete(SERVICE)
     assert (await post(api, b"{}")).status_code == 401
+
+
+async def test_a_sender_of_events_may_ask_before_it_sends(api: Api) -> None:
+    async def ask(place: str = "default/chat/in", **asked: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app=api.app)  # type: ignore[arg-type]  # it is one
+        headers = {f"WebHook-Request-{name}": value for name, value in asked.items()}
+        async with httpx.AsyncClient(transport=transport, base_url="http://cavvy") as http:
+            return await http.options(f"/hooks/v1/{place}", headers=headers)
+
+    answer = await ask(Origin="eventgrid.azure.net", Rate="120", Callback="https://other.example")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["allow"] == "OPTIONS, POST"
+    assert answer.headers["webhook-allowed-origin"] == "eventgrid.azure.net"
+    assert answer.headers["webhook-allowed-rate"] == "120"
+    none = await ask("none/none/none", Origin="eventgrid.azure.net", Rate="120")
+    assert none.headers == answer.headers, "nobody learns which webhooks exist"
+    assert await count(api) == 0
+    for _ in range(WRONG_EACH):
+        await post(api, b"{}", secret="wrong secret")
+    assert (await ask(Origin="eventgrid.azure.net")).status_code == 429

@@ -173,7 +173,8 @@ def test_the_document_is_complete(kind: str, servers: Servers) -> None:
             good = [status for status in operation["responses"] if status.startswith("2")]
             assert good, (method, path)
             for status, response in operation["responses"].items():
-                assert status == "204" or response["content"], (method, path, status)
+                empty = status == "204" or (method, status) == ("options", "200")
+                assert empty or response["content"], (method, path, status)
                 assert response["description"], (method, path, status)
 
 

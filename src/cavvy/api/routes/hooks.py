@@ -17,6 +17,7 @@ from cavvy.api.routes.services import ServicePath
 from cavvy.api.rules import OPEN
 from cavvy.api.wire import read_bytes, reply
 from cavvy.client.queue_wire import DeliveryView
+from cavvy.control.decide.webhook_handshake import ALLOWED_ORIGIN, ALLOWED_RATE, grant
 from cavvy.control.serving.call_requests import QueueFull
 from cavvy.control.serving.deliveries import UnsignedDelivery
 from cavvy.domain.cloud_events import InvalidEvent
@@ -66,6 +67,26 @@ async def deliver(
         raise ApiProblem("invalid-request", f"the request is not a CloudEvent 1.0: {error}") from (
             error
         )
+
+
+@router.options(
+    "/{owner}/{name}/{hook}",
+    **document(
+        "Permit a sender of CloudEvents to send to a webhook, if it asks before it does so. The "
+        "answer is the same for webhooks that do not exist; only signed requests are accepted.",
+        rule=OPEN,
+        errors=("too-many-deliveries",),
+        headers=("Allow", ALLOWED_ORIGIN, ALLOWED_RATE),
+    ),
+)
+async def permit(request: Request, owner: OwnerPath, name: ServicePath, hook: HookPath) -> Response:
+    app_state = app_state_of(request)
+    address = request.client.host if request.client else ""
+    try:
+        with app_state.hook_limits.enter(address, f"{owner}/{name}/{hook}", app_state.now()):
+            return Response(headers={"Allow": "OPTIONS, POST", **grant(request.headers)})
+    except TooManyDeliveries as error:
+        raise RetryLater("too-many-deliveries", str(error), after_s=error.after_s) from error
 
 
 async def _accept(request: Request, app_state: AppState, place: tuple[str, str, str]) -> Response:
