@@ -2,8 +2,8 @@
 
 The handshake is that of https://github.com/cloudevents/spec, `cloudevents/http-webhook.md`, part 4:
 OPTIONS with the name of the sender and the requests per minute that it wants. It protects others
-from senders, and admits nobody: each request must be signed. So the permission does not depend on
-the webhook, and tells nobody which webhooks exist. `WebHook-Request-Callback` is ignored: the
+from senders, and admits no sender: each request must be signed. So the permission does not depend
+on the webhook, and does not tell which webhooks exist. `WebHook-Request-Callback` is ignored: the
 server would call an address that a stranger has chosen.
 """
 

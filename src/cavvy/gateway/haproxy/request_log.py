@@ -3,7 +3,7 @@
 HAProxy sends a line for each logged request to a datagram socket: the backend, the server, the
 requests of the last second, and the microseconds from the request's head to the last byte of the
 response. While fewer than `MANY` requests a second arrive, each is logged; otherwise, one of
-`SAMPLED`, chosen at random. If nobody reads, HAProxy drops lines and waits for nothing.
+`SAMPLED`, chosen at random. If no process reads, HAProxy drops lines and waits for nothing.
 """
 
 import socket
