@@ -40,4 +40,7 @@ def test_requests_to_a_cold_service_are_answered_in_batches(user: User) -> None:
         replies = list(pool.map(lambda number: predict(url, number), range(40)))
     assert [each["predictions"] for each in replies] == [[n * n] for n in range(40)]
     assert 1 < max(each["batch"] for each in replies) <= 16
+    traffic = user.json("services", "show", "predict")["traffic"]
+    assert 1 < traffic["joined"] / traffic["batches"] <= 16
+    assert f"{traffic['batches']}, with " in user.output("services", "show", "predict")
     user.cli("unserve", "predict")

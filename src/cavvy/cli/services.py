@@ -108,6 +108,9 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         )
         shown = [_show_s(each) for each in (traffic.p50_s, traffic.p95_s, traffic.p99_s)]
         pairs.append(("answered within", f"p50 {shown[0]}, p95 {shown[1]}, p99 {shown[2]}"))
+        if traffic.batches:
+            mean = traffic.joined / traffic.batches
+            pairs.append(("batches", f"{traffic.batches}, with {mean:.1f} requests on average"))
     if found.slo is not None:
         pairs.append(("slo, last hour", _show_level(found.slo, found.slo.hour)))
         pairs.append(("slo, last day", _show_level(found.slo, found.slo.day)))

@@ -37,7 +37,8 @@ class ReplicaView(Answer, frozen=True, kw_only=True):
 
 class ServiceTrafficView(Answer, frozen=True, kw_only=True):
     """The gateway's counts since it was started. Rates are those of the last 10 seconds.
-    Percentiles cover all requests, from their arrival to the last byte of the answer.
+    Percentiles cover all requests, from their arrival to the last byte of the answer. `joined` is
+    the number of requests that were sent in the `batches`.
     """
 
     arrivals: int
@@ -49,6 +50,8 @@ class ServiceTrafficView(Answer, frozen=True, kw_only=True):
     p50_s: float | None
     p95_s: float | None
     p99_s: float | None
+    batches: int = 0
+    joined: int = 0
 
 
 class LevelShares(Answer, frozen=True, kw_only=True):

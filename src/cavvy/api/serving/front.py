@@ -370,6 +370,8 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         timed=facts.answered,
         slow=facts.slow,
         service_s=facts.service_s,
+        batches=0 if facts.batches is None else facts.batches.formed,
+        joined=0 if facts.batches is None else facts.batches.joined,
         in_flight=facts.in_flight,
         in_flight_s=facts.in_flight_s,
         backlog=facts.backlog,

@@ -88,7 +88,7 @@ def _find_largest(values: Iterable[float | None]) -> float | None:
 
 _COUNTERS = (
     *("arrivals", "answered", "started", "late", "lost", "unserved", "timed", "slow"),
-    "service_s",
+    *("service_s", "batches", "joined"),
 )
 
 
