@@ -355,8 +355,10 @@ class JoinProvider:
 
     def _hang_up(self, name: str) -> None:
         self._known.pop(name, None)
-        self._lines.pop(name).hang_up("it was dismissed")
-        self._fleet.announce(name)
+        self._elsewhere.pop(name, None)
+        if line := self._lines.pop(name, None):  # a tick may have been faster
+            line.hang_up("it was dismissed")
+            self._fleet.announce(name)
 
     # Known machines
 
