@@ -298,7 +298,7 @@ in steady markets, it stays available for most of a day. These two kinds cannot 
 hardly cheaper than on-demand: the worst figure here is {worst:.3f}. {missed} deadlines were missed.
 
 Before a start on spot, and before it leaves on-demand to wait for spot, the policy asks whether spot is expected to save
-the price of one launch. Before a change from on-demand to spot, it also asks whether spot is expected to save the price
+four fifths of the price of one launch. For this question, a few short periods with spot outweigh the prior. Before a change from on-demand to spot, it also asks whether spot is expected to save the price
 of this change, with at most the remaining work. Without the first question, jobs in flapping markets with spot at 0.95 of
 on-demand cost 1.056 (with full information) and 1.046 (as in production).
 

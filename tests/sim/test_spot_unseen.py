@@ -5,9 +5,12 @@ hardly more than the best simple policy that knows the same.
 import pytest
 from benchmarks.unseen import KINDS, SETTINGS, compare
 
-# Each launch into flapping spot is a bet that the policy must lose before it learns. Before it
-# asked whether spot pays for a launch, it cost up to 1.11 there.
-FLAPPING = [f"flapping, spot at {ratio}" for ratio in (0.5, 0.8, 0.95)]
+# A launch into spot that hardly saves is a bet: it is lost where spot flaps, and won where it stays.
+# Nobody can tell the two apart at first, so a policy loses a little in one of them.
+NEARLY_EQUAL = [
+    *(f"flapping, spot at {ratio}" for ratio in (0.5, 0.8, 0.95)),
+    "steady, spot at 0.95",
+]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -18,7 +21,7 @@ def test_no_deadline_is_missed_and_no_simple_policy_is_cheaper(kind: str, settin
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("kind", FLAPPING)
-def test_flapping_spot_that_hardly_saves_is_left_alone(kind: str, setting: str) -> None:
+@pytest.mark.parametrize("kind", NEARLY_EQUAL)
+def test_a_bet_on_spot_that_hardly_saves_costs_little(kind: str, setting: str) -> None:
     ratio, missed = compare(kind, setting)
     assert (missed, ratio <= 1.01) == (0, True), ratio

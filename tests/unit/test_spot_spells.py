@@ -36,6 +36,13 @@ def test_a_spell_longer_than_any_goes_on_in_proportion_to_its_age() -> None:
     assert spells.beyond(400.0).mean > spells.beyond(200.0).mean
 
 
+def test_a_few_spells_outweigh_the_light_prior() -> None:
+    spells = seen(0.25, times=3)
+    expected, _ = spells.within(0.0, 10.0)
+    assert spells.trusting_seen().within(0.0, 10.0)[0] < 0.6 * expected
+    assert SpellLengths().trusting_seen().mean == SpellLengths().mean
+
+
 def test_the_prior_expects_spells_that_have_lasted_to_last() -> None:
     spells = SpellLengths()
     assert spells.beyond(0.5).mean < spells.beyond(2.0).mean < spells.beyond(8.0).mean

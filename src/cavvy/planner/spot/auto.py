@@ -37,6 +37,8 @@ _SOONEST_S = 30.0
 # With several markets, the policy plans with this share of the slack in its current market, because
 # the other markets offer chances that are worth more than the average one here.
 _SHARE_HERE = 0.8
+# the share of the price of a launch that spot must be expected to save
+_PAID_BACK = 0.8
 _LASTS = "spot is used while it lasts"
 _BRIEF = "spot may not stay available for long"
 # a move must save at least this share of the remaining cost, because estimates are noisy
@@ -157,7 +159,7 @@ class AutoPolicy(MarketPolicy):
         trust, *_ = plan_trust(rest, watch.saving, entry + cycle.wait.cost)
         if trust > 0:
             return trust
-        hours, lasts = watch.stays.within(watch.age, moment.work)
+        hours, lasts = watch.stays.trusting_seen().within(watch.age, moment.work)
         pays = watch.saving * hours >= entry + (1 - lasts) * cycle.wait.cost
         return 0.0 if pays else _LOOK_AGAIN_HR
 
@@ -185,11 +187,15 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _pays(self, watch: MarketMemory, age: float, moment: TimeLeft, price: float) -> bool:
-        """Return whether spot of this age is expected to save at least the price of the launch that
-        follows if spot ends before the work.
+        """Return whether spot of this age is expected to save at least the larger part of the price
+        of the launch that follows if spot ends before the work.
+
+        A launch also shows whether spot lasts here, which is why its whole price is not required.
+        For the same reason, a few short periods with spot outweigh the prior.
         """
-        hours, lasts = watch.stays.within(age, moment.work)
-        return watch.saving * hours >= (1 - lasts) * self._overhead * (1 + price)
+        hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
+        launch = self._overhead * (1 + price)
+        return watch.saving * hours >= _PAID_BACK * (1 - lasts) * launch
 
     def _on_spot_alone(
         self, view: PolicyView, moment: TimeLeft, targets: Sequence[int]

@@ -14,6 +14,7 @@ _EXPONENT = 0.6  # P(longer than x) = (shortest / x) ^ exponent
 _SHORTEST_HR, _LONGEST_HR = 0.2, 60.0
 _POINTS = 14
 _WEIGHT = 9.0  # the weight of the prior, as a number of observed spells
+_LIGHT = 1.0  # the weight of the prior in `trusting_seen`
 # a spell that is longer than all known spells is expected to reach this many times its current age
 _BEYOND = 3.0
 
@@ -29,6 +30,7 @@ def _prior() -> list[tuple[float, float]]:
 
 
 _PRIOR = _prior()
+_IN_PRIOR = frozenset(_PRIOR)
 
 
 class _Sums:
@@ -85,19 +87,30 @@ class SpellLengths:
     the mean of the remaining lengths; `sums` refers to the whole lengths.
     """
 
-    __slots__ = ("_age", "_longer", "_passed", "_start", "_weighted", "mean", "sums")
+    __slots__ = ("_age", "_longer", "_passed", "_seen", "_start", "_weighted", "mean", "sums")
 
     def __init__(self, weighted: Sequence[tuple[float, float]] = _PRIOR) -> None:
         self._weighted, self.sums = weighted, _Sums(weighted)
         self.mean = self.sums.mean
         # the age in hours, the index of the next length, and the sums at this age
         self._age, self._start, self._passed, self._longer = 0.0, 0, 0.0, 1.0
+        self._seen: SpellLengths | None = None
 
     def with_one(self, length: float) -> "SpellLengths":
         """Return a copy with one more spell of this many hours."""
         weighted = list(self._weighted)
         insort(weighted, (length, 1.0))
         return SpellLengths(weighted)
+
+    def trusting_seen(self) -> "SpellLengths":
+        """Return the spells with a prior of the weight of one observed spell. Then a few spells of
+        a market outweigh the prior.
+        """
+        if self._seen is None:
+            seen = [each for each in self._weighted if each not in _IN_PRIOR]
+            light = [(length, weight * _LIGHT / _WEIGHT) for length, weight in _PRIOR]
+            self._seen = SpellLengths(sorted([*light, *seen])) if seen else self
+        return self._seen
 
     def mean_beyond(self, age: float) -> float:
         """Return the mean remaining length at this age, the same as `beyond(age).mean`."""
