@@ -27,6 +27,7 @@ from cavvy.planner.rank import order_of, plan
 from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.slices import explain_slice
+from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
 
 _MANY = 20  # the maximum number of offers for one job
@@ -191,6 +192,7 @@ def _able(
             explain_policy(policies, task, offer)
             or explain_slice(task, offer)
             or explain_missing_option(task, offer)
+            or explain_software(task, offer)
             or explain_quota(task, offer)
         )
         if refusal:

@@ -14,8 +14,8 @@ from ..config import AgentConfig, WorkConfig
 from ..work.cache import touch
 from ..work.environment import BASE
 from ..work.folder import CannotBuild
+from .compatibility import find_image_misfit
 from .devices import find_vendor
-from .driver import find_objection, read_driver
 from .engine import ask, wait
 from .own_login import NoIdentity, find_own_login
 
@@ -59,10 +59,8 @@ def bring_sif(program: str, config: AgentConfig, work: WorkConfig, env: dict[str
                 f"the image {image} could not be pulled; Apptainer's reason is in the log"
             )
         os.replace(fresh, path)
-    if config.devices != [] and find_vendor(config) in ("nvidia", ""):
-        reason = find_objection(*look(program, path, env), read_driver())
-        if reason:
-            raise CannotBuild(reason)
+    if reason := find_image_misfit(config, *look(program, path, env)):
+        raise CannotBuild(reason)
     return path
 
 

@@ -27,8 +27,22 @@ def find_vendor(config: AgentConfig, dev: str = "/dev") -> str:
     """Return the vendor of the accelerators that the work may use, or "" if there are no
     accelerators or their vendor is unknown."""
     if config.devices is None and not config.vendor:
-        return next((name for name, files in FILES.items() if _list_files(files[:1], dev)), "")
+        return next(iter(list_vendors(dev)), "")
     return (config.vendor or "nvidia") if config.devices != [] else ""
+
+
+def find_certain_vendor(config: AgentConfig, dev: str = "/dev") -> str:
+    """Return the vendor of the accelerators that the work may use, or "" if there are none, if
+    their vendor is unknown, or if the node has accelerators of several vendors."""
+    if config.devices == [] or config.vendor:
+        return "" if config.devices == [] else config.vendor
+    found = list_vendors(dev)
+    return found[0] if config.devices is None and len(found) == 1 else ""
+
+
+def list_vendors(dev: str = "/dev") -> list[str]:
+    """Return the vendors of all accelerators of this node."""
+    return [name for name, files in FILES.items() if _list_files(files[:1], dev)]
 
 
 def make_device_flags(engine: str, config: AgentConfig, dev: str = "/dev") -> list[str]:

@@ -15,7 +15,7 @@ from ..disk import write_whole
 from ..work.folder import CannotBuild, build_folder, inside
 from ..work.reaper import exit_code
 from ..work.trees import remove_tree
-from .driver import find_objection, read_driver
+from .compatibility import find_image_misfit
 from .own_login import NoIdentity, find_own_login
 
 TYPE_CHECKING = False
@@ -44,10 +44,8 @@ def bring_image(
         else:
             pull(engine, config, work, env)
     variables, labels = look(engine, image, env)
-    if config.devices != [] and config.vendor in ("nvidia", ""):
-        reason = find_objection(variables, labels, read_driver())
-        if reason:
-            raise CannotBuild(reason)
+    if reason := find_image_misfit(config, variables, labels):
+        raise CannotBuild(reason)
 
 
 def pull(

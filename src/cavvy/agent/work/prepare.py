@@ -24,6 +24,7 @@ from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig, CheckpointConfig, WorkConfig
 from ..disk import open_private, write_whole
 from ..http_client import StorageTimeout, TransferFailed
+from ..images.compatibility import find_misfit
 from ..notices.faults import NETWORK
 from ..tunnel import TunnelFailed, check_tunnel
 from .cache import touch
@@ -206,6 +207,7 @@ def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel
         work.setup is None or work.image is not None
     ):  # a container runs the setup itself, in its own file system
         build_folder(config, work, config.folder, env)
+        _check_fit(config, work)
     else:
         reused = _set_up(config, work, env, channel)
     if work.volumes and work.image is None:
@@ -262,6 +264,7 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
             _restore(config, work, kept, config.folder, env)
             return True
         build_folder(config, work, config.folder, env, work.setup_uses)
+        _check_fit(config, work)
         remove_tree(kept + "/dir")  # remove the partial results of a failed setup
         os.mkdir(kept + "/dir")
         if not config.boxed:
@@ -282,6 +285,12 @@ def _set_up(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
     finally:
         os.close(lock)
     return False
+
+
+def _check_fit(config: AgentConfig, work: WorkConfig) -> None:
+    """Raises CannotBuild if the work's packages or image cannot use this node's accelerators."""
+    if reason := find_misfit(config, work, config.folder):
+        raise CannotBuild(reason)
 
 
 def _keep(kept: str, folder: str) -> None:

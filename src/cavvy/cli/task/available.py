@@ -24,6 +24,7 @@ from cavvy.planner.quotas import explain_quota
 from cavvy.planner.required_options import explain_missing_option
 from cavvy.planner.shared_hosts import fits_empty, smallest_shares
 from cavvy.planner.slices import explain_slice
+from cavvy.planner.software import explain_software
 from cavvy.planner.volumes import explain_misplaced
 from cavvy.providers import registry
 from cavvy.providers.base import Provider
@@ -199,6 +200,7 @@ def _add_fitting(
             objection := explain_misplaced(task, offer, answer.volumes, blind)
             or explain_slice(task, offer)
             or explain_missing_option(task, offer)
+            or explain_software(task, offer)
             or explain_quota(task, offer)
         )
     }
