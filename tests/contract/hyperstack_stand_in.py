@@ -3,7 +3,9 @@ requests which the published description (https://docs.hyperstack.cloud/docs/api
 models of the package `hyperstack` 1.56.1a0, November 2026) does not allow, and returns lists in
 pages.
 
-The description does not list the messages of errors; those about stock and quotas are made up.
+The description does not list the messages of errors; those about stock and quotas are made up. The
+names of spot flavors and of their GPUs (`n3-RTX-A6000x1-spot`, `RTX-A6000-spot`) are those that
+users of the API show.
 """
 
 from typing import Any
@@ -29,12 +31,17 @@ FLAVORS = {  # name: region, cores, GB of memory, GB of disk, GPU, GPUs, in stoc
     "n3-H100x8-NVLink": ("CANADA-1", 252, 1440.0, 100, "H100-80G-PCIe-NVLink", 8, True),
     "n3-L40x1": ("CANADA-1", 28, 58.0, 100, "L40", 1, False),
     "n3-A100x1": ("US-1", 28, 120.0, 100, "A100-80G-PCIe", 1, True),  # has no environment
-    "n3-RTX-A6000x1-spot": ("CANADA-1", 28, 58.0, 100, "RTX-A6000", 1, True),
+    "n3-RTX-A6000x1-spot": ("CANADA-1", 28, 58.0, 100, "RTX-A6000-spot", 1, True),
     "n3-Z9000x1": ("CANADA-1", 28, 58.0, 100, "Z9000-999G", 1, True),
     "n3-H200x8": ("CANADA-1", 28, 58.0, 100, "H200-141G-SXM5", 8, True),  # has no price
 }
 PRICES = {"RTX-A4000": 0.15, "H100-80G-PCIe-NVLink": 1.95, "L40": 1.0, "A100-80G-PCIe": 1.35}
-PRICES |= {"RTX-A6000": 0.5, "Z9000-999G": 9.99, "vCPU (cpu-only-flavors)": 0.009}
+PRICES |= {
+    "RTX-A6000": 0.5,
+    "RTX-A6000-spot": 0.4,
+    "Z9000-999G": 9.99,
+    "vCPU (cpu-only-flavors)": 0.009,
+}
 ENVIRONMENTS = {"bare": "CANADA-1", "default-CANADA-1": "CANADA-1", "default-NORWAY-1": "NORWAY-1"}
 IMAGES = (
     "Ubuntu Server 22.04 LTS R535 CUDA 12.2",

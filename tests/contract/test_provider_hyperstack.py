@@ -9,9 +9,10 @@ import pytest
 from tests.contract.hyperstack_stand_in import HyperstackStandIn
 from tests.proofs import Proof
 
+from cavvy.domain.offers import Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import hyperstack
-from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.hyperstack.cloud import HyperstackCloud, _read
 from cavvy.providers.hyperstack.manifest import MANIFEST
@@ -30,14 +31,16 @@ class TestHyperstack(RestContract):
         provider = account.provider("ours")
         offers = {offer.instance_type: offer for offer in asyncio.run(provider.offers())}
         found = {
-            name: (offer.region, offer.accelerator, offer.accelerator_count)
+            name: (offer.region, offer.accelerator, offer.accelerator_count, offer.purchase)
             for name, offer in offers.items()
         }
         assert found == {
-            "n1-RTX-A4000x1": ("NORWAY-1", "A4000", 1),
-            "n3-H100x8-NVLink": ("CANADA-1", "H100-PCIe", 8),
+            "n1-RTX-A4000x1": ("NORWAY-1", "A4000", 1, Purchase.ON_DEMAND),
+            "n3-H100x8-NVLink": ("CANADA-1", "H100-PCIe", 8, Purchase.ON_DEMAND),
+            "n3-RTX-A6000x1-spot": ("CANADA-1", "A6000", 1, Purchase.SPOT),
         }
         assert offers["n3-H100x8-NVLink"].rate.micros_per_hour == 15_600_000
+        assert offers["n3-RTX-A6000x1-spot"].rate.micros_per_hour == 400_000
         facts = dict(asyncio.run(provider.whoami()))
         assert facts["unknown accelerators"] == "Z9000-999G"
 
@@ -47,8 +50,8 @@ class TestHyperstack(RestContract):
         async def scenario() -> None:
             harness = account.harness()
             gang = await harness.spec("placed")
-            offers = {each.region: each for each in await harness.ours.offers()}
-            await harness.launch(replace(gang, offer=offers["CANADA-1"]))
+            offers = {each.instance_type: each for each in await harness.ours.offers()}
+            await harness.launch(replace(gang, offer=offers["n3-H100x8-NVLink"]))
             await harness.remove(gang.name)
 
         asyncio.run(scenario())
@@ -57,6 +60,19 @@ class TestHyperstack(RestContract):
         assert body["key_name"] == "laptop"
         assert body["image_name"] == "Ubuntu Server 24.04 LTS R570 CUDA 12.8 with Docker"
         assert body["assign_floating_ip"] is True
+
+    def test_a_spot_machine_that_is_reclaimed_ends_with_its_bill(self, account: RestPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("spot", purchase=Purchase.SPOT)
+            assert account.api.requests[0]["flavor_name"] == "n3-RTX-A6000x1-spot"
+            account.cloud.change(account.cloud.billed()[0].id, ended=account.cloud.time)
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert seen.state is GangState.ENDED
+            assert account.billed() == 0
+
+        asyncio.run(scenario())
 
     def test_the_setting_selects_environments(self, account: RestPlace) -> None:
         provider = account.provider("ours", environments="default-NORWAY-1")

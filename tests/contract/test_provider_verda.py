@@ -7,9 +7,10 @@ import pytest
 from tests.contract.verda_stand_in import VerdaStandIn
 from tests.proofs import Proof
 
+from cavvy.domain.offers import Purchase
 from cavvy.domain.values import replace
 from cavvy.providers import verda
-from cavvy.providers.base import NoCapacity, QuotaTooSmall, Refused, TryAgain
+from cavvy.providers.base import GangState, NoCapacity, QuotaTooSmall, Refused, TryAgain
 from cavvy.providers.contract import LaunchFault
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.registry import check_settings
@@ -34,6 +35,7 @@ class TestVerda(RestContract):
     ) -> None:
         provider = account.provider("ours", regions="ICE-01")
         offers = {offer.instance_type: offer for offer in asyncio.run(provider.offers())}
+        assert {offer.purchase for offer in offers.values()} == {Purchase.ON_DEMAND}
         assert {offer.region for offer in offers.values()} == {"ICE-01"}
         found = {
             name: (offer.accelerator, offer.accelerator_count, offer.accelerator_memory_mib // 1024)
@@ -48,6 +50,31 @@ class TestVerda(RestContract):
         assert offers["CPU.4V.16G"].rate.micros_per_hour == 27_900
         facts = dict(asyncio.run(provider.whoami()))
         assert facts["unknown accelerators"] == "Z9000 SXM9 999GB"
+
+    def test_spot_is_offered_where_verda_has_it(self, account: RestPlace) -> None:
+        offers = asyncio.run(account.provider("ours").offers())
+        spot = {
+            (each.instance_type, each.region): each.rate.micros_per_hour
+            for each in offers
+            if each.purchase is Purchase.SPOT
+        }
+        assert spot == {("CPU.4V.16G", "FIN-01"): 11_900, ("8H100.80S.176V", "FIN-01"): 6_410_000}
+
+    def test_a_spot_instance_that_verda_takes_is_preempted_and_a_deleted_one_is_not(
+        self, account: RestPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("spot", purchase=Purchase.SPOT)
+            account.api.reclaim(account.cloud.billed()[0].id)
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.preempted) == (GangState.ENDED, True)
+            await harness.remove(gang.name)
+            other = await harness.running("other", purchase=Purchase.SPOT)
+            await harness.remove(other.name)
+            assert not any(each.preempted for each in await harness.ours.gangs(other.name))
+
+        asyncio.run(scenario())
 
     @pytest.mark.parametrize(
         ("kind", "image"),

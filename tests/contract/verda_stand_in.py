@@ -33,6 +33,8 @@ TYPES = {  # name: USD an hour, cores, GB of memory, GPU, GPUs, GB of all GPUs
     "1Z9000.1V": ("9.99", 1, 10, "1x Z9000 SXM9 999GB", 1, 999),
 }
 LOCATIONS = ("FIN-01", "ICE-01")
+SPOT_LOCATION = "FIN-01"
+SPOT_PRICES = {"CPU.4V.16G": "0.0119", "8H100.80S.176V": "6.41"}  # of the types sold as spot
 _INVALID = "invalid_request"
 _VOLUME = "46fc0247-8f65-4d8a-ad73-852a8b3dc1d3"
 _TOKEN_S = 600
@@ -69,10 +71,17 @@ class VerdaStandIn(RestStandIn):
         self.names: dict[str, str] = {}  # of scripts, by id
         self.scripts_of: dict[str, str] = {}  # by hostname
         self.images: list[str] = []  # that were requested
+        self.spot: set[str] = set()  # hostnames of spot instances
+        self.taken: dict[str, CloudMachine] = {}  # reclaimed spot instances, by id
         self.logins = 0
         self.holds_early = False  # instances that are provisioned cannot be deleted
         self.tokens: dict[str, datetime] = {}  # and when they end
         self._ids = itertools.count(1)
+
+    def reclaim(self, machine: str) -> None:
+        """End a spot instance as Verda does: it is no longer listed, but still described."""
+        self.taken[machine] = self.machine(machine)
+        self.cloud.change(machine, ended=self.cloud.time)
 
     def describe(self, fault: CloudFault) -> object:
         return {"code": fault.code, "message": fault.message}
@@ -90,14 +99,12 @@ class VerdaStandIn(RestStandIn):
                 return 200, self._log_in(request.body)
             case "GET", ["instance-types"]:
                 return 200, [_type(each) for each in TYPES]
-            case "GET", ["instance-availability"] if request.query.get("isSpot") == "false":
-                return 200, [
-                    {"location_code": each, "availabilities": list(TYPES)} for each in LOCATIONS
-                ]
+            case "GET", ["instance-availability"]:
+                return 200, _list_available(request.query["isSpot"])
             case "GET", ["instances"]:
                 return 200, [self._show(each) for each in self.machines()] + self.others
             case "GET", ["instances", machine]:
-                return 200, self._show(self.machine(machine))
+                return 200, self._show(self.taken.get(machine) or self.machine(machine))
             case "GET", ["scripts"]:
                 found = self.scripts.items()
                 return 200, [{"id": n, "name": self.names[n], "script": s} for n, s in found]
@@ -151,10 +158,22 @@ class VerdaStandIn(RestStandIn):
         _check(body, fields, ("instance_type", "image", "hostname", "description"))
         if body["image"] not in _type(body["instance_type"])["supported_os"]:
             raise CloudFault(400, _INVALID, "Operating system is not valid for this instance type")
+        if body.get("is_spot"):
+            self._check_spot(body)
+        elif "on_spot_discontinue" in body["os_volume"]:
+            raise CloudFault(400, _INVALID, "on_spot_discontinue is only for spot instances")
         self.scripts_of[body["hostname"]] = body["startup_script_id"]
         new = self.start(body["hostname"], self.scripts[body["startup_script_id"]])
         self.images.append(body["image"])
         return new
+
+    def _check_spot(self, body: Any) -> None:
+        sold = body["instance_type"] in SPOT_PRICES and body["location_code"] == SPOT_LOCATION
+        if not sold:
+            raise CloudFault(400, _INVALID, "Not enough resources available.")
+        if body["os_volume"].get("on_spot_discontinue") != "delete_permanently":
+            raise AssertionError("the volume of a reclaimed instance would be kept and billed")
+        self.spot.add(body["hostname"])
 
     def _delete(self, body: Any) -> None:
         fields = {
@@ -179,7 +198,7 @@ class VerdaStandIn(RestStandIn):
             "id": machine.id,
             "hostname": machine.name,
             "description": machine.name,
-            "status": self.states[machine.state],
+            "status": "discontinued" if machine.id in self.taken else self.states[machine.state],
             "created_at": machine.created_at.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
             "ip": machine.address,
             "instance_type": "CPU.4V.16G",
@@ -188,8 +207,14 @@ class VerdaStandIn(RestStandIn):
             "os_volume_id": _VOLUME,
             "startup_script_id": self.scripts_of.get(machine.name),
             "ssh_key_ids": [],
-            "is_spot": False,
+            "is_spot": machine.name in self.spot,
         }
+
+
+def _list_available(spot: str) -> list[dict[str, Any]]:
+    if spot == "true":
+        return [{"location_code": SPOT_LOCATION, "availabilities": list(SPOT_PRICES)}]
+    return [{"location_code": each, "availabilities": list(TYPES)} for each in LOCATIONS]
 
 
 def _check(body: Any, fields: Any, required: Any) -> None:
@@ -198,8 +223,12 @@ def _check(body: Any, fields: Any, required: Any) -> None:
 
 
 def _is_volume(volume: Any) -> bool:
-    fields = {"name": text(60), "size": lambda size: isinstance(size, int) and size >= 50}
-    return wrong_field(volume, fields, fields) is None
+    fields = {
+        "name": text(60),
+        "size": lambda size: isinstance(size, int) and size >= 50,
+        "on_spot_discontinue": one_of(("keep_detached", "move_to_trash", "delete_permanently")),
+    }
+    return wrong_field(volume, fields, ("name", "size")) is None
 
 
 def _type(name: str) -> dict[str, Any]:
@@ -208,7 +237,7 @@ def _type(name: str) -> dict[str, Any]:
         "id": f"id-of-{name}",
         "instance_type": name,
         "price_per_hour": usd,
-        "spot_price": usd,
+        "spot_price": SPOT_PRICES.get(name, usd),
         "description": "Dedicated hardware instance",
         "cpu": {"description": f"{cores} CPU", "number_of_cores": cores},
         "gpu": {"description": gpu, "number_of_gpus": gpus},

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from cavvy.catalog.accelerators import KnownAccelerator, identify
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
@@ -37,6 +37,7 @@ _STATES = {  # https://docs.hyperstack.cloud/docs/api-reference/core-resources/v
 }
 _FULL = re.compile(r"stock|capacity|not available|unavailable", re.IGNORECASE)
 _OVER_LIMIT = re.compile(r"quota", re.IGNORECASE)
+_SPOT = "-spot"  # ends the names of spot flavors, and of their GPUs in the price book
 _LIMIT = "quota"  # Cavvy's code for this fault: a quota is exceeded
 
 
@@ -74,15 +75,19 @@ class HyperstackCloud:
         places = await self._places()
         prices = {str(each["name"]): each["value"] for each in await self._api.get("/pricebook")}
         groups = (await self._api.get("/core/flavors"))["data"]
-        flavors = [each for group in groups for each in group["flavors"] if _is_usual(each)]
+        # flavors without GPUs are not offered, because the price book has no prices for them
+        flavors = [
+            each for group in groups for each in group["flavors"] if int(each["gpu_count"]) > 0
+        ]
         self.account.note_unknown(
             str(each["gpu"]) for each in flavors if _identify(each["gpu"]) is None
         )
         return [
-            self._offer(each, known, str(prices[each["gpu"]]))
+            self._offer(each, known, str(prices[_price_name(each)]))
             for each in flavors
             if (known := _identify(each["gpu"])) is not None
-            if each["stock_available"] and each["region_name"] in places and each["gpu"] in prices
+            if each["stock_available"] and each["region_name"] in places
+            if _price_name(each) in prices
         ]
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
@@ -177,6 +182,7 @@ class HyperstackCloud:
             vcpus=int(flavor["cpu"]),
             memory_mib=int(float(flavor["ram"]) * 1024),
             disk_gib=int(flavor["disk"]),
+            purchase=Purchase.SPOT if _is_spot(flavor) else Purchase.ON_DEMAND,
             rate=parse_rate(Decimal(price) * count),
             architecture="x86_64",
             source="Hyperstack API",
@@ -184,20 +190,22 @@ class HyperstackCloud:
         )
 
 
-def _is_usual(flavor: Json) -> bool:
-    """Return whether the flavor has GPUs and is not a spot flavor. Other flavors are not offered,
-    because the price book has no prices for flavors without GPUs.
-    """
-    return (
-        int(flavor["gpu_count"]) > 0 and "spot" not in f"{flavor['name']} {flavor['gpu']}".lower()
-    )
+def _is_spot(flavor: Json) -> bool:
+    """Return whether machines of the flavor, such as `n3-RTX-A6000x1-spot`, may be reclaimed."""
+    return str(flavor["name"]).endswith(_SPOT) or str(flavor["gpu"]).endswith(_SPOT)
+
+
+def _price_name(flavor: Json) -> str:
+    """Return the name of the flavor's GPU in the price book, such as `RTX-A6000-spot`."""
+    gpu = str(flavor["gpu"]).removesuffix(_SPOT)
+    return gpu + _SPOT if _is_spot(flavor) else gpu
 
 
 def _identify(gpu: str) -> KnownAccelerator | None:
     """Return the accelerator with a name such as "H100-80G-PCIe-NVLink", or None if it is
     unknown."""
     # the catalog has the same name for the GPU with and without NVLink
-    return identify(gpu.removesuffix("-NVLink"))
+    return identify(gpu.removesuffix(_SPOT).removesuffix("-NVLink"))
 
 
 def _read(told: Json) -> CloudMachine:

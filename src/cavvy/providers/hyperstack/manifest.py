@@ -21,8 +21,6 @@ MANIFEST = make_manifest(
     rights="an API key of a user who may manage virtual machines, and list environments, key "
     "pairs, flavors and images",
     unsupported={
-        Feature.SPOT: "Hyperstack's spot machines are not supported yet "
-        "(https://www.hyperstack.cloud/gpu-pricing)",
         Feature.CAPACITY: "Hyperstack reports how many GPUs of a model are free in a region "
         f"({_DOCS}/api-reference/core-resources/stocks); Cavvy does not read this yet, only "
         "whether a flavor is in stock",

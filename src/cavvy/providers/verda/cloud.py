@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from cavvy.catalog.accelerators import identify
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import parse_rate
 from cavvy.providers.base import Refused
@@ -80,8 +80,9 @@ class VerdaCloud:
         )
         self._images = {name: _image(each) for name, each in kinds.items()}
         return [
-            self._offer(kinds[name], str(place["location_code"]))
-            for place in await self._get("/instance-availability?isSpot=false")
+            self._offer(kinds[name], str(place["location_code"]), purchase)
+            for purchase in (Purchase.ON_DEMAND, Purchase.SPOT)
+            for place in await self._get(f"/instance-availability?isSpot={_flag(purchase)}")
             for name in place["availabilities"]
             if name in kinds and _model(kinds[name]) not in unknown
             if self.account.allows(str(place["location_code"]))
@@ -89,6 +90,10 @@ class VerdaCloud:
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
         name, kind = request.names[0], request.offer.instance_type
+        disk: dict[str, object] = {"name": name, "size": int(self.account.settings["disk_gib"])}
+        spot = request.offer.purchase is Purchase.SPOT
+        if spot:  # by default, Verda keeps the volume of an instance that it takes, and bills it
+            disk["on_spot_discontinue"] = "delete_permanently"
         body = {
             "instance_type": kind,
             "image": await self._choose_image(kind),
@@ -96,8 +101,8 @@ class VerdaCloud:
             "description": name,
             "location_code": request.offer.region,
             "ssh_key_ids": self.account.names("ssh_keys"),
-            "os_volume": {"name": name, "size": int(self.account.settings["disk_gib"])},
-            "is_spot": False,
+            "os_volume": disk,
+            "is_spot": spot,
         }
         script = {"name": name, "script": request.user_data[0]}
         made = await self._send("POST", "/scripts", script)
@@ -202,7 +207,7 @@ class VerdaCloud:
             with suppress(CloudFault):
                 await self._send("DELETE", f"/scripts/{script}")
 
-    def _offer(self, kind: Json, region: str) -> Offer:
+    def _offer(self, kind: Json, region: str, purchase: Purchase) -> Offer:
         count = int(kind["gpu"]["number_of_gpus"])
         memory_mib = int(kind["gpu_memory"]["size_in_gigabytes"]) * 1024 // count if count else None
         known = identify(_model(kind), memory_mib) if count else None
@@ -216,7 +221,10 @@ class VerdaCloud:
             vcpus=int(kind["cpu"]["number_of_cores"]),
             memory_mib=int(kind["memory"]["size_in_gigabytes"]) * 1024,
             disk_gib=int(self.account.settings["disk_gib"]),
-            rate=parse_rate(str(kind["price_per_hour"])),
+            purchase=purchase,
+            rate=parse_rate(
+                str(kind["spot_price" if purchase is Purchase.SPOT else "price_per_hour"])
+            ),
             architecture="arm64" if _model(kind).startswith(("GB", "GH")) else "x86_64",
             source="Verda API",
             as_of=self.account.now().date(),
@@ -234,6 +242,10 @@ def _name(fault: CloudFault) -> CloudFault:
     if _TOO_EARLY.search(fault.message):  # deleting the instance later will succeed
         return CloudFault(409, fault.code, fault.message)
     return fault
+
+
+def _flag(purchase: Purchase) -> str:
+    return "true" if purchase is Purchase.SPOT else "false"
 
 
 def _model(kind: Json) -> str:
@@ -255,13 +267,16 @@ def _image(kind: Json) -> str:
 
 def _read(told: Json) -> CloudMachine:
     status = str(told["status"])
+    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["hostname"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
+        state=state,
         address=told.get("ip") or None,
         ssh=SshTarget(address=str(told["ip"])) if told.get("ip") else None,
         created_at=datetime.fromisoformat(told["created_at"]),
+        # an instance that Verda took has the same status as one that its user deleted
+        preempted_or_deleted=bool(told.get("is_spot")) and state is MachineState.ENDED,
         reason=""
         if status in ("ordered", "provisioning", "running")
         else f"Verda reports: {status}",

@@ -22,7 +22,6 @@ MANIFEST = make_manifest(
     deletion=_ENDS,
     rights="API credentials of the project; their tokens have the scope cloud-api-v1",
     unsupported={
-        Feature.SPOT: f"Verda's spot instances are not supported yet ({_API})",
         Feature.CAPACITY: "Verda's API reports whether a location has an instance type, but not "
         f"how many instances are free ({_API})",
         Feature.SELF_END: f"Verda bills an instance until its API deletes it ({_ENDS}), and nodes "
