@@ -2,7 +2,8 @@
 names.
 
 A contract test says by the module's `PROOF` what its place is; any other test says by the mark
-`proves` which features of which provider it shows. The page docs/reference/features.md is made from
+`proves` which features of which provider it shows; the provider "agent" stands for what the agent
+does in the same way everywhere. The page docs/reference/features.md is made from
 the file.
 """
 
@@ -29,6 +30,9 @@ class Proof(NamedTuple):
     provider: str
     real: bool
     by: str  # "OpenSSH servers in network namespaces"
+
+
+ALONE = Proof("agent", True, "the agent alone, on this machine")
 
 
 def note(item: pytest.Item) -> None:

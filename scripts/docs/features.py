@@ -27,7 +27,8 @@ _FEATURES = """
 ## Features
 * **real**: tested with the real system
 * *stand-in*: tested with a program that simulates the system
-* **not verified**: the code exists, but no test covers it
+* agent: the agent does this in the same way on every provider; tested with the agent alone, without this provider
+* **not verified**: the code exists, but no test covers it, or the test was skipped because a program or right was missing
 * lacking: the provider does not support it; see [providers](providers.md) for the reason
 
 """
@@ -52,8 +53,15 @@ def make_page(found: dict[str, Any]) -> str:
         cells = []
         for name, manifest in manifests.items():
             shown = found.get(name, {}).get("features", {}).get(str(feature))
+            alone = (
+                None
+                if manifest.only_services
+                else found.get("agent", {}).get("features", {}).get(str(feature))
+            )
             if feature in manifest.unsupported:
                 cells.append("lacking")
+            elif shown is None and alone is not None:
+                cells.append("agent")
             elif shown is None:
                 cells.append("**not verified**")
             else:

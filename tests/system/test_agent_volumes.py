@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.proofs import ALONE
 from tests.system.agent_server import make_rig
 
 from cavvy.agent.config import ConfigFields, VolumeConfig
@@ -18,6 +19,7 @@ def volume(
     return {"kind": kind, "source": str(source), "path": str(path), **more}
 
 
+@pytest.mark.proves(ALONE, "mounts")
 def test_folders_of_the_node_are_seen_under_their_paths(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.proofs import ALONE
 
 from cavvy.agent.tunnel import find_missing
 
@@ -110,6 +111,7 @@ def start(space: str, home: Path, rank: int) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
+@pytest.mark.proves(ALONE, "tunnel")
 def test_a_planted_text_is_not_on_the_wire(spaces: dict[str, str], tmp_path: Path) -> None:
     capture = WireCapture(spaces["b"], spaces["link"])
     ranks = [start(spaces[each], tmp_path / each, rank) for rank, each in enumerate(BOTH)]
