@@ -37,6 +37,19 @@ NVIDIA = ["nvidiactl", "nvidia0"]
             ["kfd", "dri/card0"],
             ["--device", "@kfd", "--device", "@dri", "--group-add", "video"],
         ),
+        ("/bin/docker", ["accel0", "accel1"], ["--device", "@accel0", "--device", "@accel1"]),
+        (
+            "/bin/docker",
+            ["vfio/0", "vfio/vfio"],
+            ["--device", "@vfio/0", "--device", "@vfio/vfio"],
+        ),
+        (
+            "/bin/docker",
+            ["accel/accel0", "dri/card0"],
+            ["--device", "@accel/accel0", "--device", "@dri"],
+        ),
+        ("/bin/docker", ["vfio/vfio"], []),
+        ("/bin/docker", [*NVIDIA, "vfio/3", "vfio/vfio"], ["--gpus", "all"]),
         ("/bin/docker", ["dri/card0", "null"], []),
         ("/bin/docker", ["infiniband/uverbs0"], ["--device", "@infiniband"]),
         (

@@ -41,8 +41,11 @@ def find_certain_vendor(config: AgentConfig, dev: str = "/dev") -> str:
 
 
 def list_vendors(dev: str = "/dev") -> list[str]:
-    """Return the vendors of all accelerators of this node."""
-    return [name for name, files in FILES.items() if _list_files(files[:1], dev)]
+    """Return the vendors of all accelerators of this node. TPUs since v5e have only groups of VFIO;
+    other devices may have groups too, so groups count only if there are no other accelerators.
+    """
+    found = [name for name, files in FILES.items() if _list_files(files[:1], dev)]
+    return found or (["google"] if _list_files(("vfio/[0-9]*",), dev) else [])
 
 
 def make_device_flags(engine: str, config: AgentConfig, dev: str = "/dev") -> list[str]:
