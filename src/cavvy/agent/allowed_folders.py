@@ -293,7 +293,7 @@ def walk_below(folder: int, *, strict: bool = False) -> Iterator[tuple[str, os.D
 
 
 def check_regular(file: int, path: str) -> int:
-    """Return `file`, the descriptor of an open file, if the file is regular. Otherwise, close the
+    """Return `file`, the descriptor of an open file, if the file is regular; otherwise close the
     file and raise OSError.
     """
     if stat.S_ISREG(os.fstat(file).st_mode):

@@ -3,8 +3,8 @@ the bytes and the time of a request's head (its first line and headers), the tim
 handshake, the number of connections without a request, and the share of the event loop.
 
 The limits are needed because uvicorn limits neither the size of a header nor the time until it is
-complete. Whenever data arrives, httptools copies all earlier parts of an unfinished header again.
-So a header of 64 MiB could block the only thread that handles requests for 30 s. 256 KiB of data
+complete. Whenever data arrives, httptools copies all earlier parts of an unfinished header again,
+so a header of 64 MiB could block the only thread that handles requests for 30 s. 256 KiB of data
 can contain 10,000 requests or 40,000 chunks of a body, and a TLS connection that the server closes
 is still read and decrypted until its peer closes it as well.
 """

@@ -1,5 +1,5 @@
 """The entry point of the `cavvy` command, which is imported first. Before the command runs and
-after it has ended, Ctrl-C ends the process at once. Otherwise Python would print a traceback if
+after it has ended, Ctrl-C ends the process at once; otherwise Python would print a traceback if
 Ctrl-C interrupted an import or the exit.
 """
 

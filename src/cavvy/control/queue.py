@@ -184,8 +184,9 @@ class QueueReconciler:
     async def _give_turn(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job if it can start now. If the job can never start, end it as failed.
-        Otherwise return why it waits."""
+        """Start the job if it can start now. If the job can never start, end it as failed;
+        otherwise return why it waits.
+        """
         if job.task.machine is not None:
             if blocked := await self._find_wait(job):
                 return blocked
@@ -229,8 +230,9 @@ class QueueReconciler:
         now: datetime,
         machine: NamedMachine | None = None,
     ) -> QueueWait | None:
-        """Start the job on an offer. If no offer can ever fit, end it as failed. Otherwise return
-        why it waits."""
+        """Start the job on an offer. If no offer can ever fit, end it as failed; otherwise return
+        why it waits.
+        """
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         resting = await self._advisor.history.cooling_down()
         prices = await self._advisor.egress_of(job.task)

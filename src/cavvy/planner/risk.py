@@ -60,8 +60,8 @@ def chosen_interval(
     """Return the checkpoint interval of a task (None if it never saves), and the time by which
     writing one checkpoint extends the run.
 
-    If the task states an interval, this time is 0, because the stated work already includes it.
-    Otherwise CHECKPOINT_COST is assumed, together with the best interval for this cost.
+    If the task states an interval, this time is 0, because the stated work already includes it;
+    otherwise CHECKPOINT_COST is assumed, together with the best interval for this cost.
     """
     if checkpoint is None:
         return None, timedelta(0)

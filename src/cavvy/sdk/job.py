@@ -183,7 +183,7 @@ class JobWaiter:
         return status
 
     def look(self) -> JobStatus | None:
-        """Return the state of the job if the wait is over. Otherwise wait for the next event, at
+        """Return the state of the job if the wait is over; otherwise wait for the next event, at
         most 1.5 s, and return None. Raises JobFailed, WaitTimeout.
         """
         job = self._job

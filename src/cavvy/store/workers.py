@@ -27,8 +27,8 @@ _Outcome = tuple[_Task, Any, Exception | None]
 
 
 class StoreWorkers:
-    """Runs work items in `count` threads. If `group` is 0, all work items are reads. Otherwise
-    the items are writes, and up to `group` items share one transaction.
+    """Runs work items in `count` threads. If `group` is 0, all work items are reads; otherwise the
+    items are writes, and up to `group` items share one transaction.
 
     Each item of a group has its own savepoint: if it raises an error, only its own changes are
     undone.

@@ -76,7 +76,7 @@ class LossSum:
 def find_weight(loss: Any) -> Any:
     """Return the denominator of a loss that is a mean, or None if the loss is not a mean. The
     denominator is a tensor if it depends on the data, for example on a mask that excludes some
-    targets. Otherwise, the denominator is a number.
+    targets; otherwise the denominator is a number.
 
     A sum of several losses has the weight of the first loss whose weight depends on the data.
     """

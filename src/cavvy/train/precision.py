@@ -67,7 +67,7 @@ class PrecisionContext:
 
 
 def best(device: TrainDevice) -> str:
-    """Return the precision for the plan `auto`: bf16 if the device supports it. Otherwise, the
+    """Return the precision for the plan `auto`: bf16 if the device supports it; otherwise the
     precision is fp16 on CUDA and ROCm, and fp32 on other devices.
     """
     if device.kind in ("cuda", "rocm"):

@@ -564,8 +564,8 @@ class Diagnoser:
             )
 
     def _judge_checkpoint(self, step: float) -> None:
-        """Record the cost of saves. If the script's own saves are costly, their cost is recorded.
-        Otherwise the cost of the saves that the run makes at its interval is measured separately.
+        """Record the cost of saves. If the script's own saves are costly, their cost is recorded;
+        otherwise the cost of the saves that the run makes at its interval is measured separately.
         """
         ranks, fix = range(self._facts["ranks"]), "Run(save_every='auto')"
         by_hand = [self._between(rank) * self._seen(rank)["saving"] for rank in ranks]

@@ -231,7 +231,7 @@ def _rest(job: JobRecord, attempt: Attempt, kind: str) -> timedelta:
 
 
 def _limits(view: JobSnapshot, now: datetime) -> Action:
-    """Stop the job if a limit is reached. Otherwise wait until the next limit may be reached."""
+    """Stop the job if a limit is reached; otherwise wait until the next limit may be reached."""
     job, times = view.job, [NEVER]
     deadline = deadline_of(job)
     if deadline is not None:

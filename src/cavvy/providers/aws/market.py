@@ -286,8 +286,8 @@ class AwsMarket:
 
     async def _explain(self, region: str, error: Refused) -> Refused:
         """Return the error to raise after a region's first call failed. A region that the account
-        has not enabled rejects even valid credentials. Therefore this method queries another region
-        to find out whether the account has enabled the first region.
+        has not enabled rejects even valid credentials, so this method queries another region to
+        find out whether the account has enabled the first region.
         """
         fault = error.__cause__
         if not isinstance(fault, AwsFault) or fault.code not in NOT_ENABLED:

@@ -40,7 +40,7 @@ def read_device(text: str) -> str:
 
 def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
     """If `needs` accepts only one accelerator and count, return its key in `work.rates`, such as
-    A100-80GB:8. Otherwise return None.
+    A100-80GB:8; otherwise return None.
     """
     from cavvy.catalog.accelerators import find_accelerator
 

@@ -86,7 +86,7 @@ def _check_address(host: str, address: str) -> None:
 
 
 def check(answer: WebAnswer, what: str) -> WebAnswer:
-    """Return the answer if its status is below 300. Otherwise raise ObjectMissing, ObjectDenied or
+    """Return the answer if its status is below 300; otherwise raise ObjectMissing, ObjectDenied or
     ObjectTryAgain.
     """
     if answer.status < 300:

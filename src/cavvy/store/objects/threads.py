@@ -1,8 +1,7 @@
-"""Runs calls to storages in separate threads, with a time limit.
-
-Therefore a storage that accepts a request and never responds does not block the server. Requests to
-other storages have to wait only while all threads are waiting for storages that do not respond.
-After LIMIT_S seconds, such a request fails, and the error states this reason.
+"""Runs calls to storages in separate threads, with a time limit, so a storage that accepts a
+request and never responds does not block the server. Requests to other storages have to wait only
+while all threads are waiting for storages that do not respond. After LIMIT_S seconds, such a
+request fails, and the error states this reason.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ location (`place`), so that the file stays small.
 Rows are numbered in the order of their names, so that offers with equal prices always have the same
 order. `shape` contains the number of its offers for each purchase option, so that `offer` need not
 be read to count offers without a location or price limit. In `offer`, the columns of the primary
-key come first and in the key's order. Otherwise the integrity check of SQLite 3.40 would report
+key come first and in the key's order; otherwise the integrity check of SQLite 3.40 would report
 existing values as missing.
 """
 

@@ -131,8 +131,8 @@ class HostSupervisor:
         self._out += encode_frame(value)
 
     def _flush(self) -> None:
-        """Write as much as the pipe accepts and keep the rest for later. Therefore a control plane
-        that reads nothing does not block the supervisor.
+        """Write as much as the pipe accepts and keep the rest for later, so a control plane that
+        reads nothing does not block the supervisor.
         """
         try:
             while self._out:
