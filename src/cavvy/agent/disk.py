@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file of the agent. Pass this function to `open` as `opener`. A missing file is created
-    with access for its owner only. Raises OSError if the file is a link. Opening a pipe does not
-    block.
+    """Open one of the agent's own files. Pass this function to `open` as `opener`. A missing file
+    is created with access for its owner only. Raises OSError if the file is a link. Opening a pipe
+    does not block.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 

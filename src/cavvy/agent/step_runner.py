@@ -449,15 +449,15 @@ class StepRunner:
 
     @property
     def verdict(self) -> tuple[Failure | None, int, int]:
-        """How the task ended: a failure (None if only the exit code decides), the exit code, and
-        the number of processes that were killed for their use of memory.
+        """The result of the task: a failure (None if only the exit code decides), the exit code,
+        and the number of processes that were killed for their use of memory.
         """
         return self._find_failure(), self._task_code or 0, self._oom_kills
 
     @property
     def unsent(self) -> tuple[str, list[int]]:
-        """What has not been sent when the task has ended: the checkpoint folder (or ""), and the
-        indices of the outputs.
+        """The data that have not been sent when the task has ended: the checkpoint folder (or ""),
+        and the indices of the outputs.
         """
         sync = self.checkpoint_sync
         failure, code, _ = self.verdict

@@ -94,7 +94,7 @@ def open_tunnel(config: AgentConfig, tunnel: TunnelConfig) -> str:
     """Create the interface of this rank. Return why the interface cannot be created, or ""."""
     for rank, peer in enumerate(tunnel.peers):
         if not peer.key:
-            missing = peer.missing or "its agent is too old"
+            missing = peer.missing or "the node's agent is too old"
             return f"`encrypt: true` needs WireGuard on each node; on rank {rank}, {missing}"
     name = name_interface(config)
     try:

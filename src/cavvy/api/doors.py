@@ -179,8 +179,8 @@ class BoundedHttp(HttpToolsProtocol):
         return False
 
     def send_400_response(self, msg: str) -> None:
-        """The server calls this method when the parser fails, or when `_count` makes the parser
-        fail.
+        """Send the response with the status 400. The server calls this method when the parser
+        fails, or when `_count` makes the parser fail.
         """
         if self._refusal:
             self._refuse(self._refusal)

@@ -177,7 +177,7 @@ class _ServerParts(Struct, frozen=True):
 
     @property
     def place(self) -> FilesPlace:
-        """Where the stored files are."""
+        """The location of the stored files."""
         url = "" if self.share is None else self.share.url
         return FilesPlace(root=self.root, shared=self.shares, bucket=self.bucket, url=url)
 

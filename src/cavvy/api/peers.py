@@ -206,7 +206,7 @@ class PeerServers:
             return await asyncio.open_unix_connection(server.address.removeprefix("unix:"))
         where = urlsplit(server.peer or "")
         if not where.hostname:
-            raise OSError("it has no address for other machines: set server.tls_listen")
+            raise OSError("the server has no address for other machines: set server.tls_listen")
         return await asyncio.open_connection(
             where.hostname, where.port, ssl=self._tls, server_hostname=_NAME
         )

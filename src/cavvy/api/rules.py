@@ -21,8 +21,9 @@ from cavvy.store.base import ProjectFilter
 
 
 class ProjectSource(StrEnum):
-    """How a route's project is determined or, for a route without a project, who may use the
-    route."""
+    """The way in which a route's project is determined or, for a route without a project, who may
+    use the route.
+    """
 
     PATH = "path"  # the project is part of the path
     QUERY = "query"  # the project is a parameter; without it, the route covers all visible projects

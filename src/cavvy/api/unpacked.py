@@ -46,7 +46,7 @@ def unpack(archive: BinaryIO, target: Path, *, whole: bool) -> ArchiveManifest:
     except (tarfile.TarError, EOFError, MsgspecError) as error:
         raise _damaged(str(error)) from error
     if manifest is None:
-        raise _damaged("its end is missing")
+        raise _damaged("the end of the archive is missing")
     if manifest.format != FORMAT:
         raise _damaged(f"its format is {manifest.format}, but this program reads {FORMAT}")
     _compare(found, manifest)

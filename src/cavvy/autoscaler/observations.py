@@ -1,4 +1,4 @@
-"""What the autoscaler observes about a service at one moment, and its decisions."""
+"""The facts that the autoscaler observes about a service at one moment, and its decisions."""
 
 from enum import StrEnum
 

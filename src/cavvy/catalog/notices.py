@@ -1,4 +1,4 @@
-"""How much notice each provider gives before it reclaims a spot node, according to the providers'
+"""The notice that each provider gives before it reclaims a spot node, according to the providers'
 own pages.
 """
 

@@ -67,7 +67,7 @@ def read_contexts(home: str) -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it was not written by `cavvy login`"
+        reason = getattr(error, "strerror", None) or "the file was not written by `cavvy login`"
         raise ApiError(
             "contexts-unreadable",
             f"{path} cannot be read: {reason}",

@@ -132,7 +132,7 @@ def _read_code(begun: dict[str, Any], issuer: str) -> DeviceCode:
     # These texts are printed on a terminal, so they must not contain control characters.
     printable = all(isinstance(each, str) and each.isprintable() for each in shown)
     if not printable or not expires_s > 0 or not 0 < interval_s <= _LONGEST_S:
-        error = begun.get("error", "its answer does not have the format of RFC 8628")
+        error = begun.get("error", "the provider's answer does not have the format of RFC 8628")
         raise _failed(f"{issuer} did not start a sign-in: {error!s:.200}")
     return DeviceCode(
         url=str(url),

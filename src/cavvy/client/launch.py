@@ -20,8 +20,9 @@ _TAIL_LINES = 12
 
 
 class StartupReport(Struct, frozen=True, kw_only=True):
-    """What a starting server reports to the process that started it. `state` is ready, busy or
-    error."""
+    """The report of a starting server to the process that started it. `state` is ready, busy or
+    error.
+    """
 
     state: str
     code: str = ""

@@ -9,7 +9,7 @@ from cavvy.client.wire import Answer, Ask
 
 
 class PolicyAsk(Ask, frozen=True, kw_only=True):
-    """What the jobs of a project may use. Empty lists and null permit everything.
+    """The resources that the jobs of a project may use. Empty lists and null permit everything.
     `max_rate_micros_per_hour` is the highest price of one node. `signed_by` are public keys in PEM
     form, of which one must have signed the image.
     """

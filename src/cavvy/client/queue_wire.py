@@ -58,7 +58,7 @@ class CallQueueView(Answer, frozen=True, kw_only=True):
 
 
 class DeliveryView(Answer, frozen=True, kw_only=True):
-    """How many calls a request to a webhook has caused, and how many of them are new."""
+    """The number of calls that a request to a webhook has caused, and how many of them are new."""
 
     calls: int
     new: int

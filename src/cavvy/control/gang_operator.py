@@ -57,7 +57,7 @@ class GangOperator:
 
     @property
     def looks(self) -> Mapping[str, GangLook]:
-        """What is known about each gang, by the gang's name."""
+        """The known facts about each gang, by the gang's name."""
         return self._looks
 
     def start_over(self) -> None:

@@ -1,5 +1,5 @@
-"""What the ledger meters, kind by kind, and what cannot be observed, with the reason: the rows of
-`cavvy cost meters`.
+"""The kinds of cost that the ledger meters, and those that cannot be observed, with the reason: the
+rows of `cavvy cost meters`.
 """
 
 from cavvy.domain.ledger import EntryKind
@@ -9,8 +9,9 @@ ALL_PROVIDERS = "all"
 
 
 class LedgerMeter(Struct, frozen=True, kw_only=True):
-    """How the amounts of one kind are determined, at which providers, and what is missing and
-    why."""
+    """The way in which the amounts of one kind are determined, the providers that report them, and
+    the missing parts with the reason.
+    """
 
     kind: EntryKind
     source: str

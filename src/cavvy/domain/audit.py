@@ -124,15 +124,15 @@ def check_chain(
             raise ChainBroken(expected, f"it {missing}; record {sealed.number} comes next")
         text = sealed.text.encode()
         if hash_text(text) != sealed.hash:
-            raise ChainBroken(expected, "its text does not have the hash that is stored with it")
+            raise ChainBroken(expected, "the record's text does not match its stored hash")
         try:
             record = msgspec.json.decode(text, type=AuditRecord)
         except msgspec.MsgspecError as error:
-            raise ChainBroken(expected, f"its text cannot be read: {error}") from error
+            raise ChainBroken(expected, f"the record's text cannot be read: {error}") from error
         if record.prior != head.hash:
             raise ChainBroken(
                 expected,
-                f"it follows a record with the hash {record.prior}, but the record before it "
+                f"the record follows one with the hash {record.prior}, but the record before it "
                 f"has the hash {head.hash}",
             )
         for name in ("number", "at", "account", "project", "outcome"):

@@ -61,7 +61,7 @@ class TokenState(StrEnum):
 
 
 class Principal(Struct, frozen=True, kw_only=True):
-    """Who sends a request: the account, the token, and the address that the request comes from.
+    """The sender of a request: the account, the token, and the address that the request comes from.
 
     `account` is None for the owner of the state folder, whose token is a file in that folder and
     who has all rights. `roles` are the roles in each project, including inherited ones; the key

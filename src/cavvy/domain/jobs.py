@@ -118,7 +118,7 @@ GOING = frozenset({AttemptPhase.ENDING, AttemptPhase.ENDED})
 
 
 class AttemptOutcome(StrEnum):
-    """Why an attempt ended. The job's next step depends on the outcome."""
+    """The reason why an attempt ended. The job's next step depends on the outcome."""
 
     SUCCEEDED = "succeeded"
     EXIT = "exit"  # the user's program failed
@@ -171,7 +171,7 @@ _LABELS = {
 
 
 class StopCause(StrEnum):
-    """Why a job must be stopped."""
+    """The reason why a job must be stopped."""
 
     USER = "user"
     BUDGET = "budget"  # the budget, or the ceiling that the user agreed to
@@ -180,7 +180,7 @@ class StopCause(StrEnum):
 
 
 class WaitKind(StrEnum):
-    """Why the gang of an attempt waits."""
+    """The reason why the gang of an attempt waits."""
 
     QUEUED = "queued"  # the gang is in its provider's own queue
     STARTING = "starting"  # the provider reports why the gang is not running yet
@@ -272,7 +272,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
 
 class AttemptWait(Struct, frozen=True, kw_only=True):
-    """Why a gang waits, as last reported. If the same reason is reported again, nothing is
+    """The last reported reason why a gang waits. If the same reason is reported again, nothing is
     recorded.
     """
 

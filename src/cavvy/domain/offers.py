@@ -11,7 +11,7 @@ from cavvy.domain.values import Struct
 
 
 class Purchase(StrEnum):
-    """How a machine is paid for."""
+    """The way in which a machine is paid for."""
 
     ON_DEMAND = "on-demand"
     SPOT = "spot"

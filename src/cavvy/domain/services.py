@@ -108,9 +108,9 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
 
 
 class BatchRule(Struct, frozen=True, kw_only=True):
-    """How the gateway joins requests: up to `most` instances of a replica's next batch, which waits
-    for further requests at most the time `wait` while the replica is free. `input` and `output` are
-    the keys of the arrays in the JSON bodies of requests and responses.
+    """The rule by which the gateway joins requests: up to `most` instances of a replica's next
+    batch, which waits for further requests at most the time `wait` while the replica is free.
+    `input` and `output` are the keys of the arrays in the JSON bodies of requests and responses.
     """
 
     most: int = 16
@@ -129,7 +129,7 @@ class ServiceLevel(Struct, frozen=True, kw_only=True):
 
 
 class UpdateStrategy(StrEnum):
-    """How a new revision replaces the serving revision."""
+    """The way in which a new revision replaces the serving revision."""
 
     ROLLING = "rolling"  # the new replicas replace the old ones one by one, as they become ready
     # the new revision first gets a part of the requests, and then all of them if it is not worse
@@ -139,9 +139,9 @@ class UpdateStrategy(StrEnum):
 
 
 class ServiceUpdate(Struct, frozen=True, kw_only=True):
-    """How new revisions take over. A canary gets `weight` percent of the requests. It takes over
-    after it has answered `requests` requests, or after the time `within`, without enough evidence
-    against it.
+    """The terms under which new revisions take over. A canary gets `weight` percent of the
+    requests. It takes over after it has answered `requests` requests, or after the time `within`,
+    without enough evidence against it.
     """
 
     strategy: UpdateStrategy = UpdateStrategy.ROLLING
@@ -151,10 +151,10 @@ class ServiceUpdate(Struct, frozen=True, kw_only=True):
 
 
 class QueueTerms(Struct, frozen=True, kw_only=True):
-    """How queued calls are sent. A call is sent `attempts` times at most. The pause after the first
-    failure is `backoff`; it doubles with each failure. Results are stored for the time `keep`.
-    `at_once` limits the calls that are sent at the same time; 0 means twice as many as all replicas
-    can work on. While `waiting` calls wait, no more are accepted.
+    """The terms under which queued calls are sent. A call is sent `attempts` times at most. The
+    pause after the first failure is `backoff`; it doubles with each failure. Results are stored for
+    the time `keep`. `at_once` limits the calls that are sent at the same time; 0 means twice as
+    many as all replicas can work on. While `waiting` calls wait, no more are accepted.
     """
 
     attempts: int = 5
@@ -206,9 +206,9 @@ class WebhookTrigger(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
-    """How a task serves requests. With `fixed_port`, the task's program listens on `port`;
-    otherwise on the port in the variable PORT. Clients of OpenAI's API select the service by one of
-    its `models`.
+    """The terms under which a task serves requests. With `fixed_port`, the task's program listens
+    on `port`; otherwise on the port in the variable PORT. Clients of OpenAI's API select the
+    service by one of its `models`.
 
     `concurrency` is the number of requests that a replica can work on at once. With `keys`,
     requests need one of the service's keys. A replica that will end has the time `drain` to finish
@@ -300,7 +300,7 @@ COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
 
 
 class ReplicaLoss(StrEnum):
-    """How a replica was lost to a spot market."""
+    """The kind of loss of a replica in a spot market."""
 
     LOST = "lost"  # the replica's node was reclaimed
     REFUSED = "refused"  # there was no capacity for the replica

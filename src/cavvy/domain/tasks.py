@@ -197,7 +197,7 @@ class ImageBuild:
 
 
 class VolumeKind(StrEnum):
-    """Where the files of a volume are stored."""
+    """The kind of storage of a volume."""
 
     NAMED = "named"  # a volume of the provider, such as a cloud disk or a Kubernetes claim
     HOST = "host"  # an existing folder of the node
@@ -261,8 +261,8 @@ class JobLimits(Struct, frozen=True, kw_only=True):
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """How often a job is retried after each kind of failure; a number of None means that there is
-    no limit.
+    """The number of retries of a job after each kind of failure; a number of None means that there
+    is no limit.
 
     `exit_codes` lists the exit codes to retry; () means any non-zero code. `delay` doubles with
     each retry of a kind, up to an hour.
@@ -278,7 +278,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 class JobSchedule(Struct, frozen=True, kw_only=True):
-    """When a job starts: at one time, or repeatedly according to a cron line in a time zone.
+    """The start of a job: at one time, or repeatedly according to a cron line in a time zone.
     Exactly one of `at` and `cron` is set.
     """
 
@@ -298,8 +298,8 @@ class WindowSpan(Struct, frozen=True, kw_only=True):
 
 
 class StartWindow(Struct, frozen=True, kw_only=True):
-    """When a job may start. Cavvy chooses the cheapest time within these periods. `text` is how the
-    task file states them.
+    """The times at which a job may start. Cavvy chooses the cheapest time within these periods.
+    `text` is how the task file states them.
     """
 
     spans: tuple[WindowSpan, ...]
@@ -349,7 +349,9 @@ class WebhookTarget(Struct, frozen=True, kw_only=True):
 
 
 class Objection(Struct, frozen=True):
-    """Why a provider or an offer cannot run a task, no matter how much capacity is free."""
+    """The reason why a provider or an offer cannot run a task, no matter how much capacity is
+    free.
+    """
 
     field: str  # the key in the task file that must change, with dots, such as resources.cpu
     reason: str

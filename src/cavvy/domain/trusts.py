@@ -28,7 +28,7 @@ SHARED_ISSUERS: Mapping[str, frozenset[str]] = {
 
 
 class AccountRule(StrEnum):
-    """Who gets an account at the first sign-in."""
+    """The people who get an account at the first sign-in."""
 
     CREATE = "create"  # each person that the trust accepts gets a new account
     EXISTING = "existing"  # people need an account that an admin added

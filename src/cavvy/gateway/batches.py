@@ -44,7 +44,7 @@ _OF_WHOLE = frozenset(
 
 
 class BatchPart:
-    """What a request contributes to a batch. Requests with the same `group` can be joined."""
+    """The contribution of a request to a batch. Requests with the same `group` can be joined."""
 
     __slots__ = ("body", "group", "instances", "request_id")
 

@@ -107,8 +107,9 @@ class Door:
         return len(self._connections)
 
     def close_idle(self) -> None:
-        """Close idle connections because the gateway stops; other connections end with their
-        request."""
+        """Close idle connections, because the gateway stops. Each other connection closes after its
+        request.
+        """
         self.stopping = True
         for connection in tuple(self._connections):
             connection.close_idle()

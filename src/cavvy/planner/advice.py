@@ -176,7 +176,9 @@ def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedel
 
 
 def _merge_ranks(before: Waste | None, run: ObservedRun, kind: WasteKind) -> tuple[int, ...]:
-    """The idle nodes of a job's runs; () if all nodes of a run are idle, or for other waste."""
+    """Return the idle nodes of a job's runs, or () if all nodes of a run are idle, or for other
+    waste.
+    """
     if kind is not WasteKind.IDLE_GPU or _is_idle(run):
         return ()
     if before is None:

@@ -33,7 +33,9 @@ class NodeLosses(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointInterval(Struct, frozen=True, kw_only=True):
-    """How often a task should save, with the values from which the interval was computed."""
+    """The interval at which a task should save, with the values from which the interval was
+    computed.
+    """
 
     every: timedelta
     cost: timedelta  # how long one checkpoint pauses the work

@@ -12,7 +12,7 @@ from cavvy.domain.values import Struct, field
 
 
 class Objective(StrEnum):
-    """How placements are ordered."""
+    """The order of placements."""
 
     COST = "cost"  # order by expected total cost, or by price per hour if the total is unknown
     TIME = "time"  # order by expected finish
@@ -69,7 +69,7 @@ class Placement(Struct, frozen=True, kw_only=True):
 
 
 class PlanningContext(Struct, frozen=True, kw_only=True):
-    """What a plan depends on in addition to the task. The defaults are for a job that was not
+    """The inputs of a plan in addition to the task. The defaults are for a job that was not
     submitted yet.
     """
 
@@ -87,9 +87,9 @@ class PlanningContext(Struct, frozen=True, kw_only=True):
 
 
 class RankingView(Struct, frozen=True, kw_only=True):
-    """Which part of a ranking to return. `limit` is the number of placements, best first; None
-    means all. With `distinct`, only the best placement is kept for each combination of provider,
-    instance type, accelerator count and purchase option.
+    """The part of a ranking to return. `limit` is the number of placements, best first; None means
+    all. With `distinct`, only the best placement is kept for each combination of provider, instance
+    type, accelerator count and purchase option.
     """
 
     limit: int | None = None

@@ -52,7 +52,7 @@ class JobWait(Struct, frozen=True, kw_only=True):
 
 
 class _Checks(Struct, kw_only=True):
-    """How many offers of one job may still be checked for backfill."""
+    """The number of offers of one job that may still be checked for backfill."""
 
     left: int
     used: bool = False

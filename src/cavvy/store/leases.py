@@ -98,8 +98,9 @@ class LeaseTurn(Struct, frozen=True, kw_only=True):
     lost: Sequence[str] = ()
 
     def then(self, later: "LeaseTurn") -> "LeaseTurn":
-        """Return both turns as one. A lease may be in both lists, if it was lost and acquired
-        again."""
+        """Return one turn with the changes of this turn and of a later one. A lease is in both
+        lists if it was lost and acquired again.
+        """
         return LeaseTurn(gained=[*self.gained, *later.gained], lost=[*self.lost, *later.lost])
 
 

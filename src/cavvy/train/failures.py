@@ -29,7 +29,8 @@ ANSWER_S = 3.0  # seconds that each running rank has to answer that it is runnin
 LONGEST = 500  # maximum characters of an error that are reported
 FIRST, SEARCH, RUNS = "cavvy/failed", "cavvy/search", "cavvy/runs"
 SILENT = (
-    "its process ended without reporting an error, for example because the kernel or a signal "
+    "the rank's process ended without reporting an error, for example because the kernel or a "
+    "signal "
     "killed it"
 )
 

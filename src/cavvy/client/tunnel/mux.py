@@ -48,7 +48,7 @@ class RemoteError(OSError):
 
 
 class CommandExit:
-    """How a command ended: its exit code, or the name of a signal."""
+    """The end of a command: its exit code, or the name of a signal."""
 
     def __init__(self, code: int | None, signal: str | None) -> None:
         self.code, self.signal = code, signal

@@ -83,7 +83,7 @@ class DepositReader:
 
     @property
     def stored_at(self) -> datetime | None:
-        """When the manifest was stored, according to the bucket's clock."""
+        """The time at which the manifest was stored, according to the bucket's clock."""
         return self._objects["0"].changed_at
 
     def check(self, manifest: DepositManifest) -> None:

@@ -309,7 +309,7 @@ class AgentSessions:
                 and not (read_key(host) or host.tunnel_missing)
             ):
                 return await self._turn_away(
-                    attempt, rank, "it cannot encrypt the traffic between ranks"
+                    attempt, rank, "the agent cannot encrypt the traffic between ranks"
                 )
             nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
         self.memory.hear(attempt.id, rank, now)

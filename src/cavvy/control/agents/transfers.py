@@ -58,8 +58,8 @@ class InputPage(Struct, frozen=True, kw_only=True):
 
 
 class TransferUpload(Struct, frozen=True, kw_only=True):
-    """How to upload one file in parts of `part_bytes` bytes. Each part has its own signed request,
-    or is sent through the control plane if `relay` is set.
+    """The way to upload one file in parts of `part_bytes` bytes. Each part has its own signed
+    request, or is sent through the control plane if `relay` is set.
     """
 
     upload: str  # "" if the whole file is sent in one request

@@ -22,7 +22,7 @@ MARGIN = timedelta(
 
 
 class GangAbsence(StrEnum):
-    """Why a poll did not return the gang."""
+    """The reason why a poll did not return the gang."""
 
     UNKNOWN = "unknown"  # the provider was not polled, or did not answer
     ABSENT = "absent"  # the provider does not know the gang

@@ -467,7 +467,7 @@ def _until(charge: Charge, end: datetime) -> Charge:
 
 
 class BillVerdict(StrEnum):
-    """How a bill compares with its provider's own record."""
+    """The result of comparing a bill with the provider's own record."""
 
     AGREES = "agrees"
     DIFFERS = "differs"

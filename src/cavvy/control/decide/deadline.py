@@ -30,8 +30,9 @@ PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
 class StoredFacts(Struct, frozen=True, kw_only=True):
-    """What the store contains about the job. `current` is the attempt that is running or
-    starting."""
+    """The facts about the job in the store. `current` is the attempt that is running or
+    starting.
+    """
 
     attempts: Sequence[Attempt]
     nodes: Sequence[Node] = ()  # the nodes of the current attempt

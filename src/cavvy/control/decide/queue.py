@@ -118,7 +118,7 @@ def looks_deep(
 
 
 class Arrivals(Struct, frozen=True, kw_only=True):
-    """When the latest jobs arrived, and when the current burst of arrivals began."""
+    """The times at which the latest jobs arrived and the current burst of arrivals began."""
 
     times: tuple[datetime, ...] = ()
     burst_since: datetime | None = None

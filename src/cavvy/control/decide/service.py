@@ -217,7 +217,7 @@ def _follow(
         replica = replace(replica, rate=seen.rate)
     if seen.phase in JOB_ENDS or (seen.phase is None and replica.state is not ReplicaState.ORDERED):
         replica = replace(replica, loss=replica.loss or seen.loss)
-        return _end(replica, seen.reason or "its job was removed", now)
+        return _end(replica, seen.reason or "the replica's job was removed", now)
     match replica.state:
         case ReplicaState.ORDERED if seen.phase is not None:
             return _follow(service, move(replica, ReplicaState.STARTING, "", now), seen, now)
@@ -228,7 +228,7 @@ def _follow(
         case ReplicaState.UNHEALTHY if seen.answers:
             return move(replica, ReplicaState.READY, "", now)
         case ReplicaState.UNHEALTHY if seen.failures >= 2 * service.spec.probe.failures:
-            return move(replica, ReplicaState.ENDING, "it did not recover", now)
+            return move(replica, ReplicaState.ENDING, "the replica did not recover", now)
         case ReplicaState.DRAINING if _is_drained(service, replica, seen, now):
             return move(replica, ReplicaState.ENDING, replica.reason, now)
     return replica
@@ -258,7 +258,7 @@ def _follow_ready(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
     if seen.phase is not JobPhase.RUNNING:
-        return move(replica, ReplicaState.ENDING, "its job is stopping", now)
+        return move(replica, ReplicaState.ENDING, "the replica's job is stopping", now)
     if seen.reclaimed:
         replica = replace(replica, reclaimed=True, loss=ReplicaLoss.LOST)
         return move(replica, ReplicaState.DRAINING, "the replica's node will be reclaimed", now)

@@ -209,7 +209,7 @@ def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
     if ready is None:
         return Step(after=NEVER)
     if not _has_work(rows, own):
-        why = f"it was ready before attempt {own.number}"
+        why = f"the standby gang was ready before attempt {own.number}"
         return Step(changes=_swap(rows, own, ready, why, now))
     if leaves:
         return Step(after=NEVER)

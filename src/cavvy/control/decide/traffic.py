@@ -32,12 +32,11 @@ _FIRST_START_S = 10.0  # how long a start is assumed to take until one was measu
 
 
 class ServiceTraffic(Struct, frozen=True, kw_only=True):
-    """What the gateway has counted for a service. The counters from `arrivals` to `service_s` only
-    grow while the gateway runs. `at_s` is the time by the gateway's own clock. `replicas` contains
-    the number of requests in flight on each replica, and `keys_used` the time of each key's last
-    use, in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by
-    the epoch of each gateway, how the time of each replica was divided among the requests of each
-    key.
+    """The gateway's counts for a service. The counters from `arrivals` to `service_s` only grow
+    while the gateway runs. `at_s` is the time by the gateway's own clock. `replicas` contains the
+    number of requests in flight on each replica, and `keys_used` the time of each key's last use,
+    in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by the
+    epoch of each gateway, how the time of each replica was divided among the requests of each key.
     """
 
     at_s: float

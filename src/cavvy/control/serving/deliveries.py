@@ -24,8 +24,8 @@ class UnsignedDelivery(Exception):
 
 
 class AcceptedDelivery(Struct, frozen=True, kw_only=True):
-    """How many calls a request has caused, and how many of them are new. A request that only checks
-    the webhook's URL causes none, and `challenge` must be answered to it.
+    """The number of calls that a request has caused, and how many of them are new. A request that
+    only checks the webhook's URL causes none, and `challenge` must be answered to it.
     """
 
     calls: int = 0

@@ -12,8 +12,8 @@ _NEVER = timedelta(days=1)  # until a trigger is looked at again whose line matc
 
 
 class CronTicks:
-    """Adds the calls of cron lines. What is due follows from rows of the queue, so that a server
-    that takes over adds no call twice; what is held here only saves finding it again.
+    """Adds the calls of cron lines. The due times follow from rows of the queue, so that a server
+    that takes over adds no call twice. This object only caches them.
     """
 
     def __init__(self, store: Store, clock: ControlClock) -> None:

@@ -23,7 +23,7 @@ _MEANS = {
 
 
 class MarketBeliefs:
-    """What is known about a job's markets, in the order of the markets in the job's terms. Times
+    """The known facts about a job's markets, in the order of the markets in the job's terms. Times
     are seconds since the job was submitted.
     """
 

@@ -35,7 +35,7 @@ _NO_GAIN = 1e-12  # a smaller gain is treated as a rounding error
 
 
 class IdleThresholds(NamedTuple):
-    """How long to idle while spot is unavailable, and the expected outcome."""
+    """The times to idle while spot is unavailable, and the expected outcome."""
 
     cost: float
     patience: float

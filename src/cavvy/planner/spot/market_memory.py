@@ -1,5 +1,5 @@
-"""What a deadline policy remembers of each market, and the amounts of time from which it decides.
-`auto` and `roam` use this module.
+"""The facts that a deadline policy remembers about each market, and the amounts of time from which
+it decides. `auto` and `roam` use this module.
 """
 
 from cavvy.planner.spot.spells import NOTHING_SEEN

@@ -103,7 +103,7 @@ class _SlackOfCourse:
         self._slack = _BOLDNESS * (moment.slack - field.overhead)
 
     def suffices(self) -> bool:
-        """Return whether there is a price at which the slack is enough."""
+        """Return whether the slack covers the need at some price of slack."""
         if self._cycles == inf:
             return False
         return self._need(0.0) <= self._slack or self._need(SCARCE) <= self._slack

@@ -30,7 +30,7 @@ def read_principal(text: str) -> Mapping[str, str]:
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
-        raise KeyFileRefused("it is not JSON") from None
+        raise KeyFileRefused("the key is not JSON") from None
     if not isinstance(told, dict):
         raise KeyFileRefused("expected the output of `az ad sp create-for-rbac`")
     if str(told.get("activeDirectoryEndpointUrl", _HOME)).rstrip("/") != _HOME:

@@ -314,7 +314,7 @@ def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> G
     """Describe a gang whose job has ended but whose last reports are being delivered. Until the
     reports are delivered, the gang is reported as running.
     """
-    reason = "its last messages are being delivered"
+    reason = "the gang's last messages are being delivered"
     nodes = list_nodes(job, began)
     return GangSeen(
         name=record.name, state=GangState.RUNNING, engine_id=job, reason=reason, nodes=nodes

@@ -18,7 +18,7 @@ _STATES = {
 
 
 class JobEnd(Struct, frozen=True, kw_only=True):
-    """How a job ended."""
+    """The way in which a job ended."""
 
     reason: str
     preempted: bool
@@ -89,7 +89,7 @@ def judge_forgotten(
     elif not record.end:
         reason = "the batch system no longer knows the job, and the job did not record how it ended"
     elif worst is None and not record.end.startswith("0 "):
-        reason = f"its agents failed: they ended with exit code {record.end.split()[0]}"
+        reason = f"the gang's agents failed: they ended with exit code {record.end.split()[0]}"
     else:
         reason = worst.reason if worst is not None and worst.reason else "its agents exited"
     preempted = not record.removing and any(each.outcome == "preempted" for each in exits)

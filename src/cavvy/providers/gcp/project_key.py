@@ -26,7 +26,7 @@ def clean_key(text: str) -> str:
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
-        raise KeyFileRefused("it is not JSON") from None
+        raise KeyFileRefused("the key is not JSON") from None
     if not isinstance(told, dict) or told.get("type") != "service_account":
         raise KeyFileRefused(
             "the key must be the key of a service account (`type: service_account`)"

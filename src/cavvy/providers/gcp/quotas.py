@@ -38,7 +38,7 @@ class GcpQuotas:
 
     @property
     def problem(self) -> str:
-        """Why the quotas could not be read, or "" if they were read."""
+        """The reason why the quotas could not be read, or "" if they were read."""
         return f"cannot be read: {self._fault}" if self._fault is not None else ""
 
     def forget(self) -> None:

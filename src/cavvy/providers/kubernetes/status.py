@@ -37,7 +37,7 @@ _WORDS = {
     "PreemptionByKubeScheduler": "preempted by a pod of higher priority",
     "DeletionByTaintManager": "evicted from a tainted node",
     "EvictionByEvictionAPI": "evicted",
-    "DeletionByPodGC": "its node no longer exists",
+    "DeletionByPodGC": "the pod's node no longer exists",
     "TerminationByKubelet": "terminated by the kubelet of its node",
 }
 
@@ -326,7 +326,7 @@ def _current(record: PodGangRecord, ranks: Sequence[PodRank]) -> GangSeen:
     waiting = next((each.reason for each in ranks if not each.node), None)
     reason = next((each.reason for each in ranks if each.reason), "")
     if waiting is not None or len(ranks) < record.nodes:
-        state, reason = GangState.QUEUED, waiting or "its pods are being created"
+        state, reason = GangState.QUEUED, waiting or "the pods are being created"
     elif all(each.started_at or each.ended_at for each in ranks):
         state = GangState.RUNNING
     else:
@@ -366,7 +366,7 @@ def _vanished(rank: PodRank, record: PodGangRecord, now: datetime) -> PodRank:
     reason = (
         rank.reason
         if rank.started_at and rank.reason
-        else "its pod was deleted in Kubernetes, but not by Cavvy"
+        else "the pod was deleted in Kubernetes, but not by Cavvy"
     )
     return replace(rank, ended_at=now, unseen=True, preempted=True, reason=reason)
 

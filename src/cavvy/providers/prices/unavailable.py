@@ -7,7 +7,7 @@ from collections.abc import Mapping
 _NO_READER = "Cavvy has no reader for its price list yet"
 REASONS: Mapping[str, str] = {
     "oci": _NO_READER,
-    "lambda": "its API needs an API key",
+    "lambda": "the provider's price API needs an API key",
     "runpod": _NO_READER,
     "tpu": "Cavvy has no reader for the prices of TPUs in Google's list",
     "vast": _NO_READER,
@@ -15,9 +15,9 @@ REASONS: Mapping[str, str] = {
     "verda": "its API needs credentials",
     "primeintellect": _NO_READER,
     "shadeform": _NO_READER,
-    "coreweave": "it publishes its prices on a web page, not through an API",
+    "coreweave": "the provider publishes prices on a web page, not through an API",
     "cudo": _NO_READER,
-    "do": "its API needs a token",
+    "do": "the provider's price API needs a token",
     "fluidstack": _NO_READER,
     "hyperbolic": _NO_READER,
     "ibm": _NO_READER,

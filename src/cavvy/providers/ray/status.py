@@ -101,7 +101,7 @@ def _read_rank(ranks: dict[int, RayRank], event: Object) -> None:
     said = str(event.get("said") or "").strip()
     reason = str(event.get("reason") or own.get("reason") or "")
     if not own and not reason and event.get("code"):
-        reason = f"its agent failed, exit code {event['code']}: {said[-300:]}".rstrip(": ")
+        reason = f"the rank's agent failed, exit code {event['code']}: {said[-300:]}".rstrip(": ")
     code = own.get("exit_code")
     ranks[rank] = replace(
         known,

@@ -55,7 +55,7 @@ _ENDS = {
     "CANCELLED": "the job was cancelled in Slurm, not by Cavvy",
     "PREEMPTED": "Slurm gave its nodes to a job with higher priority",
     "TIMEOUT": "the job reached Slurm's time limit",
-    "DEADLINE": "it reached Slurm's deadline",
+    "DEADLINE": "the job reached Slurm's deadline",
     "NODE_FAIL": "a node failed",
     "BOOT_FAIL": "a node did not boot",
     "OUT_OF_MEMORY": "the job used more memory than requested",

@@ -154,7 +154,7 @@ class SshProvider:
     def _whoami(self, name: str) -> Sequence[tuple[str, str]]:
         link, known = self._links[name], self._known.get(name)
         problem = link.problem.removeprefix(f"{name}: ") or (
-            "" if link.up else "it has not answered yet"
+            "" if link.up else "the host has not answered yet"
         )
         if known is None:
             return [(name, problem)]

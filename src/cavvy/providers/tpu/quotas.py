@@ -43,7 +43,7 @@ class TpuQuotas:
 
     @property
     def problem(self) -> str:
-        """Why the quotas could not be read, or "" if they were read."""
+        """The reason why the quotas could not be read, or "" if they were read."""
         fault = self._cache.faults.get("")
         return f"cannot be read: {fault}" if fault is not None else ""
 

@@ -119,7 +119,7 @@ class SimulatedService:
 
     @property
     def in_flight_s(self) -> float:
-        """How long the requests in flight have been processed, in total."""
+        """The total time for which the requests in flight have been processed."""
         return self.in_flight * self.now_s - self._begun_s
 
     def count_held(self, market: int) -> int:

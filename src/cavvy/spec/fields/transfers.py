@@ -21,8 +21,8 @@ from cavvy.spec.fields.urls import read_source, read_target
 
 
 class InputMode(StrEnum):
-    """How an input reaches the node: as a copy that is made before the work starts, or as a
-    stream.
+    """The way in which an input reaches the node: as a copy that is made before the work starts, or
+    as a stream.
     """
 
     COPY = "copy"

@@ -1,5 +1,5 @@
-"""Where the encrypted data keys of projects are stored: in a folder next to the files that they
-encrypt, or in the database, if the files are in a bucket.
+"""The storage of the encrypted data keys of projects: a folder next to the files that they encrypt,
+or the database, if the files are in a bucket.
 """
 
 import os
@@ -80,7 +80,7 @@ class KeyFolder:
         flush_folder(self._root / project)
 
     def close(self) -> None:
-        """No file stays open."""
+        """Do nothing, because no file stays open."""
 
     def _write_part(self, project: str, name: str, sealed: bytes) -> Path:
         part = self._root / project / f"{name}.{secrets.token_hex(4)}.part"

@@ -51,7 +51,7 @@ class ProviderInfo(Struct, frozen=True, kw_only=True):
 
 
 class SnapshotInfo(Struct, frozen=True, kw_only=True):
-    """What a snapshot contains."""
+    """The contents of a snapshot."""
 
     path: Path
     schema_version: int

@@ -23,8 +23,8 @@ _NOTE = "micro.json"
 
 
 def note(folder: Path, step: int) -> dict[str, int]:
-    """Read the note of the rank that ran out of memory at this step. Returns the micro-batches that
-    fit, or {} if there is no note.
+    """Read the note that a rank wrote because it ran out of memory at this step. Returns the sizes
+    of micro-batches that fit into memory, or {} if no rank wrote a note.
     """
     try:
         return dict(json.loads((_path(folder, step) / _NOTE).read_text()))

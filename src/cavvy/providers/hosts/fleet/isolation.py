@@ -22,7 +22,7 @@ from cavvy.providers.hosts.isolation import (
 
 _ASK_AGAIN_S = 60.0
 _WAIT_S = 6.0  # how long `refresh` waits for slow hosts
-_NOT_ASKED = "it has not yet reported whether it can separate jobs"
+_NOT_ASKED = "the host has not yet reported whether it can separate jobs"
 
 
 class ObstacleAnswer(Struct, frozen=True, kw_only=True):
