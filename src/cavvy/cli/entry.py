@@ -35,8 +35,8 @@ def main() -> None:
 def _report(fault: "UnraisableHookArgs") -> None:
     """Handle an exception in a function that the interpreter calls by itself, such as the callback
     of a weak reference. Python prints such an exception and continues, so Ctrl-C at that moment
-    would be ignored. This hook ends the process instead. It first writes the command's buffered
-    output; `finally` clauses do not run.
+    would be ignored. This hook makes Ctrl-C end the process. The hook first writes the command's
+    buffered output; `finally` clauses do not run.
     """
     if fault.exc_type is KeyboardInterrupt:
         for stream in (sys.stdout, sys.stderr):

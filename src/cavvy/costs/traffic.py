@@ -18,8 +18,8 @@ _BYTES_PER_S = 12_500_000_000
 
 def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
     """Return a charge for each node that has sent data, from the start of its work until its last
-    message. The price is that of the first bytes of each kind. Data without a known price is not
-    charged.
+    message. Each kind of data has the price that applied when its first bytes were sent. Data
+    without a known price is not charged.
     """
     charges = []
     for node in nodes:

@@ -11,7 +11,8 @@ _NOTHING = RevisionSums()
 
 class GatewayCount(Struct, frozen=True, kw_only=True):
     """The counts of one gateway for a service, after the gateway received this version of the
-    service. `fresh` means that its server started the gateway, instead of finding a running one.
+    service. `fresh` means that the gateway's server started the gateway, instead of finding a
+    running one.
     """
 
     version: int

@@ -240,7 +240,9 @@ class VmStatus:
         return replace(record, nodes=tuple(nodes), launched=complete, ended_at=over)
 
     async def _see_nodes(self, nodes: Sequence[VmNode], shown: GangMachines) -> tuple[VmNode, ...]:
-        """Update nodes from the list of machines, and by id."""
+        """Return the nodes, updated from the list of machines, or by requests for single machines
+        that are not listed.
+        """
         seen = [
             self._machines.sight(node, shown.by_id[node.id], shown.at)
             if node.id in shown.by_id

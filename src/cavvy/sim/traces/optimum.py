@@ -4,8 +4,8 @@ programming, for one or several markets.
 A cut is a time at which a quote changes. A stay is a period on spot or on demand in one market.
 Prices are constant between two cuts. Therefore a stay can start at a cut instead of later, do the
 same work, and cost the same, so only stays that start at a cut need to be considered. A stay may
-end at any time. The state at a cut is the running stay and the amount of work done. A launch
-subtracts the overhead from the work done, and the stay compensates for this while it loads. A stay
+end at any time. The state at a cut is the running stay and the amount of work done. A launch is
+modelled as a loss of work equal to the overhead, which the stay makes up while it loads. A stay
 that ends before it has compensated for the overhead only causes costs, so no state becomes cheaper
 than in reality.
 

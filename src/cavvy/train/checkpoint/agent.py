@@ -27,8 +27,8 @@ def tell_started() -> None:
 
 
 def tell_failed(rank: int, ranks: int, error: str) -> None:
-    """Report which rank failed first, and its error. The agent adds both to the reason for the
-    job's end.
+    """Report which rank failed first, and its error. The agent adds the rank and the error to the
+    reason for the job's end.
     """
     facts = {"rank": rank, "ranks": ranks, "error": error, "process": _read_process()}
     _send({"failed": facts})

@@ -91,7 +91,9 @@ class PlainLoop:
         self._stack.close()
 
     def finish(self) -> bool:
-        """Report the steps so far if there are enough. Returns whether there were enough."""
+        """Report the measured steps if there are at least LEAST_STEPS. Returns whether it reported
+        them.
+        """
         if self._sampler is None or self._device is None or len(self._records) < LEAST_STEPS:
             return False
         self._sampler.stop()
