@@ -1,6 +1,6 @@
 """Blobs, logs and keys of servers that keep their files in a bucket, and share no folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -24,7 +24,7 @@ from cavvy.store.drivers import make_driver
 from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys
 from cavvy.store.encrypted_files.key_files import KeyRows
 from cavvy.store.migrate import prepare
-from cavvy.store.objects.base import ObjectBucket
+from cavvy.store.objects.base import ObjectBucket, ObjectInfo
 from cavvy.store.objects.http import ask
 from cavvy.store.objects.locations import open_place
 
@@ -318,3 +318,20 @@ def test_a_large_blob_is_sent_in_parts(tmp_path: Path) -> None:
         assert copy.read_bytes() == source.read_bytes()
     finally:
         storage.stop()
+
+
+def test_a_blob_that_is_sent_again_during_garbage_collection_is_kept(tmp_path: Path) -> None:
+    class SentAgain(MemoryBucket):
+        def list(
+            self, prefix: str, after: str = "", limit: int = 1000
+        ) -> tuple[Sequence[ObjectInfo], str]:
+            found = super().list(prefix, after, limit)
+            self.objects["x/ab/old"] = b"again", self.now
+            return found
+
+    bucket = SentAgain(NOW)
+    bucket.put("x/ab/old", b"again")
+    bucket.now += timedelta(days=9)
+    folder = BucketFolder(bucket, "s3://data/x", "x/", tmp_path, lambda: bucket.now)
+    assert folder.sweep(frozenset(), older_than=bucket.now - timedelta(days=7)) == 0
+    assert bucket.get("x/ab/old") == b"again"

@@ -164,6 +164,12 @@ class BucketFolder:
             and each.changed_at is not None
             and each.changed_at < older_than
         ]
+        again = self.find_all([each.key for each in unwanted])  # it may have been sent since
+        unwanted = [
+            each
+            for each, now in zip(unwanted, again, strict=True)
+            if now is not None and now.changed_at is not None and now.changed_at < older_than
+        ]
         self.delete(*(each.key for each in unwanted))
         return sum(each.size or 0 for each in unwanted)
 
