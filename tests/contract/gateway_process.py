@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,34 @@ class GatewayProcess:
         assert self.control(type="services", services=services) == {}
 
     def set_replicas(self, service: str, replicas: Sequence[ReplicaStandIn], **more: Any) -> None:
-        canaries = more.pop("canaries", ())
-        rows = [
-            {"id": each.name, "host": "127.0.0.1", "port": each.port, **more} for each in replicas
-        ]
-        for row in rows:
-            if row["id"] in canaries:
-                row["canary"] = True
+        rows = describe_replicas(replicas, **more)
         assert self.control(type="replicas", service=service, replicas=rows) == {}
 
     def facts(self, service: str) -> dict[str, Any]:
         found = self.control(type="statistics")["services"]
         return next(each for each in found if each["name"] == service)
+
+
+def describe_replicas(
+    replicas: Sequence[ReplicaStandIn],
+    canaries: Collection[str] = (),
+    tiers: Mapping[str, int] | None = None,
+    places: Mapping[str, Sequence[str]] | None = None,
+    **more: Any,
+) -> list[dict[str, Any]]:
+    """The addresses of replicas, as the control socket takes them."""
+    return [
+        {
+            "id": each.name,
+            "host": "127.0.0.1",
+            "port": each.port,
+            "canary": each.name in canaries,
+            "tier": (tiers or {}).get(each.name, 0),
+            "places": (places or {}).get(each.name, ()),
+            **more,
+        }
+        for each in replicas
+    ]
 
 
 def wait_for(condition: Any, seconds: float = 20.0) -> Any:

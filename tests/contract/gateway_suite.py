@@ -17,13 +17,20 @@ from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 
 KEY = "a-random-key-of-a-test"
-SERVICE = {"name": "svc", "hosts": ["svc.example"], "concurrency": 4, "wait_s": 60}
+SERVICE = {
+    "name": "svc",
+    "hosts": ["svc.example"],
+    "concurrency": 4,
+    "wait_s": 60,
+    "places": ["us", "eu", "de", "fr"],
+}
 KEYED = {
     "name": "keyed",
     "hosts": ["keyed.example"],
     "keys": [
         {"id": "fast", "sha256": hashlib.sha256(KEY.encode()).hexdigest()},
         {"id": "slow", "sha256": hashlib.sha256(b"slow").hexdigest(), "per_s": 0.01, "burst": 2},
+        {"id": "eu", "sha256": hashlib.sha256(b"eu").hexdigest(), "residency": "eu"},
     ],
 }
 RATED = {
@@ -377,6 +384,92 @@ class GatewaySuite:
         statuses = [status for caller in callers for status in caller.result()]
         assert set(statuses) == {200}
         assert len(statuses) > 100
+
+    # distance and residency
+
+    def test_the_nearest_replicas_with_room_get_the_requests(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        for each in replicas:
+            each.reset()
+        plane.set_replicas("svc", replicas, tiers={"r1": 1, "r2": 0, "r3": 2})
+        for _ in range(6):
+            assert ask(plane.port, "GET", "/echo").status == 200
+        assert [len(each.seen) for each in replicas] == [0, 6, 0], "the nearest one has room"
+        calls = []
+        for expected in ([0, 4, 0], [4, 4, 0], [4, 4, 4]):
+            calls += [Background(ask, plane.port, "GET", "/hold") for _ in range(4)]
+            wait_for(lambda expected=expected: [x.in_flight for x in replicas] == expected)
+        for each in replicas:
+            each.release.set()
+        assert {call.result().status for call in calls} == {200}
+        wait_for(lambda: not any(each.in_flight for each in replicas))
+        assert ask(plane.port, "GET", "/echo").status == 200
+        assert [len(each.seen) for each in replicas] == [4, 11, 4], "requests return to the nearest"
+        plane.set_replicas("svc", replicas, tiers={"r1": 0, "r2": 1, "r3": 1})
+        assert ask(plane.port, "GET", "/echo").status == 200
+        assert len(replicas[0].seen) == 5, "another one is the nearest now"
+        gone = ReplicaStandIn("gone").start()
+        gone.stop()
+        plane.set_replicas("svc", [gone, replicas[1]], tiers={"r2": 3})
+        assert {ask(plane.port, "GET", "/echo").status for _ in range(3)} == {200}, "farther ones"
+
+    def test_a_request_stays_in_its_place(self, plane: Any, replicas: list[ReplicaStandIn]) -> None:
+        for each in replicas:
+            each.reset()
+        places = {"r1": ("us", "us-east-1"), "r2": ("eu", "de"), "r3": ("eu", "fr")}
+        plane.set_replicas("svc", replicas, places=places)
+        for where in ("de", "EU, de", "de"):
+            assert ask(plane.port, "GET", "/echo", cavvy_residency=where).status == 200
+        assert [len(each.seen) for each in replicas] == [0, 3, 0]
+        assert ask(plane.port, "GET", "/die", cavvy_residency="de").status == 502
+        assert [len(each.seen) for each in replicas] == [0, 5, 0], "it is repeated there alone"
+        for _ in range(4):
+            assert ask(plane.port, "GET", "/echo", cavvy_residency="eu").status == 200
+        seen = [len(each.seen) for each in replicas]
+        assert (seen[0], sum(seen)) == (0, 9)
+        assert seen[2] > 0, "both replicas in the area get them"
+        never = ask(plane.port, "GET", "/echo", cavvy_residency="jp")
+        assert (never.status, never.json["error"]["code"]) == (403, "residency-unmet")
+        assert "no replicas in jp" in never.json["error"]["message"]
+        assert ask(plane.port, "GET", "/echo", cavvy_residency="?").status == 400
+
+    def test_a_request_waits_for_a_replica_in_its_place(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        for each in replicas:
+            each.reset()
+        plane.set_replicas("svc", replicas[:1], places={"r1": ("us",)})
+        late = ask(plane.port, "GET", "/echo", cavvy_residency="eu", prefer="wait=0")
+        assert (late.status, late.json["error"]["code"]) == (504, "no-replica-in-time")
+        waiting = [
+            Background(ask, plane.port, "GET", "/echo", cavvy_residency="eu") for _ in range(3)
+        ]
+        later = ask(plane.port, "GET", "/echo", cavvy_residency="eu", prefer="respond-async")
+        assert later.status == 202
+        wait_for(lambda: plane.count_waiting("svc") == 4)
+        for _ in range(8):
+            assert ask(plane.port, "GET", "/echo").status == 200, "others do not wait for them"
+        assert (len(replicas[0].seen), plane.count_waiting("svc")) == (8, 4)
+        both = {"r1": ("us",), "r2": ("eu", "de")}
+        plane.set_replicas("svc", replicas[:2], places=both, tiers={"r2": 3})
+        assert {call.result().status for call in waiting} == {200}
+        wait_for(lambda: len(replicas[1].seen) == 4)
+        assert len(replicas[0].seen) == 8
+
+    def test_the_requests_of_a_key_stay_in_its_place(
+        self, plane: Any, replicas: list[ReplicaStandIn]
+    ) -> None:
+        for each in replicas:
+            each.reset()
+        plane.set_replicas("keyed", replicas[:2], places={"r1": ("us",), "r2": ("eu",)})
+        client = {"host": "keyed.example", "x_api_key": "eu"}
+        for _ in range(4):
+            assert ask(plane.port, "GET", "/echo", **client).status == 200
+        assert ask(plane.port, "GET", "/echo", **client, prefer="respond-async").status == 202
+        wait_for(lambda: len(replicas[1].seen) == 5)
+        both = ask(plane.port, "GET", "/echo", **client, cavvy_residency="us", prefer="wait=0")
+        assert (both.status, len(replicas[0].seen)) == (504, 0), "no replica is in both"
 
     # what is refused
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.contract.gateway_process import GatewayProcess, wait_for
+from tests.contract.gateway_process import GatewayProcess, describe_replicas, wait_for
 from tests.contract.gateway_suite import (
     CANARY,
     KEYED,
@@ -79,9 +79,8 @@ class HaproxyPlaneProcess(GatewayProcess):
     def set_replicas(self, service: str, replicas: Sequence[ReplicaStandIn], **more: Any) -> None:
         super().set_replicas(service, replicas, **more)
         if service == "svc":
-            self._replicas[service] = tuple(
-                ReplicaAddress(id=r.name, host="127.0.0.1", port=r.port) for r in replicas
-            )
+            rows = describe_replicas(replicas, **more)
+            self._replicas[service] = msgspec.convert(rows, tuple[ReplicaAddress, ...])
             self.keep()
 
     def count_waiting(self, service: str) -> int:

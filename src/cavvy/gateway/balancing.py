@@ -1,6 +1,8 @@
 """Chooses the replica for a request: pure functions over loads.
 
-Without affinity, the request is sent to the replica with the fewest requests in flight. With
+Without affinity, the request is sent to the replica with the fewest requests in flight, among those
+of the lowest tier (the nearest ones) that have room: a load counts the requests in flight and, for
+each tier, FARTHER. So the choice between tiers takes no time of its own. With
 affinity, consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016) finds the
 first replica clockwise of the key whose load stays within `load_factor` times the mean.
 """
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 POINTS = 64  # points of each replica on the ring
+FARTHER = 1 << 20  # more than the requests that a replica can have in flight
 FULL = 1 << 30  # the load of a replica that takes no more requests
 
 Ring = tuple[Sequence[int], Sequence[int]]  # points in order, and the replica of each

@@ -285,7 +285,7 @@ class ServiceBatches:
                 break
             if each is first or each.part is None or each.part.group != part.group:
                 continue
-            if each.avoid is not pool:
+            if each.avoid is not pool and pool.permits(each):
                 mine.append(each)
                 total += each.part.instances
         return mine

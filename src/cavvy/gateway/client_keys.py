@@ -5,7 +5,7 @@ to replicas, not even to those of another service without keys, and is neither l
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from hashlib import sha256
 from hmac import compare_digest
 
@@ -35,7 +35,7 @@ class ServiceKeys:
     1970; unused keys are not listed.
     """
 
-    def __init__(self, keys: Iterable[ClientKey], needed: bool, now: float) -> None:
+    def __init__(self, keys: Sequence[ClientKey], needed: bool, now: float) -> None:
         self._keys = {bytes.fromhex(key.sha256): key for key in keys}
         self._needed = needed or bool(self._keys)
         self._buckets = {
@@ -43,6 +43,7 @@ class ServiceKeys:
             for key in self._keys.values()
             if key.per_s is not None
         }
+        self._residencies = {key.id: key.residency for key in keys if key.residency}
         self.used: dict[str, float] = {}
 
     def __bool__(self) -> bool:
@@ -72,6 +73,15 @@ class ServiceKeys:
         if key.expires_at is not None and key.expires_at <= clock:
             return None
         return key
+
+    def find_residency(self, key_id: str) -> str | None:
+        """Return the place that the requests of a key must not leave; None if there is none."""
+        return self._residencies.get(key_id)
+
+    def write_residency(self, key_id: str) -> bytes:
+        """Return the field that states where the requests of a key must stay, if it is needed."""
+        residency = self.find_residency(key_id)
+        return b"" if residency is None else b"Cavvy-Residency: %b\r\n" % residency.encode()
 
     def wait_s(self, key: ClientKey, now: float) -> int:
         """Count a request of the key; return 0, or the whole seconds after which the key may be

@@ -16,6 +16,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Host = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]+$", max_length=255)]
+Place = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 HeaderName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]+$", max_length=100)]
 PathPrefix = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 
@@ -34,6 +35,9 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     concurrency: Count | None = None  # None: the service's setting applies
     rate_micros: Annotated[int, msgspec.Meta(ge=0)] = 0  # its price per hour
     canary: bool = False  # whether it belongs to the revision that gets the service's canary share
+    # requests are sent to replicas of the lowest tier that has room; see `balancing.py`
+    tier: Annotated[int, msgspec.Meta(ge=0, le=15)] = 0
+    places: tuple[Place, ...] = ()  # its region, country and area, as far as they are known
 
 
 class Affinity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +59,7 @@ class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per_s: Seconds | None = None  # None: no rate limit
     burst: Count = 1
     expires_at: float | None = None  # seconds since 1970
+    residency: Place | None = None  # the place that its requests must not leave
 
 
 class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,6 +120,9 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     canary: CanaryShare | None = None
     # model names by which /v1/chat/completions and similar routes select the service
     models: tuple[str, ...] = ()
+    # the places in which its replicas may be; requests that must stay elsewhere are refused. None:
+    # any place
+    places: tuple[Place, ...] | None = None
     keys: tuple[ClientKey, ...] = ()
     # whether requests need a key, even if no key exists; always true if keys exist
     keyed: bool = False

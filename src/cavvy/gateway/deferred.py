@@ -226,7 +226,12 @@ class DeferredCalls:
             id=call_id,
             service=route.name,
             key_id=request.key_id,
-            head=_write_head(request, service.list_credentials(request.head), len(body)),
+            head=_write_head(
+                request,
+                service.list_credentials(request.head)
+                + service.keys.write_residency(request.key_id),
+                len(body),
+            ),
             body=body,
         )
         self._known[call_id] = known
@@ -324,9 +329,9 @@ class DeferredCalls:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
-def _write_head(request: DeferredRequest, credentials: bytes, length: int) -> bytes:
-    """Return the head of a call as its replica will receive it."""
+def _write_head(request: DeferredRequest, more: bytes, length: int) -> bytes:
+    """Return the head of a call as its replica will receive it. `more` are further fields."""
     head = request.head
-    fields = head.without(frozenset({b"prefer", b"content-length"})) + credentials
+    fields = head.without(frozenset({b"prefer", b"content-length"})) + more
     start = b"%b %b HTTP/1.1\r\n" % (head.method, request.target)
     return start + fields + b"Content-Length: %d\r\n%b\r\n" % (length, request.forwarded)

@@ -196,6 +196,12 @@ class Door:
             service.refuse()
             connection.refuse(402, AnswerCode.BUDGET, route.closed, head)
             return None
+        places = head.places
+        if key_id and (residency := service.keys.find_residency(key_id)):
+            places |= {residency}
+        if places and not service.may_stay(places):
+            self._refuse_residency(connection, service, head, places)
+            return None
         preferences = read_prefer(head.prefer) if head.prefer else _NO_PREFERENCES
         if preferences.respond_async and not head.upgrade:
             forwarded = self._write_forwarded(connection, head)
@@ -205,9 +211,22 @@ class Door:
         exchange = self._make_exchange(connection, service, head, target, now)
         if key_id:
             exchange.key_id = key_id
+            exchange.places = places
         if preferences.wait_s is not None:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
         return exchange
+
+    @staticmethod
+    def _refuse_residency(
+        connection: InboundConnection,
+        service: ServiceQueue,
+        head: RequestHead,
+        places: frozenset[str],
+    ) -> None:
+        service.refuse()
+        never = sorted(places.difference(service.route.places or ()))
+        message = f"the service has no replicas in {' and '.join(never)}"
+        connection.refuse(403, AnswerCode.RESIDENCY, message, head)
 
     def _make_exchange(
         self,

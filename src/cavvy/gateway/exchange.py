@@ -66,6 +66,7 @@ class Exchange:
     timer: TimerHandle | None = None
     affinity_key: int | None = None
     key_id = ""  # of the client's key
+    places: frozenset[str] = frozenset()  # its replica must be in all of them
     work_mark = 0.0  # when it was given to the replica, in the replica's divided time
     price = b""  # a field of the response, if the service shows prices
     part: "BatchPart | None" = None  # what it contributes to a batch, if it may be joined
@@ -95,6 +96,8 @@ class Exchange:
         self.keep_bytes = keep_bytes if head.idempotent else 0
         self.body_done = head.length == 0
         self._framed = head.length == NO_LENGTH
+        if head.places:
+            self.places = head.places
 
     def begin(self) -> None:
         """Begin when the head has arrived, perhaps with a part of the body."""
@@ -173,6 +176,11 @@ class Exchange:
         if self.held_bytes > self.keep_bytes:
             self.held.clear()
             self.keep_bytes = self.held_bytes = 0
+
+    @property
+    def is_bound(self) -> bool:
+        """Return whether some replicas may not get it, so that it may wait while others start."""
+        return self.avoid is not None or bool(self.places)
 
     @property
     def weight(self) -> int:

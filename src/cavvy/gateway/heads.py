@@ -19,6 +19,7 @@ _REQUEST = re.compile(rb"(" + _TOKEN + rb") ([!-~]+) HTTP/1\.([01])\r\n" + _FIEL
 _RESPONSE = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [\t\x20-\x7e\x80-\xff]*)?\r\n" + _FIELDS)
 _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#@]+)(/[^#]*)?")
 _HOST_VALUE = re.compile(rb"[A-Za-z0-9._-]*(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
+_PLACE_VALUE = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _LENGTH_VALUE = re.compile(rb"\d{1,18}")
 
 IDEMPOTENT = frozenset({b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"})
@@ -29,8 +30,8 @@ UNTIL_CLOSE = -2  # the body of a response ends with its connection
 # How the gateway treats a field. Fields without a role are passed on unchanged. (Members of an enum
 # would take a third of the parsing time.)
 _DROP, _LENGTH, _CODING, _CONNECTION, _UPGRADE, _HOST, _EXPECT = range(7)
-_AUTHORIZATION, _API_KEY, _IDEMPOTENCY, _PREFER, _FORWARDED_FOR = range(7, 12)
-_STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER})  # other fields are removed
+_AUTHORIZATION, _API_KEY, _IDEMPOTENCY, _PREFER, _FORWARDED_FOR, _RESIDENCY = range(7, 13)
+_STAY = frozenset({_LENGTH, _HOST, _IDEMPOTENCY, _PREFER, _RESIDENCY})  # other fields are removed
 
 _COMMON = {
     b"connection": _CONNECTION,
@@ -58,6 +59,7 @@ _OF_REQUESTS = {
     b"x-api-key": _API_KEY,
     b"idempotency-key": _IDEMPOTENCY,
     b"prefer": _PREFER,
+    b"cavvy-residency": _RESIDENCY,
 }
 # fields that are not passed on -> the attribute that stores the value
 _NEEDED = {
@@ -118,6 +120,7 @@ class RequestHead:
     api_key = b""
     prefer = b""
     forwarded_for = b""
+    places: frozenset[str] = frozenset()  # the request must stay in all of them
 
     def __init__(self, method: bytes, target: bytes, version: int, fields: bytes) -> None:
         self.method = method
@@ -262,8 +265,19 @@ def _keep_value(request: RequestHead, role: int, value: bytes) -> None:
         request.forwarded_for = before + b", " + value if before else value
     elif role == _PREFER:
         request.prefer = value
+    elif role == _RESIDENCY:
+        request.places |= read_places(value)
     else:
         request.idempotent = True
+
+
+def read_places(value: bytes) -> frozenset[str]:
+    """Return the places in a field Cavvy-Residency. Raises HeadError."""
+    text = value.decode("latin-1").lower()
+    places = frozenset(each.strip(" \t") for each in text.split(","))
+    if not all(_PLACE_VALUE.fullmatch(each) for each in places):
+        raise HeadError(400, "the field Cavvy-Residency names no place; expected one such as eu")
+    return places
 
 
 def _settle_host(request: RequestHead, host: bytes | None) -> None:

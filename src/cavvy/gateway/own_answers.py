@@ -12,6 +12,7 @@ import msgspec
 _TYPES = {
     401: "authentication_error",
     402: "insufficient_quota",
+    403: "permission_error",
     429: "rate_limit_error",
 }  # others: by the status
 _PHRASES = {
@@ -19,6 +20,7 @@ _PHRASES = {
     400: "Bad Request",
     401: "Unauthorized",
     402: "Payment Required",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -43,6 +45,7 @@ class AnswerCode(StrEnum):
     NO_MODEL = "model_not_found"  # as OpenAI names it
     NO_KEY = "key-unknown"
     BUDGET = "budget-spent"
+    RESIDENCY = "residency-unmet"
     TOO_MANY = "rate-exceeded"
     QUEUE_FULL = "queue-full"
     TOO_LATE = "no-replica-in-time"

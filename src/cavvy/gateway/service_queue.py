@@ -12,7 +12,7 @@ from time import monotonic
 
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import replace
-from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, make_ring
+from cavvy.gateway.balancing import FARTHER, FULL, choose_by_key, choose_least, make_ring
 from cavvy.gateway.batches import JoinedBatch, ServiceBatches
 from cavvy.gateway.canary import CanarySplit
 from cavvy.gateway.client_keys import ServiceKeys, holds_service_key
@@ -57,7 +57,8 @@ class ServiceQueue:
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._replicas: list[ReplicaPool] = []
         self._draining: set[ReplicaPool] = set()
-        # load of each replica by position; FULL: the replica takes no more requests
+        # by position, the load of each replica and, without affinity, its tier; FULL: the replica
+        # takes no more requests
         self._loads: list[int] = []
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
@@ -69,7 +70,7 @@ class ServiceQueue:
     def admit(self, exchange: Exchange) -> None:
         """Start the request, or queue it."""
         self.counters.arrivals += 1
-        if not self._waiting or all(each.avoid is not None for each in self._waiting):
+        if not self._waiting or all(each.is_bound for each in self._waiting):
             position = self._choose(exchange)
             if position >= 0 and not self._is_early(exchange, self._replicas[position]):
                 self._start(exchange, self._replicas[position], exchange.arrived_at)
@@ -109,6 +110,10 @@ class ServiceQueue:
             if head.api_key and not holds_service_key(head.api_key):
                 fields += b"X-API-Key: %b\r\n" % head.api_key
         return fields
+
+    def may_stay(self, places: frozenset[str]) -> bool:
+        """Return whether a replica of the service may ever be in all these places."""
+        return self.route.places is None or places.issubset(self.route.places)
 
     def refuse(self) -> None:
         """Refuse a request before it is admitted. The request does not count as an arrival, because
@@ -355,9 +360,12 @@ class ServiceQueue:
     def _choose(self, exchange: Exchange) -> int:
         loads: Sequence[int] = self._loads
         avoid = exchange.avoid
-        if avoid is not None and len(loads) > 1 and not avoid.draining:
+        if avoid is not None and not avoid.draining and self._avoids(exchange, avoid):
             loads = [*loads]
             loads[avoid.position] = FULL
+        if exchange.places:
+            pairs = zip(loads, self._replicas, strict=True)
+            loads = [load if pool.permits(exchange) else FULL for load, pool in pairs]
         if self.canary is not None:
             loads = self.canary.narrow(loads)
         if exchange.affinity_key is not None and self.route.affinity is not None:
@@ -368,6 +376,9 @@ class ServiceQueue:
                 self.counters.in_flight,
                 self.route.affinity.load_factor,
             )
+        if self.route.affinity is not None:  # this request has no key, so it goes to a near replica
+            pairs = zip(loads, self._replicas, strict=True)
+            loads = [load if load >= FULL else load + _farness(pool) for load, pool in pairs]
         self._turn = self._turn + 1 if self._turn + 1 < len(loads) else 0
         return choose_least(loads, self._turn)
 
@@ -414,7 +425,9 @@ class ServiceQueue:
 
     def _set_load(self, pool: ReplicaPool) -> None:
         full = pool.cooling or pool.in_flight >= pool.concurrency
-        self._loads[pool.position] = FULL if full else pool.in_flight
+        # a key's replica is chosen wherever it is
+        tier = 0 if self.route.affinity is not None else _farness(pool)
+        self._loads[pool.position] = FULL if full else pool.in_flight + tier
 
     def _wait(self, exchange: Exchange, now: float, first: bool = False) -> None:
         left_s = exchange.arrived_at + exchange.wait_s - now
@@ -444,7 +457,7 @@ class ServiceQueue:
             exchange.sink.answer(
                 504,
                 AnswerCode.TOO_LATE,
-                f"no replica was free within {exchange.wait_s:g} s",
+                f"no replica{_where(exchange)} was free within {exchange.wait_s:g} s",
                 self.retry_s(),
             )
 
@@ -454,11 +467,18 @@ class ServiceQueue:
 
     def _find_waiting(self, pool: ReplicaPool) -> Exchange | None:
         """Return the first request that may be sent to this replica. A request that failed on this
-        replica is skipped if the service has other replicas.
+        replica is skipped if others may get it, and a request that must stay elsewhere always.
         """
-        if len(self._replicas) < 2:
-            return next(iter(self._waiting))
-        return next((each for each in self._waiting if each.avoid is not pool), None)
+        return next(
+            (each for each in self._waiting if pool.permits(each) and not self._avoids(each, pool)),
+            None,
+        )
+
+    def _avoids(self, exchange: Exchange, pool: ReplicaPool) -> bool:
+        """Return whether the request failed on this replica and others may get it."""
+        return exchange.avoid is pool and any(
+            each is not pool and each.permits(exchange) for each in self._replicas
+        )
 
     def _take(self, exchange: Exchange) -> Exchange:
         del self._waiting[exchange]
@@ -469,14 +489,14 @@ class ServiceQueue:
 
     def _dispatch(self) -> None:
         """Start waiting requests while a replica has room. A request that failed on the only
-        replica with room does not delay the other requests.
+        replica with room, or must stay elsewhere, does not delay the other requests.
         """
         now = monotonic()
         for exchange in list(self._waiting):
             if exchange not in self._waiting:
                 continue  # it is in the batch of an earlier one
             position = self._choose(exchange)
-            if position < 0 and exchange.avoid is not None:
+            if position < 0 and exchange.is_bound:
                 continue
             if position < 0:
                 return
@@ -486,5 +506,14 @@ class ServiceQueue:
 
 
 def _place(address: ReplicaAddress) -> ReplicaAddress:
-    """Return the address without the price, which may change while requests are in flight."""
-    return replace(address, rate_micros=0)
+    """Return the address without the price and the tier, which may change while requests are in
+    flight."""
+    return replace(address, rate_micros=0, tier=0)
+
+
+def _farness(pool: ReplicaPool) -> int:
+    return pool.address.tier * FARTHER
+
+
+def _where(exchange: Exchange) -> str:
+    return f" in {' and '.join(sorted(exchange.places))}" if exchange.places else ""

@@ -179,6 +179,7 @@ class ReplicaPool:
         self.service = service
         self.address = address
         self.concurrency = address.concurrency or service.route.concurrency
+        self._places = frozenset(address.places)
         self.work = service.find_work(address.id)
         self.batch_times = BatchTimes()
         self.in_flight = 0
@@ -190,6 +191,10 @@ class ReplicaPool:
         self._backoff_s = _BACKOFF_S
         self._timer: asyncio.TimerHandle | None = None
         self._served = self._failed = 0
+
+    def permits(self, exchange: Exchange) -> bool:
+        """Return whether the replica is where the exchange must stay."""
+        return exchange.places <= self._places
 
     def start(self, exchange: Exchange) -> None:
         """Assign one of the replica's slots to the exchange."""

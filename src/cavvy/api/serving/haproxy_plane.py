@@ -22,7 +22,12 @@ from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import Struct, field, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
-from cavvy.gateway.haproxy.configuration import HaproxyListener, is_direct, write_configuration
+from cavvy.gateway.haproxy.configuration import (
+    HaproxyListener,
+    is_direct,
+    list_direct,
+    write_configuration,
+)
 from cavvy.gateway.haproxy.program import list_arguments
 from cavvy.gateway.haproxy.request_log import HaproxyLog, estimate_busy_s
 from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
@@ -89,7 +94,7 @@ class HaproxyPlane:
                 await self._start(text)
                 self._serves, self.port = serves, port
             for route in direct:
-                wanted = replicas.get(route.name, ())
+                wanted = list_direct(replicas.get(route.name, ()))
                 if self._set.get(route.name) != wanted:
                     most = route.concurrency
                     await asyncio.to_thread(self._runtime.set_replicas, route.name, wanted, most)

@@ -4,13 +4,14 @@ are added and removed over the runtime API.
 Each service is a backend whose only fixed server is the gateway, as a backup: HAProxy uses the
 gateway while no replica is available. Requests of services with keys, rates, path prefixes, a
 canary or affinity by body are always passed to the gateway, because HAProxy cannot handle these
-features.
+features. So are requests that must stay in a place.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from cavvy.domain.values import Struct
-from cavvy.gateway.config import GatewayLimits, ServiceRoute
+from cavvy.domain.values import Struct, replace
+from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 
 HOLD = "hold"
 SAMPLED = 64  # one of so many requests is logged, if there are many
@@ -63,6 +64,18 @@ def is_direct(service: ServiceRoute) -> bool:
     guarded = service.keyed or service.keys or service.rates
     by_gateway = guarded or by_body or service.canary or service.price_header or service.closed
     return bool(service.hosts) and not (service.prefix or by_gateway or service.batch)
+
+
+def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:
+    """Return the replicas to which HAProxy passes requests by itself. There are none if some
+    replicas are nearer than others: HAProxy would send requests to a far replica without requests
+    while near ones have room, whatever their weights, and to backup servers only when no other
+    server runs. The gateway then handles the requests.
+    """
+    found = tuple(addresses)
+    if len({each.tier for each in found}) > 1:
+        return ()
+    return tuple(replace(each, tier=0) for each in found)
 
 
 def write_configuration(
@@ -129,6 +142,7 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
         "    http-after-response set-header X-Request-Id %[unique-id]",
         "    http-after-response set-status 502 if { status 503 } !{ var(txn.replied) -m bool }",
         f"    use_backend {HOLD} if {{ req.hdr(prefer) -m found }}",
+        f"    use_backend {HOLD} if {{ req.hdr(cavvy-residency) -m found }}",
         f"    use_backend {HOLD} if {{ path_beg /.cavvy/results/ }}",
     ]
     for service in direct:
