@@ -119,7 +119,10 @@ async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:
         return found["url"] if found["traffic"] else ""
 
     url = await until(find_url)
-    made = (await api.http.post(f"{SERVICE}/keys", json={"label": "ada", "expires_s": 60})).json()
+    nowhere = await api.http.post(f"{SERVICE}/keys", json={"residency": "eu-west-1"})
+    assert "must be an area such as eu" in nowhere.json()["message"]
+    asked = {"label": "ada", "expires_s": 60, "residency": "UK"}
+    made = (await api.http.post(f"{SERVICE}/keys", json=asked)).json()
     key, key_id = made["key"], made["view"]["id"]
     async with httpx.AsyncClient(headers={"Prefer": "wait=0"}) as client:
 
@@ -128,8 +131,10 @@ async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:
 
         assert await call() == 401
         assert await call(Authorization=f"Bearer {key}") == 504, "it waited for a replica"
+        never = {"X-API-Key": key, "Cavvy-Residency": "atlantis"}
+        assert await call(**never) == 403, "no replica may ever be there"
         [listed] = (await api.http.get(f"{SERVICE}/keys")).json()
-        assert (listed["id"], listed["label"]) == (key_id, "ada")
+        assert (listed["id"], listed["label"], listed["residency"]) == (key_id, "ada", "gb")
         assert listed["used_at"] is not None
         assert key not in (await api.http.get(f"{SERVICE}/keys")).text
         assert (await api.http.delete(f"{SERVICE}/keys/{key_id}")).status_code == 204

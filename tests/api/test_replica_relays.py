@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.waits import patience
@@ -14,7 +15,9 @@ from tests.waits import patience
 from cavvy.api.execs import JobExec, JobExecs
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.api.serving.relays import ReplicaRelays
+from cavvy.control.decide.nearness import FARTHEST
 from cavvy.domain.services import ServiceReplica
+from cavvy.providers.abilities import AnswersRequests
 
 SESSION = (
     "from cavvy.agent.access.session import RemoteSession, SessionTarget\n"
@@ -29,6 +32,7 @@ class Node:
         self.watch = ChangeNotifier()
         self.execs = JobExecs(self.watch)
         self.sessions: list[tuple[JobExec, asyncio.subprocess.Process]] = []
+        self.delay_s = 0.0  # before each piece of data to the server
         self._tasks: set[asyncio.Task[None]] = set()
 
     def notify(self, gang: str) -> None:
@@ -47,6 +51,7 @@ class Node:
         assert process.stdout is not None
         offset = 0
         while data := await process.stdout.read(65536):
+            await asyncio.sleep(self.delay_s)
             self.execs.put(wanted.id, wanted.gang, 0, offset, data, None)
             offset += len(data)
         feeding.cancel()
@@ -149,6 +154,27 @@ def test_a_port_here_leads_to_the_replica_and_stays_when_the_tunnel_is_opened_ag
             await until(lambda: node.sessions[1][0].exit_code is not None)
             with pytest.raises(OSError):
                 await say(port, b"three\n")
+
+    play(story)
+
+
+def test_the_round_trip_to_a_replica_sets_its_tier() -> None:
+    async def story() -> None:
+        node = Node()
+        relays = ReplicaRelays(node.execs)
+        relays.notify = node.notify
+        node.delay_s = 0.03  # so a round trip takes more, however fast this machine is
+        async with echoing() as program:
+            replica = make_replica(program)
+            relays.keep("s", {"r1": replica})
+            await until(lambda: relays.port(replica))
+            assert relays.tier("r1") >= 1
+            assert relays.tier("another") == 0, "it runs on this machine"
+        relays.find_endpoints = lambda account: cast(AnswersRequests, object())
+        relays.keep("s", {"r1": replica})
+        assert relays.tier("r1") == FARTHEST, "it is not measured"
+        relays.close()
+        await until(lambda: node.sessions[0][0].exit_code is not None)
 
     play(story)
 

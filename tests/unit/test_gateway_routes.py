@@ -7,16 +7,18 @@ import pytest
 
 from cavvy.api.serving.gateway_route import list_routes
 from cavvy.domain.services import BatchRule, RateScope, RequestRate, ServiceSpec
-from cavvy.domain.stored_services import StoredService
+from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.gateway.config import (
     Affinity,
     BatchTerms,
     GatewayConfigError,
+    ReplicaAddress,
     ServiceRoute,
     check_routes,
 )
-from cavvy.gateway.haproxy.configuration import is_direct
+from cavvy.gateway.haproxy.configuration import is_direct, list_direct
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -54,6 +56,26 @@ def test_requests_that_are_joined_pass_the_gateway() -> None:
     assert route.batch == BatchTerms(max=8, wait_s=0.02, input="in", output="out")
     [plain] = list_routes([make("plain", 0, hosts=("a.example",))])
     assert (is_direct(route), is_direct(plain)) == (False, True)
+
+
+def test_requests_stay_where_replicas_may_be_and_keys_state_a_place() -> None:
+    key = ServiceKey(id="a", sha256="0" * 64, residency="de", created_at=NOW)
+    anywhere, stays = list_routes(
+        [make("anywhere", 1), replace(make("stays", 0, residency="eu", keys=True), keys=(key,))]
+    )
+    assert {"eu", "us", "jp"} <= set(anywhere.places or ())
+    assert {"eu", "de"} <= set(stays.places or ())
+    assert "us" not in (stays.places or ())
+    assert [each.residency for each in stays.keys] == ["de"]
+
+
+def test_haproxy_leaves_replicas_at_several_distances_to_the_gateway() -> None:
+    near, far = (
+        ReplicaAddress(id=each, host="127.0.0.1", port=1, tier=tier)
+        for each, tier in (("near", 1), ("far", 2))
+    )
+    assert list_direct([near, far]) == ()
+    assert list_direct([near]) == (replace(near, tier=0),), "another tier adds no server again"
 
 
 def test_joined_requests_cannot_be_separated_by_affinity() -> None:

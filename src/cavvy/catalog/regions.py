@@ -21,6 +21,9 @@ _GOOGLE_ZONE = re.compile(r"([a-z]+-[a-z]+\d+)-[a-z]")
 AREAS = ("us", "eu", "asia", "north-america", "south-america", "oceania", "africa", "middle-east")
 
 
+_OTHER_NAMES = {"uk": "gb", "europe": "eu"}
+
+
 @cache
 def locate(provider: str, region: str) -> tuple[str | None, str | None]:
     """Return the country and the area of a region; each is None if unknown."""
@@ -61,7 +64,31 @@ def is_known_place(wanted: str) -> bool:
 
 def wished_place(wanted: str) -> str:
     wish = wanted.strip().lower()
-    return {"uk": "gb", "europe": "eu"}.get(wish, wish)
+    return _OTHER_NAMES.get(wish, wish)
+
+
+def places_of(provider: str, region: str) -> frozenset[str]:
+    """Return the names of the places that contain a region: its own, its country's and its area's,
+    as far as they are known."""
+    return _with_other_names({region.strip().lower(), *locate(provider, region)})
+
+
+def list_known_places() -> frozenset[str]:
+    """Return the names of all areas and countries."""
+    return _with_other_names({*AREAS, *_areas()})
+
+
+def list_places_within(wanted: str) -> frozenset[str]:
+    """Return the names of the places that may contain a location in the wanted place: those that
+    contain the wanted place, and the countries of a wanted area."""
+    wish = wished_place(wanted)
+    countries = {each for each, area in _areas().items() if area == wish}
+    return _with_other_names({wish, region_of_zone(wish), *locate("", wish), *countries})
+
+
+def _with_other_names(places: set[str | None]) -> frozenset[str]:
+    more = {name for name, place in _OTHER_NAMES.items() if place in places}
+    return frozenset(each for each in {*places, *more} if each)
 
 
 def _country_in_words(region: str) -> str | None:

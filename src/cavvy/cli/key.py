@@ -32,9 +32,20 @@ def command() -> None:
     type=WholeRange(min=1),
     help="The maximum number of simultaneous requests within this rate; the default is 1.",
 )
+@click.option(
+    "--residency",
+    metavar="PLACE",
+    help="An area such as eu, or a country such as de, that requests with this key must not leave.",
+)
 @click.option("--expires", default="90d", help="How long the key is valid, or `never`.")
 def create(
-    name: str, project: str, label: str, rate: float | None, burst: int | None, expires: str
+    name: str,
+    project: str,
+    label: str,
+    rate: float | None,
+    burst: int | None,
+    residency: str | None,
+    expires: str,
 ) -> None:
     """Make a key and print it. The key cannot be shown again."""
     from cavvy.client.service_key_wire import ServiceKeyAsk, create_service_key
@@ -43,6 +54,7 @@ def create(
         label=label,
         per_s=rate,
         burst=burst or 1,
+        residency=residency,
         expires_s=None
         if expires == "never"
         else read_seconds(expires, "--expires", "30d, 12h or never"),
@@ -68,6 +80,7 @@ def list_keys(name: str, project: str, output: str) -> None:
         TableColumn("user", drop=3),
         TableColumn("per_s", "REQ/S", drop=4),
         TableColumn("burst", hidden=True),
+        TableColumn("residency", "STAYS IN", drop=3),
         TableColumn("created_at", "CREATED", formatting.show_ago, drop=3),
         TableColumn("used_at", "USED", formatting.show_ago, drop=2),
         TableColumn("expires_at", "EXPIRES", formatting.show_time, drop=1),

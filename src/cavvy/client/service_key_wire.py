@@ -11,12 +11,13 @@ from cavvy.client.wire import Answer, Ask
 
 class ServiceKeyAsk(Ask, frozen=True, kw_only=True):
     """`per_s` limits the key's requests per second, and `burst` the number of requests at the same
-    time.
+    time. Requests with the key must not leave the area or country `residency`.
     """
 
     label: str = ""
     per_s: float | None = None
     burst: int = 1
+    residency: str | None = None
     expires_s: int | None = None
 
 
@@ -28,6 +29,7 @@ class ServiceKeyView(Answer, frozen=True, kw_only=True):
     user: str
     per_s: float | None
     burst: int
+    residency: str | None = None
     created_at: datetime
     expires_at: datetime | None
     used_at: datetime | None

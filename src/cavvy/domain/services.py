@@ -334,6 +334,7 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     revision: int
     market: str = ""
     place: str = ""
+    places: tuple[str, ...] = ()  # the names of its region, country and area
     account: str = ""  # the provider's account where its gang runs
     rate: HourlyRate = HourlyRate(0)  # what its nodes cost now
     gang: str = ""

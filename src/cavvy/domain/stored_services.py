@@ -14,8 +14,8 @@ KEPT_ENDED = 10  # maximum number of ended replicas that are stored with a servi
 
 class ServiceKey(Struct, frozen=True, kw_only=True):
     """A key that may call a service. Only its SHA-256 is stored: a key has 256 random bits. `per_s`
-    and `burst` limit its rate; if they are None, only the service's limits apply. `user` created
-    the key.
+    and `burst` limit its rate; if they are None, only the service's limits apply. Requests with the
+    key must not leave the place `residency`; None permits all. `user` created the key.
     """
 
     id: str
@@ -24,6 +24,7 @@ class ServiceKey(Struct, frozen=True, kw_only=True):
     user: str = ""
     per_s: float | None = None
     burst: int = 1
+    residency: str | None = None
     created_at: datetime
     expires_at: datetime | None = None
     used_at: datetime | None = None  # state at the last write of the service

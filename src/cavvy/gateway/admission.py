@@ -1,5 +1,5 @@
-"""Decides whether a request may enter a service, by its key, its rate and its size, before the
-request is queued."""
+"""Decides whether a request may enter a service, by its key, its rate and where it must stay,
+before the request is queued."""
 
 import time
 from typing import TYPE_CHECKING
@@ -40,6 +40,36 @@ def admit_client(
         _refuse_rate(connection, service, head, _describe_limit(limit), wait_s)
         return None
     return key_id
+
+
+def refuse_residency(
+    connection: "InboundConnection",
+    service: "ServiceQueue",
+    head: RequestHead,
+    places: frozenset[str],
+) -> None:
+    """Refuse a request because no replica of the service may ever be in all these places."""
+    service.refuse()
+    never = " and ".join(sorted(places.difference(service.route.places or ())))
+    message = f"the service has no replicas in {never}, and the request must stay there"
+    connection.refuse(403, AnswerCode.RESIDENCY, message, head)
+
+
+def refuse_closed(
+    connection: "InboundConnection", service: "ServiceQueue", head: RequestHead
+) -> None:
+    """Refuse a request because the service is closed."""
+    service.refuse()
+    connection.refuse(402, AnswerCode.BUDGET, service.route.closed, head)
+
+
+def refuse_size(
+    connection: "InboundConnection", service: "ServiceQueue", head: RequestHead
+) -> None:
+    """Refuse a request because its body is too large."""
+    service.refuse()
+    message = f"a body may have {service.route.body_max} bytes"
+    connection.refuse(413, AnswerCode.TOO_LARGE, message, head)
 
 
 def _refuse_rate(

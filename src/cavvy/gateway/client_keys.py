@@ -74,13 +74,14 @@ class ServiceKeys:
             return None
         return key
 
-    def find_residency(self, key_id: str) -> str | None:
-        """Return the place that the requests of a key must not leave; None if there is none."""
-        return self._residencies.get(key_id)
+    def bind(self, head: RequestHead, key_id: str) -> frozenset[str]:
+        """Return the places in which a request must stay, by its head and its key."""
+        residency = self._residencies.get(key_id)
+        return head.places if residency is None else head.places | {residency}
 
     def write_residency(self, key_id: str) -> bytes:
         """Return the field that states where the requests of a key must stay, if it is needed."""
-        residency = self.find_residency(key_id)
+        residency = self._residencies.get(key_id)
         return b"" if residency is None else b"Cavvy-Residency: %b\r\n" % residency.encode()
 
     def wait_s(self, key: ClientKey, now: float) -> int:

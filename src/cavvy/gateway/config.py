@@ -37,7 +37,7 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     canary: bool = False  # whether it belongs to the revision that gets the service's canary share
     # requests are sent to replicas of the lowest tier that has room; see `balancing.py`
     tier: Annotated[int, msgspec.Meta(ge=0, le=15)] = 0
-    places: tuple[Place, ...] = ()  # its region, country and area, as far as they are known
+    places: tuple[str, ...] = ()  # its region, country and area, as far as they are known
 
 
 class Affinity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +122,7 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     models: tuple[str, ...] = ()
     # the places in which its replicas may be; requests that must stay elsewhere are refused. None:
     # any place
-    places: tuple[Place, ...] | None = None
+    places: tuple[str, ...] | None = None
     keys: tuple[ClientKey, ...] = ()
     # whether requests need a key, even if no key exists; always true if keys exist
     keyed: bool = False

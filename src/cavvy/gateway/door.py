@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import count
 from time import monotonic
 
-from cavvy.gateway.admission import admit_client
+from cavvy.gateway.admission import admit_client, refuse_closed, refuse_residency, refuse_size
 from cavvy.gateway.config import (
     GatewayConfigError,
     GatewayLimits,
@@ -179,28 +179,21 @@ class Door:
         route = service.route
         key_id = ""
         if service.guarded:
-            admitted = admit_client(connection, service, head, below, now)
-            if admitted is None:
+            if (admitted := admit_client(connection, service, head, below, now)) is None:
                 return None
             key_id = admitted
         if head.length > route.body_max:
-            service.refuse()
-            connection.refuse(
-                413, AnswerCode.TOO_LARGE, f"a body may have {route.body_max} bytes", head
-            )
+            refuse_size(connection, service, head)
             return None
         if below.startswith(RESULTS) and head.length == 0:
             call_id = below[len(RESULTS) :].decode()
             return ResultRequest(self._calls, connection, service, head, key_id, call_id)
         if route.closed:
-            service.refuse()
-            connection.refuse(402, AnswerCode.BUDGET, route.closed, head)
+            refuse_closed(connection, service, head)
             return None
         places = head.places
-        if key_id and (residency := service.keys.find_residency(key_id)):
-            places |= {residency}
-        if places and not service.may_stay(places):
-            self._refuse_residency(connection, service, head, places)
+        if (key_id or places) and not service.may_stay(places := service.keys.bind(head, key_id)):
+            refuse_residency(connection, service, head, places)
             return None
         preferences = read_prefer(head.prefer) if head.prefer else _NO_PREFERENCES
         if preferences.respond_async and not head.upgrade:
@@ -215,18 +208,6 @@ class Door:
         if preferences.wait_s is not None:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
         return exchange
-
-    @staticmethod
-    def _refuse_residency(
-        connection: InboundConnection,
-        service: ServiceQueue,
-        head: RequestHead,
-        places: frozenset[str],
-    ) -> None:
-        service.refuse()
-        never = sorted(places.difference(service.route.places or ()))
-        message = f"the service has no replicas in {' and '.join(never)}"
-        connection.refuse(403, AnswerCode.RESIDENCY, message, head)
 
     def _make_exchange(
         self,

@@ -19,6 +19,7 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.services import ServicePath
 from cavvy.api.rules import in_path, name_user
 from cavvy.api.wire import done, read, reply, view
+from cavvy.catalog.regions import is_known_place, wished_place
 from cavvy.client import service_key_wire as wire
 from cavvy.control.decide.service_keys import KeyUnknown, TooManyKeys, note_uses
 from cavvy.control.serving.requests import ServiceStatus
@@ -75,6 +76,7 @@ async def make(request: Request, project: ProjectPath, name: ServicePath) -> Res
         user=name_user(request, ""),
         per_s=ask.per_s,
         burst=ask.burst,
+        residency=None if ask.residency is None else wished_place(ask.residency),
         created_at=now,
         expires_at=None if ask.expires_s is None else now + timedelta(seconds=ask.expires_s),
     )
@@ -123,5 +125,9 @@ def _check(ask: wire.ServiceKeyAsk) -> None:
         raise ApiProblem("invalid-request", "`per_s` must be from 0.00001 to 1,000,000")
     if not 1 <= ask.burst <= 1_000_000:
         raise ApiProblem("invalid-request", "`burst` must be from 1 to 1,000,000")
+    if ask.residency is not None and not is_known_place(ask.residency):
+        raise ApiProblem(
+            "invalid-request", "`residency` must be an area such as eu, or a country such as de"
+        )
     if len(ask.label) > _LONGEST_LABEL:
         raise ApiProblem("invalid-request", f"`label` is longer than {_LONGEST_LABEL} characters")

@@ -28,7 +28,7 @@ from cavvy.domain.queued_calls import CallAnswer, QueuedCall
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.values import Struct, asdict
+from cavvy.domain.values import Struct, asdict, replace
 from cavvy.gateway.canary import CanaryFacts
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.control_socket import (
@@ -267,7 +267,8 @@ class GatewayFront:
                     self._wake(self._published[name].service)
 
     async def _look(self, link: GatewayLink) -> None:
-        """Wake the services whose traffic has changed."""
+        """Send tiers that have changed, and wake the services whose traffic has changed."""
+        await self._send_tiers(link)
         await self._keep_plane()
         done = dict(self._done)
         facts = _by_name(await link.ask(ReadStatistics()))
@@ -280,6 +281,17 @@ class GatewayFront:
             self._arrivals[name] = seen.arrivals
             if active and name in self._published:
                 self._wake(self._published[name].service)
+
+    async def _send_tiers(self, link: GatewayLink) -> None:
+        """Tell the gateway which replicas are nearer or farther than before."""
+        for name, known in list(self._published.items()):
+            tiers = [self._relays.tier(each.id) for each in known.replicas]
+            if tiers == [each.tier for each in known.replicas]:
+                continue
+            pairs = zip(known.replicas, tiers, strict=True)
+            replicas = tuple(replace(each, tier=tier) for each, tier in pairs)
+            self._published[name] = replace(known, replicas=replicas)
+            await link.ask(SetReplicas(service=name, replicas=replicas))
 
     async def _count(self, version: int, facts: ServiceFacts) -> GatewayCount:
         traffic, fresh = await self._make_traffic(facts), self._child.started
@@ -322,6 +334,8 @@ class GatewayFront:
                         concurrency=most,
                         rate_micros=each.rate.micros_per_hour if service.spec.price_header else 0,
                         canary=tried,
+                        tier=self._relays.tier(each.id),
+                        places=each.places,
                     )
                 )
         return PublishedService(

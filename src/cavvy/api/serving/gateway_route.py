@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cavvy.control.decide.residency import list_possible_places
 from cavvy.control.decide.service import is_canary
 from cavvy.control.decide.traffic import make_terms
 from cavvy.control.decide.update import as_revision
@@ -69,6 +70,7 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
         late_s=make_terms(spec).wait_s,
         slow_s=None if spec.slo.p95 is None else spec.slo.p95.total_seconds(),
         models=spec.models,
+        places=list_possible_places(service.task),
         keyed=spec.keys,
         keys=tuple(keys) if spec.keys else (),
         rates=tuple(_make_rate(each) for each in spec.rates),
@@ -92,6 +94,7 @@ def _make_key(key: ServiceKey) -> ClientKey:
         sha256=key.sha256,
         per_s=key.per_s,
         burst=key.burst,
+        residency=key.residency,
         expires_at=None if key.expires_at is None else key.expires_at.timestamp(),
     )
 

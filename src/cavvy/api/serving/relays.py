@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from secrets import token_hex
+from time import monotonic
 
 from cavvy.agent.access.frames import CHUNK, EOF
 from cavvy.api.execs import JobExecs
@@ -27,12 +28,14 @@ from cavvy.client.tunnel.mux import (
     TunnelChannel,
     TunnelLost,
 )
+from cavvy.control.decide.nearness import FARTHEST, RoundTrips, add_round_trip
 from cavvy.domain.services import ServiceReplica
 from cavvy.providers.abilities import AnswersRequests
 
 _LOCAL = "127.0.0.1"
 _RANK = 0  # the rank that answers the requests of its replica
 _PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # seconds between two attempts to open a tunnel
+_MEASURED_S = 10.0  # seconds between two measurements of the round trip to a replica
 _log = logging.getLogger(__name__)
 
 
@@ -77,6 +80,14 @@ class ReplicaRelays:
         relay = self._relays.get(replica.id)
         return 0 if relay is None else relay.port
 
+    def tier(self, replica_id: str) -> int:
+        """Return how far a replica is, as a tier of `nearness`."""
+        relay = self._relays.get(replica_id)
+        if relay is None:
+            return 0  # it runs on this machine
+        # endpoints are reached through their provider's API, and this is not measured
+        return (relay.round_trips.tier or 0) if isinstance(relay, ReplicaRelay) else FARTHEST
+
     def close(self) -> None:
         for each in self._relays.values():
             each.close()
@@ -109,6 +120,7 @@ class ReplicaRelay:
     ) -> None:
         self.service, self.id = service, replica.id
         self.port = 0
+        self.round_trips = RoundTrips()
         self._replica, self._reach = replica, reach
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -134,7 +146,8 @@ class ReplicaRelay:
 
     async def _serve(self, tunnel: NodeTunnel) -> None:
         """Relay connections until the tunnel is lost. Raises OSError, TunnelLost."""
-        ending = asyncio.create_task(self._end_with(tunnel))
+        beside = [self._end_with(tunnel), self._measure(tunnel)]
+        tasks = [asyncio.create_task(each) for each in beside]
         try:
             while not tunnel.lost.is_set():
                 if not await self._find_program(tunnel):
@@ -153,7 +166,8 @@ class ReplicaRelay:
                 await self._closed.wait()
                 self._refuse()
         finally:
-            ending.cancel()
+            for task in tasks:
+                task.cancel()
             self._refuse()
             for writer in list(self._writers):
                 writer.transport.abort()
@@ -163,12 +177,21 @@ class ReplicaRelay:
         await tunnel.lost.wait()
         self._refuse()
 
+    async def _measure(self, tunnel: NodeTunnel) -> None:
+        """Measure the round trip regularly."""
+        with suppress(OSError, TunnelLost):
+            while True:
+                await asyncio.sleep(_MEASURED_S)
+                await self._find_program(tunnel)
+
     async def _find_program(self, tunnel: NodeTunnel) -> bool:
-        """Return whether the program listens. Raises TunnelLost."""
+        """Return whether the program listens, and measure the round trip. Raises TunnelLost."""
+        begun = monotonic()
         try:
             (await tunnel.connect(_LOCAL, self._replica.port)).close()
         except RemoteError:
             return False
+        self.round_trips = add_round_trip(self.round_trips, monotonic() - begun)
         return True
 
     def _refuse(self) -> None:

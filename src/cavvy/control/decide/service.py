@@ -14,6 +14,7 @@ from cavvy.control.decide.replica_markets import (
     place_in_regions,
     place_of,
 )
+from cavvy.control.decide.residency import find_places
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
 from cavvy.domain.service_updates import RevisionTraffic
@@ -276,6 +277,7 @@ def _locate(replica: ServiceReplica, seen: ReplicaSeen) -> ServiceReplica:
         replica,
         gang=gang,
         place=place_of(seen.offer),
+        places=find_places(seen.offer),
         account=seen.offer.account,
         placed_at=seen.placed_at,
         claimed_at=seen.claimed_at,

@@ -69,7 +69,7 @@ def is_direct(service: ServiceRoute) -> bool:
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:
     """Return the replicas to which HAProxy passes requests by itself. There are none if some
     replicas are nearer than others: HAProxy would send requests to a far replica without requests
-    while near ones have room, whatever their weights, and to backup servers only when no other
+    while near ones have room, with any weights, and to backup servers only when no other
     server runs. The gateway then handles the requests.
     """
     found = tuple(addresses)
