@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract import vm_cloud
 from tests.contract.aws_batch_stand_in import BatchStandIn
 from tests.contract.aws_service import KEY, SECRET, AwsStandIn
 from tests.contract.azure_batch_stand_in import REGION, AzureBatchStandIn, BatchJob
@@ -34,6 +33,7 @@ from tests.system.digits import ARGUMENTS, train_undisturbed, write_digits
 from tests.system.ports import free_port
 from tests.system.trust import User, user_at, wait_until
 
+from cavvy.providers.contract import memory_cloud
 from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
 from cavvy.providers.contract.rest_stand_in import RestServer
 
@@ -309,7 +309,7 @@ def managed_user(cloud: MemoryCloud, provider: str, table: str, root: Path) -> I
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerCloud]:
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
+    monkeypatch.setattr(memory_cloud, "BOOT", timedelta(0))
     cloud = ContainerCloud(TRAITS, tmp_path / "containers")
     yield cloud
     cloud.close()
@@ -317,7 +317,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container
 
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ContainerCloud]:
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
+    monkeypatch.setattr(memory_cloud, "BOOT", timedelta(0))
     cloud = ContainerCloud(TRAITS, tmp_path / "containers", pooled=True)
     yield cloud
     cloud.close()

@@ -9,12 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.contract import vm_cloud
 from tests.contract.sagemaker_stand_in import ROLE
 from tests.contract.test_provider_sagemaker import TRAITS
 from tests.system.containers import ContainerCloud
 from tests.system.test_managed_jobs import IMAGE, SageMakerContainers, service_user
 
+from cavvy.providers.contract import memory_cloud
 from cavvy.providers.contract.memory_cloud import Rented
 
 pytestmark = pytest.mark.system
@@ -61,7 +61,7 @@ def channel() -> Iterator[str]:
 def test_the_work_reads_an_input_that_sagemaker_has_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channel: str
 ) -> None:
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
+    monkeypatch.setattr(memory_cloud, "BOOT", timedelta(0))
     cloud = ContainerCloud(TRAITS, tmp_path / "containers")
     sagemaker = FilledChannels(cloud)
     table = f"role = '{ROLE}'\nbucket = 's3://bucket/cavvy'\nimage = '{IMAGE}'\n"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract import vm_cloud
 from tests.contract.sagemaker_stand_in import PRICES, ROLE
 from tests.contract.test_provider_sagemaker import PROOF, TRAITS
 from tests.ec2.machines import Ec2
@@ -24,6 +23,7 @@ from tests.system.vm_jobs import moment
 
 from cavvy.client.wire import AttemptView, JobDetail
 from cavvy.domain.units import HourlyRate, parse_rate
+from cavvy.providers.contract import memory_cloud
 from cavvy.providers.contract.rest_stand_in import RestServer
 
 pytestmark = pytest.mark.system
@@ -66,7 +66,7 @@ def test_a_job_moves_from_ec2_spot_to_managed_spot_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EC2 takes its spot instance back and has no other."""
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
+    monkeypatch.setattr(memory_cloud, "BOOT", timedelta(0))
     with (
         quick_ec2_at(tmp_path / "ec2") as ec2,
         user_of(ec2, tmp_path / "user") as user,

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from tests.contract import vm_cloud
 from tests.contract.azureml_notebooks_stand_in import ComputeInstancesStandIn
 from tests.contract.sagemaker_notebooks_stand_in import NotebooksStandIn
 from tests.contract.sagemaker_stand_in import ROLE
@@ -34,6 +33,7 @@ from tests.system.test_managed_jobs import (
 from tests.system.trust import User, user_at
 from tests.waits import PATIENCE_S, wait_until
 
+from cavvy.providers.contract import memory_cloud
 from cavvy.providers.contract.memory_cloud import Rented
 from cavvy.providers.contract.rest_stand_in import RestServer
 
@@ -123,7 +123,7 @@ def notebooks_user(cloud: ContainerCloud, root: Path) -> Iterator[tuple[User, Ru
 @pytest.fixture
 def jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers and notebooks that start quickly and have Jupyter."""
-    monkeypatch.setattr(vm_cloud, "BOOT", timedelta(0))
+    monkeypatch.setattr(memory_cloud, "BOOT", timedelta(0))
     folder = tmp_path / "bin"
     folder.mkdir()
     jupyter = JUPYTER.replace("$JUPYTER_FOLDER", f"{tmp_path}/jupyter")
