@@ -125,6 +125,7 @@ KEYS = {
         ("ecs", "aws", {"capacity": "FARGATE", "subnets": "s-1", "regions": "eu-west-1"}),
         ("sagemaker-endpoints", "aws", {"role": "r", "regions": "eu-west-1"}),
         ("sagemaker-notebooks", "aws", {"role": "r", "regions": "eu-west-1"}),
+        ("vertex-endpoints", "gcp", {"regions": "us-central1"}),
         ("vertex-workbench", "gcp", {"zones": "us-central1-a", "script": "gs://b/s", "fees": "0"}),
         ("azure", "azure", {"subscription": "s", "regions": "eastus"}),
         ("azure-batch", "azure", {"account": "train.westeurope"}),

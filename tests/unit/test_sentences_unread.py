@@ -28,6 +28,7 @@ ALLOWED = {
     "providers/sagemaker_endpoints/": "the API tells missing capacity and taken names in its text",
     "providers/sagemaker_notebooks/": "the API tells missing capacity and taken names in its text",
     "providers/vertex/": "the API tells missing capacity and quotas in its text alone",
+    "providers/vertex_endpoints/": "the API tells missing capacity in its text alone",
     "providers/vertex_workbench/": "the API tells missing capacity in its text alone",
     "providers/tpu/": "the API tells missing capacity and quotas in its text alone",
     "providers/vultr/": "the API tells a missing plan from a wrong value in its text alone",

@@ -19,6 +19,7 @@ ONE_NODE = {
     "azureml-notebooks",
     "sagemaker-endpoints",
     "sagemaker-notebooks",
+    "vertex-endpoints",
     "vertex-workbench",
 }
 

@@ -23,6 +23,7 @@ _CLOUDS = {
     "sagemaker-notebooks": "aws",
     "tpu": "gcp",
     "vertex": "gcp",
+    "vertex-endpoints": "gcp",
     "vertex-workbench": "gcp",
 }
 

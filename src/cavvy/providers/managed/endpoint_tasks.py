@@ -4,10 +4,11 @@ All managed endpoints have the same contract: the container answers POST /invoca
 on port 8080, and the provider's API passes on one request with its whole body at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from cavvy.domain.services import ServiceSpec, TargetKind
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.base import GangSpec
 
 CALLED, PROBED, PORT = "/invocations", "/ping", 8080
 _FROM_NODES = frozenset({TargetKind.GPU_UTILISATION, TargetKind.METRIC})
@@ -27,6 +28,29 @@ def object_to_endpoint(task: TaskSpec, title: str, docs: str) -> Sequence[Object
     )
     found = [Objection(field, reason) for field, value, reason in given if value]
     return found if task.service is None else [*found, *_list_unserved(task.service, title, docs)]
+
+
+def object_to_program(task: TaskSpec, title: str, docs: str) -> list[Objection]:
+    """Return the objection to a service whose program is not `serve`, the argument of the image."""
+    if task.service is None or task.run.strip() == "serve":
+        return []
+    reason = f"{title} starts the image with the argument `serve` ({docs}); write `run: serve`"
+    return [Objection("run", reason)]
+
+
+def object_to_files(task: TaskSpec, reason: str, docs: str) -> list[Objection]:
+    """Return the objection to inputs, for endpoints that place no files."""
+    if not task.inputs:
+        return []
+    why = f"{reason}; put the model into the image, or read it in the program ({docs})"
+    return [Objection("inputs", why)]
+
+
+def list_variables(gang: GangSpec) -> Mapping[str, str]:
+    """Return the environment of a container. PORT is left out, because it is the port on which a
+    replica elsewhere would listen.
+    """
+    return {name: value for name, value in gang.env.items() if name != "PORT"}
 
 
 def _list_unserved(spec: ServiceSpec, title: str, docs: str) -> Iterator[Objection]:

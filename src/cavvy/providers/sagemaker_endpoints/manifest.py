@@ -2,28 +2,24 @@
 
 from datetime import timedelta
 
-from cavvy.providers.abilities import (
-    ANSWERS_REQUESTS,
-    CHECKS_TASKS,
-    CLOSEABLE,
-    RUNS_AGENTS_HERE,
-    WHO_AM_I,
-)
 from cavvy.providers.aws.settings import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.endpoint_manifest import (
+    ENDPOINT_ABILITIES,
+    list_unsupported_of_endpoints,
+)
 from cavvy.providers.settings import number, text
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
 CONTRACT = f"{_DOCS}/dg/your-algorithms-inference-code.html"
 _CONFIG = f"{_DOCS}/APIReference/API_ProductionVariant.html"
 _MODEL = f"{_DOCS}/APIReference/API_ContainerDefinition.html"
-_ALONE = f"an endpoint runs the image alone, without Cavvy's agent ({CONTRACT})"
 
 MANIFEST = Manifest(
     name="sagemaker-endpoints",
     title="Amazon SageMaker endpoints",
     docs="docs/guides/managed-endpoints.md",
-    abilities=(CHECKS_TASKS, WHO_AM_I, CLOSEABLE, RUNS_AGENTS_HERE, ANSWERS_REQUESTS),
+    abilities=ENDPOINT_ABILITIES,
     project_settings=(
         "key_file",
         "regions",
@@ -43,22 +39,10 @@ MANIFEST = Manifest(
     "DeleteModel, AddTags and InvokeEndpoint, pricing:GetProducts, and iam:PassRole for the role "
     "of the setting `role`",
     unsupported={
+        **list_unsupported_of_endpoints("SageMaker", container=CONTRACT, api=_CONFIG),
         Feature.SPOT: f"endpoints have no spot instances ({_CONFIG})",
-        Feature.GANG: "the instances of an endpoint do not work together on a request; "
-        f"`service.replicas` makes more endpoints ({_CONFIG})",
-        Feature.BUILD: _ALONE,
         Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
         f"`role` ({_MODEL})",
-        Feature.CAPACITY: "SageMaker does not report free capacity; an endpoint without capacity "
-        f"fails, and Cavvy tries the next best offer ({_CONFIG})",
-        Feature.VOLUMES: f"an endpoint attaches no disks of the task ({_MODEL})",
-        Feature.MOUNTS: f"an endpoint mounts no folders ({_MODEL})",
-        Feature.NETWORK: f"SageMaker neither reports nor selects the network ({_CONFIG})",
-        Feature.DISK: f"SageMaker selects the type of the disk ({_CONFIG})",
-        Feature.SELF_END: "an endpoint is billed until it is deleted, and contains nothing that "
-        f"could delete it ({_CONFIG})",
-        Feature.RESULTS: _ALONE,
-        Feature.NOTICE: f"an endpoint is not reclaimed, because it is not spot ({_CONFIG})",
     },
     options={"image": "the image, as for the setting `image`"},
     settings=(

@@ -5,18 +5,15 @@ The SDK signs each request with the provider's credentials (Signature Version 4)
 because a repeated request could do its work twice.
 """
 
-import asyncio
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Mapping
 
 from cavvy.domain.tasks import Scalar
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.aws.account import AwsAccount, CallLimits
 from cavvy.providers.aws.errors import LATER, AwsFault, translate
 from cavvy.providers.base import TryAgain
+from cavvy.providers.managed.endpoint_http import AT_ONCE, EndpointThreads
 
-_AT_ONCE = 64  # requests to all endpoints of an account
 _READ_S = 70  # more than the 60 seconds that SageMaker gives a container
 _JSON = {"content-type": "application/json"}
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -27,17 +24,16 @@ _OWN, _UNREADY = "ModelError", "ModelNotReadyException"
 
 
 class SageMakerRuntime:
-    """Implements `EndpointCalls`. Calls have their own threads, so that slow requests do not delay
-    the control plane.
-    """
+    """Implements `EndpointCalls`."""
 
     def __init__(self, settings: Mapping[str, Scalar], account: AwsAccount | None = None) -> None:
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "sagemaker-runtime")
-        # requests may use all threads of `_run` for a minute, for which probes must not wait
+        self._threads = EndpointThreads("sagemaker-runtime")
+        self.close = self._threads.close
+        # requests may use all these threads for a minute, for which probes must not wait
         self._looks = account or AwsAccount(settings, provider="sagemaker-endpoints")
-        limits = CallLimits(read_s=_READ_S, connections=_AT_ONCE)
+        limits = CallLimits(read_s=_READ_S, connections=AT_ONCE)
         self._account = account or AwsAccount(
-            settings, self._run, provider="sagemaker-endpoints", limits=limits
+            settings, self._threads.run, provider="sagemaker-endpoints", limits=limits
         )
 
     async def answers(self, job: str) -> bool:
@@ -64,17 +60,11 @@ class SageMakerRuntime:
                 Body=request.body,
                 **given,
             )
-            body = await self._run(told["Body"].read)
+            body = await self._threads.run(told["Body"].read)
         except AwsFault as fault:
             return _read_fault(fault, region)
         headers = {own: str(told[key]) for key, own in _RETURNED.items() if told.get(key)}
         return ReplicaAnswer(status=200, headers=headers, body=body)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _run(self, call: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
 def _read_fault(fault: AwsFault, region: str) -> ReplicaAnswer:

@@ -15,9 +15,13 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec, Transfer
 from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount
-from cavvy.providers.base import GangSpec, ProviderContext, Refused
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.aws import AwsService
-from cavvy.providers.managed.endpoint_tasks import object_to_endpoint
+from cavvy.providers.managed.endpoint_tasks import (
+    list_variables,
+    object_to_endpoint,
+    object_to_program,
+)
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.notebooks import NotebookEnds
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
@@ -196,7 +200,7 @@ class SageMakerEndpoints:
             "Image": find_image(MANIFEST.name, gang, settings).replace(
                 "{region}", request.offer.region
             ),
-            "Environment": _list_variables(gang),
+            "Environment": list_variables(gang),
         }
         for each in gang.inputs:
             container["ModelDataSource"] = {"S3DataSource": _make_source(each)}
@@ -253,10 +257,7 @@ def read_endpoint(job: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _object_to_program(task: TaskSpec) -> list[Objection]:
-    found = []
-    if task.run.strip() != "serve":
-        reason = f"SageMaker starts the image with the argument `serve` ({CONTRACT}); write "
-        found.append(Objection("run", f"{reason}`run: serve`"))
+    found = object_to_program(task, "SageMaker", CONTRACT)
     if len(task.inputs) > 1 or not all(_is_model(each) for each in task.inputs):
         reason = f"SageMaker copies one folder or archive of S3 to {_FOLDER} ({CONTRACT})"
         found.append(Objection("inputs", reason))
@@ -279,8 +280,3 @@ def _make_source(given: Transfer) -> Mapping[str, str]:
         "S3DataType": "S3Object" if archive else "S3Prefix",
         "CompressionType": "Gzip" if archive else "None",
     }
-
-
-def _list_variables(gang: GangSpec) -> Mapping[str, str]:
-    # PORT is the port on which a replica elsewhere would listen
-    return {name: value for name, value in gang.env.items() if name != "PORT"}

@@ -39,9 +39,13 @@ class VertexApi:
         for each in self._clients.values():
             each.close()
 
-    async def create(self, location: str, body: Mapping[str, Json], **query: str) -> Json:
-        """Request an object."""
-        path = await self._path(location)
+    async def create(
+        self, location: str, body: Mapping[str, Json], *, verb: str = "", **query: str
+    ) -> Json:
+        """Request an object. `verb` is the method of collections that are not created with POST
+        alone, such as "upload".
+        """
+        path = await self._path(location) + (f":{verb}" if verb else "")
         path += f"?{urlencode(query)}" if query else ""
         return await self._client(location).send("POST", path, body)
 
@@ -50,7 +54,11 @@ class VertexApi:
 
     async def cancel(self, job: str) -> None:
         """Request the cancellation of a job; the job ends later."""
-        await self._client(job).send("POST", f"{await self._path_of(job)}:cancel", {})
+        await self.act(job, "cancel", {})
+
+    async def act(self, known: str, verb: str, body: Mapping[str, Json]) -> Json:
+        """Call a method of an object, such as "deployModel"."""
+        return await self._client(known).send("POST", f"{await self._path_of(known)}:{verb}", body)
 
     async def delete(self, known: str) -> Json:
         """Request the deletion of an object; return the operation of the deletion."""
@@ -60,6 +68,19 @@ class VertexApi:
         """Return an operation by the name in a reply, such as
         projects/P/locations/L/operations/O."""
         return await self._client(name.split("/")[3]).get(f"/{name}")
+
+    async def operations(self, known: str) -> Sequence[Json]:
+        """Return the operations of an object."""
+        told = await self._client(known).get(f"{await self._path_of(known)}/operations")
+        return list((told or {}).get("operations", ()))
+
+    async def cancel_operation(self, name: str) -> None:
+        """Request the cancellation of an operation by its name."""
+        await self._client(name.split("/")[3]).send("POST", f"/{name}:cancel")
+
+    async def url(self, known: str) -> str:
+        """Return the address of an object."""
+        return f"{self._address(known)}{await self._path_of(known)}"
 
     async def list(self, location: str, condition: str = "") -> Sequence[Json]:
         """Return the objects of a location that meet a condition."""
@@ -84,9 +105,13 @@ class VertexApi:
         """Return the client for a location, or for the location of an object."""
         location = known.partition("/")[0]
         if location not in self._clients:
-            endpoint = self._endpoint.replace("{region}", location)
-            self._clients[location] = RestClient(endpoint, self._credentials.token, _read_error)
+            self._clients[location] = RestClient(
+                self._address(known), self._credentials.token, _read_error
+            )
         return self._clients[location]
+
+    def _address(self, known: str) -> str:
+        return self._endpoint.replace("{region}", known.partition("/")[0])
 
     async def _path(self, location: str) -> str:
         project = await asyncio.to_thread(self._credentials.project)

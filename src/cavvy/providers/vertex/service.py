@@ -1,10 +1,8 @@
 """Runs gangs as custom jobs of Vertex AI."""
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -15,8 +13,6 @@ from cavvy.providers.formats.vertex.request import (
     ANY_RESERVATION,
     CustomJobRequest,
     Strategy,
-    find_accelerator,
-    is_custom_job_type,
     make_custom_job,
     strip_gpus,
 )
@@ -30,13 +26,11 @@ from cavvy.providers.managed.service import (
     ServiceTraits,
 )
 from cavvy.providers.vertex.api import QUOTA, VertexApi, is_gone
-from cavvy.providers.vertex.prices import add_fee
+from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
 from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
-from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import INSTALLATION, make_mark
 
 _SHOWN = timedelta(hours=6)  # ended jobs are listed for this long after their creation
-_AGE = timedelta(minutes=10)  # of offers
 _FULL = "offer unavailable"  # our code
 _ENDED = {
     f"JOB_STATE_{each}"
@@ -49,9 +43,6 @@ _WAITING = {f"JOB_STATE_{each}" for each in ("QUEUED", "PENDING", "UNSPECIFIED")
 # https://cloud.google.com/vertex-ai/docs/training/understanding-training-service#common-errors
 _STOCKOUT = re.compile(r"stockout|resources are insufficient", re.IGNORECASE)
 _RESERVATION = re.compile(r"projects/[^/]+/zones/([a-z0-9-]+)-[a-z]/reservations/[^/]+")
-# Machines that Vertex AI starts as spot machines only:
-# https://cloud.google.com/vertex-ai/docs/training/configure-compute
-_SPOT_ONLY = re.compile(r"a3-highgpu-[124]g")
 
 
 class VertexService:
@@ -76,10 +67,10 @@ class VertexService:
 
     def __init__(self, context: ProviderContext) -> None:
         self._settings, self._now = context.settings, context.now
-        self._list_prices, self._mark = context.list_prices, make_mark(context.installation)
+        self._mark = make_mark(context.installation)
         self._credentials = GoogleCredentials(self._settings, "vertex")
         self._api = VertexApi(self._settings, self._credentials)
-        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        self._offers = VertexOffers(context, "vertex", self._api)
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
         self._going: frozenset[str] = frozenset()  # jobs that the last list showed as not ended
         # job id -> a job that Vertex AI would start again, because a cancelled job has no reason
@@ -97,31 +88,11 @@ class VertexService:
         ]
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the offers, which are read again after ten minutes, because the catalog may have
-        been refreshed."""
-        now = self._now()
-        if self._offers is None or now - self._offers[0] >= _AGE:
-            # a missing right is reported before a plan relies on it
-            await asyncio.gather(*(self._api.check(each) for each in self._regions()))
-            self._offers = now, self._price(await asyncio.to_thread(self._list_prices, "gcp"))
-        return self._offers[1]
-
-    def _price(self, known: Sequence[Offer]) -> Sequence[Offer]:
-        """Return the offers of Vertex AI, computed from the offers of Compute Engine."""
-        regions, patterns = self._regions(), list_setting(self._settings, "machines")
-        priced = add_fee([each for each in known if each.region in regions and _is_sold(each)])
-        return [
-            replace(each, provider="vertex", zone=None, capacity=None)
-            for each in priced
-            if any(fnmatchcase(each.instance_type, pattern) for pattern in patterns)
-            and not (
-                each.purchase is Purchase.ON_DEMAND and _SPOT_ONLY.fullmatch(each.instance_type)
-            )
-        ]
+        return await self._offers.list()
 
     async def submit(self, request: JobRequest) -> str:
         region = request.offer.region
-        if region not in self._regions():  # `list` would never return its jobs
+        if region not in self._offers.regions():  # `list` would never return its jobs
             raise Refused(f"the region {region} is not among the `regions` of the settings")
         job = self._make_job(request)
         body = {
@@ -137,7 +108,7 @@ class VertexService:
         going = " AND ".join(f'state!="{each}"' for each in sorted(_ENDED))
         young = f'create_time>"{(now - _SHOWN).isoformat()}"'
         found: dict[str, ServiceJob] = {}
-        for region in self._regions():
+        for region in self._offers.regions():
             for condition in (going, young):
                 mine = f'labels.{INSTALLATION}="{self._mark}" AND {condition}'
                 told = await self._api.list(region, mine)
@@ -196,12 +167,6 @@ class VertexService:
             self._ended[job.id] = job
         return job
 
-    def _regions(self) -> Sequence[str]:
-        found = list_setting(self._settings, "regions")
-        if not found:
-            raise Refused("[providers.vertex] regions: not set; name at least one region")
-        return found
-
     def _make_job(self, request: JobRequest) -> CustomJobRequest:
         gang, offer, settings = request.gang, request.offer, self._settings
         spot = offer.purchase is Purchase.SPOT
@@ -210,7 +175,7 @@ class VertexService:
             command=request.entry.command,
             environment=request.entry.environment,
             machine_type=strip_gpus(offer.instance_type),
-            accelerator_type=_accelerator(offer),
+            accelerator_type=name_accelerator(offer),
             accelerators=offer.accelerator_count,
             nodes=request.nodes,
             disk_gib=gang.disk_gib or int(settings["disk_gib"]),
@@ -286,23 +251,6 @@ def _read_state(status: str, started: datetime | None) -> JobState:
     if status in _WAITING:
         return JobState.WAITING if started is None else JobState.RECLAIMED
     return JobState.RECLAIMED if status == "JOB_STATE_PAUSED" else JobState.RUNNING
-
-
-def _is_sold(offer: Offer) -> bool:
-    """Return whether a custom job can use the machine of this Compute Engine offer."""
-    sold = offer.purchase in (Purchase.ON_DEMAND, Purchase.SPOT) and offer.accelerator_part == 1
-    if not sold or not is_custom_job_type(offer.instance_type):
-        return False
-    return offer.accelerator is None or _accelerator(offer) is not None
-
-
-def _accelerator(offer: Offer) -> str | None:
-    """Return Vertex AI's name of an offer's accelerator. Returns None if the offer has no
-    accelerator, or Vertex AI has no name for it.
-    """
-    if offer.accelerator is None:
-        return None
-    return find_accelerator(offer.instance_type, offer.accelerator, offer.accelerator_memory_mib)
 
 
 def _is_young(job: ServiceJob, now: datetime) -> bool:

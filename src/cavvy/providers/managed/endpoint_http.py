@@ -1,0 +1,88 @@
+"""Sends requests to managed endpoints, each once, because a repeated request could do its work
+twice. Calls have their own threads, so that slow requests do not delay the control plane.
+"""
+
+import asyncio
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.base import TryAgain
+from cavvy.providers.redirects import NoRedirects
+
+AT_ONCE = 64  # requests to all endpoints of an account
+_HEADERS = ("content-type", "accept")  # of a request, which the container gets
+
+
+class EndpointThreads:
+    """The threads in which requests of one account wait for their answers."""
+
+    def __init__(self, name: str) -> None:
+        self._threads = ThreadPoolExecutor(AT_ONCE, name)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+class EndpointHttp(EndpointThreads):
+    """Requests to endpoints that a bearer token opens. A request needs at most `read_s`."""
+
+    def __init__(self, name: str, read_s: float) -> None:
+        super().__init__(name)
+        self._read_s = read_s
+        self._opener = urllib.request.build_opener(NoRedirects())
+
+    async def post(
+        self, url: str, read_token: Callable[[], str], request: ReplicaRequest
+    ) -> ReplicaAnswer:
+        """Return the answer, with all its headers in lower case. Raises TryAgain, and what
+        `read_token` raises, which blocks.
+        """
+        answer: ReplicaAnswer = await self.run(lambda: self._post(url, read_token(), request))
+        return answer
+
+    def _post(self, url: str, token: str, request: ReplicaRequest) -> ReplicaAnswer:
+        headers = {each: request.headers[each] for each in _HEADERS if each in request.headers}
+        headers = {"content-type": "application/json", **headers}
+        headers["authorization"] = f"Bearer {token}"
+        sent = urllib.request.Request(url, data=request.body, headers=headers, method="POST")
+        try:
+            with self._opener.open(sent, timeout=self._read_s) as reply:
+                return _read(reply.status, reply.headers, reply.read())
+        except urllib.error.HTTPError as error:
+            try:
+                with error:
+                    return _read(error.code, error.headers, error.read())
+            except (OSError, http.client.HTTPException) as lost:
+                raise TryAgain(f"the answer of {url} was lost: {lost}") from lost
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise TryAgain(f"no answer of {url}: {type(error).__name__}") from error
+
+
+def read_error(answer: ReplicaAnswer) -> str | None:
+    """Return the message of an error in the form of a cloud's API, which the cloud itself sent
+    instead of the container, or None.
+    """
+    try:
+        told = json.loads(answer.body)["error"]
+        return str(told["message"]) if "code" in told else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def keep_content_type(answer: ReplicaAnswer) -> Mapping[str, str]:
+    """Return the headers of an answer that its caller gets."""
+    return {each: answer.headers[each] for each in ("content-type",) if each in answer.headers}
+
+
+def _read(status: int, headers: Any, body: bytes) -> ReplicaAnswer:
+    given = {str(name).lower(): str(value) for name, value in headers.items()}
+    return ReplicaAnswer(status=status, headers=given, body=body)

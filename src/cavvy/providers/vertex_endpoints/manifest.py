@@ -1,0 +1,99 @@
+"""The manifest of the provider for online endpoints of Vertex AI."""
+
+from datetime import timedelta
+
+from cavvy.providers.base import Feature, Manifest, ProviderSetting, SettingKind
+from cavvy.providers.managed.endpoint_manifest import (
+    ENDPOINT_ABILITIES,
+    list_unsupported_of_endpoints,
+)
+from cavvy.providers.settings import number, text
+
+_DOCS = "https://cloud.google.com/vertex-ai/docs"
+CONTRACT = f"{_DOCS}/predictions/custom-container-requirements"
+_API = f"{_DOCS}/reference/rest/v1/projects.locations.endpoints"
+
+MANIFEST = Manifest(
+    name="vertex-endpoints",
+    title="Vertex AI endpoints",
+    docs="docs/guides/managed-endpoints.md",
+    abilities=ENDPOINT_ABILITIES,
+    project_settings=(
+        "key_file",
+        "project",
+        "regions",
+        "machines",
+        "image",
+        "service_account",
+        "disk_gib",
+        "start_s",
+    ),
+    project_key="cavvy.providers.gcp.project_key",
+    only_services=True,
+    visibility_delay=timedelta(minutes=1),
+    rights="aiplatform.models.upload, get, list and delete, and aiplatform.endpoints.create, get, "
+    "list, deploy, undeploy, delete and predict (the role Vertex AI User, roles/aiplatform.user, "
+    "contains them), and iam.serviceAccounts.actAs for the account of the setting "
+    "`service_account`, if it is set",
+    unsupported={
+        **list_unsupported_of_endpoints("Vertex AI", container=CONTRACT, api=_API),
+        Feature.SPOT: "Cavvy starts no endpoints on spot machines yet "
+        f"({_DOCS}/predictions/use-spot-vms)",
+        Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
+        f"service agent ({CONTRACT})",
+    },
+    options={"image": "the image, as for the setting `image`"},
+    settings=(
+        text(
+            "project",
+            "The project of the endpoints. The default is the project of the credentials.",
+        ),
+        ProviderSetting(
+            name="key_file",
+            kind=SettingKind.KEY_FILE,
+            consequence="The JSON file with the key of a service account. By default, Google's "
+            "library searches for Application Default Credentials, as for the provider `vertex`.",
+        ),
+        text("regions", "The regions to use, separated by commas.", "us-central1"),
+        text(
+            "machines",
+            "Patterns of the machine types to offer, separated by commas, such as `g2-*, "
+            "n1-*-t4x1`. The default is every type of the provider `vertex` that has a price in "
+            "the catalog.",
+            "*",
+        ),
+        text(
+            "image",
+            "The image, in Artifact Registry, of services whose task names no image. `{region}` "
+            "stands for the endpoint's region. Without this setting, each task must name an image.",
+        ),
+        text(
+            "service_account",
+            "The e-mail address of the service account that containers run as. The default is "
+            "Vertex AI's own service agent.",
+        ),
+        number(
+            "disk_gib",
+            "The size of the disk that `resources.disk` is compared with. Google selects the size "
+            "of an endpoint's disk.",
+            default=100,
+            minimum=1,
+            unit="GiB",
+            whole=True,
+        ),
+        number(
+            "start_s",
+            "How long a deployment may take until its container answers /ping. An endpoint that "
+            "needs longer fails.",
+            default=1800,
+            minimum=60,
+            unit="seconds",
+            whole=True,
+        ),
+        text(
+            "endpoint",
+            "The address of the API. `{region}` stands for the endpoint's region.",
+            "https://{region}-aiplatform.googleapis.com/v1",
+        ),
+    ),
+)

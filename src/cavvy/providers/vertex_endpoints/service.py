@@ -1,0 +1,337 @@
+"""Runs replicas as online endpoints of Vertex AI.
+
+An endpoint needs a model (image and environment), the endpoint, and the deployment of the model to
+the endpoint. Only the deployment is billed, and it is what counts as a job here. Model and endpoint
+have the same name, and are deleted with the deployment, or some time later if the server ended in
+between. Google makes, deploys and removes them by operations.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.formats.vertex.request import strip_gpus
+from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.managed.endpoint_tasks import (
+    CALLED,
+    PORT,
+    PROBED,
+    list_variables,
+    object_to_endpoint,
+    object_to_files,
+    object_to_program,
+)
+from cavvy.providers.managed.image import find_image
+from cavvy.providers.managed.notebooks import NotebookEnds
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
+from cavvy.providers.vertex.api import QUOTA, VertexApi
+from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
+from cavvy.providers.vertex_endpoints.manifest import CONTRACT, MANIFEST
+from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.records import INSTALLATION, make_mark
+from cavvy.providers.vm.rest import Json
+
+_DEPLOYED = "1"  # the id of an endpoint's only deployed model
+_DEPLOYS, _UNDEPLOYS = "DeployModelOperationMetadata", "UndeployModelOperationMetadata"
+_FULL = re.compile(r"stockout|resources are insufficient|not enough resources", re.IGNORECASE)
+# words of an image's address; endpoints pull from Artifact Registry alone
+_IMAGE = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|(\w+\.)?gcr\.io)/\S+")
+_UNUSED = timedelta(hours=1)  # objects without a deployment are deleted after this time
+_TIDIED = timedelta(minutes=30)  # between two searches for such objects in a region
+_MOST_TIDIED = 10  # objects of each kind that one poll deletes, since polls must be quick
+
+
+class VertexEndpoints:
+    """Implements `ManagedService`. A job's id is `REGION/NAME` of its endpoint."""
+
+    traits = ServiceTraits(
+        agents=False,
+        name_limit=63,
+        unique_names=True,
+        single=True,
+        # Google does not document how long a new endpoint may be missing from lists
+        list_lag=timedelta(minutes=1),
+        bill_ends=BillEnd.REPORTED,
+        quota_codes=frozenset({QUOTA}),
+    )
+
+    def __init__(self, context: ProviderContext) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._mark = make_mark(context.installation)
+        self.credentials = GoogleCredentials(self._settings, MANIFEST.name)
+        self.endpoints = VertexApi(self._settings, self.credentials, "endpoints")
+        self._models = VertexApi(self._settings, self.credentials, "models")
+        self._offers = VertexOffers(context, MANIFEST.name, self.endpoints)
+        self._ends = NotebookEnds(self._now)
+        self._tidied: dict[str, datetime] = {}  # by region: the last search for unused objects
+
+    def close(self) -> None:
+        self.endpoints.close()
+        self._models.close()
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Return facts for `cavvy check`."""
+        account = str(self._settings.get("service_account") or "")
+        return [
+            ("project", self.credentials.project()),
+            ("credentials", self.credentials.describe()),
+            ("containers run as", account or "Vertex AI's service agent"),
+        ]
+
+    async def offers(self) -> Sequence[Offer]:
+        return [each for each in await self._offers.list() if each.purchase is Purchase.ON_DEMAND]
+
+    async def submit(self, request: JobRequest) -> str:
+        """Make the model and the endpoint, and deploy the model once both exist; until then, the
+        layer repeats this.
+        """
+        region, name = request.offer.region, request.name
+        if region not in self._offers.regions():  # `list` would never return its endpoints
+            raise Refused(f"the region {region} is not among the `regions` of the settings")
+        job = f"{region}/{name}"
+        upload = {"model": self._make_model(request), "modelId": name}
+        model = await _find_or_create(self._models, job, upload, verb="upload")
+        body = {"displayName": name, "labels": dict(request.tags)}
+        await _find_or_create(self.endpoints, job, body, endpointId=name)
+        if not await self._list_operations(job, _DEPLOYS):
+            try:
+                await self.endpoints.act(job, "deployModel", self._make_deployment(request, model))
+            except CloudFault as fault:
+                if 400 <= fault.status < 500 and fault.status not in (409, 429):
+                    await self._delete_parts(job)
+                if fault.code != "ALREADY_EXISTS":  # an earlier request deployed the model
+                    raise
+        return job
+
+    async def list(self) -> Sequence[ServiceJob]:
+        found: dict[str, ServiceJob] = {}
+        mine = f'labels.{INSTALLATION}="{self._mark}"'
+        for region in self._offers.regions():
+            known = self._select(region, await self.endpoints.list(region, mine))
+            for job, each in known.items():
+                read = await self._read(job, each)
+                found |= {job: read} if read else {}
+            await self._tidy(region, mine, known.keys() - found.keys(), known)
+        self._ends.forget(found)
+        return list(found.values())
+
+    async def get(self, job: str) -> ServiceJob | None:
+        return await self.read(job) or self._ends.find(job)
+
+    async def read(self, job: str) -> ServiceJob | None:
+        """Return an endpoint with a deployment, as Google reports it now."""
+        told = await _find(self.endpoints, job)
+        return None if told is None else await self._read(job, told)
+
+    async def stop(self, job: str) -> None:
+        """Take the next step: cancel the deployment, undeploy the model, which ends the bill, or
+        delete the endpoint and the model. Google refuses a step before the one before it is
+        complete, so the layer repeats this until the endpoint is gone.
+        """
+        told = await _find(self.endpoints, job)
+        if told is None:
+            await self._delete_parts(job)
+            raise CloudFault(404, "ended", "the endpoint does not exist")
+        read = await self._read(job, told)
+        for each in await self._list_operations(job, _DEPLOYS, going=True):
+            await self.endpoints.cancel_operation(str(each["name"]))
+            return
+        if told.get("deployedModels"):
+            if await self._list_operations(job, _UNDEPLOYS, going=True):
+                return
+            body = {"deployedModelId": told["deployedModels"][0]["id"]}
+            await self.endpoints.act(job, "undeployModel", body)
+            if read is not None:
+                self._ends.note(replace(read, state=JobState.RECLAIMED, ended_at=self._now()))
+            return
+        try:
+            await self.endpoints.delete(job)
+        except CloudFault as fault:
+            if fault.code == "FAILED_PRECONDITION":  # an operation goes on
+                raise CloudFault(409, fault.code, fault.message) from fault
+            raise
+        await self._delete_parts(job)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return _FULL.search(fault.message) is not None
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        found = [*object_to_program(task, "Vertex AI", CONTRACT)]
+        image = task.image or str(self._settings.get("image") or "")
+        if image and not _IMAGE.fullmatch(image.replace("{region}", "any")):
+            reason = "Vertex AI starts endpoints only from images in Artifact Registry, such as "
+            reason += f"us-docker.pkg.dev/project/repository/name:tag ({CONTRACT})"
+            found.append(Objection("image", reason))
+        found += object_to_files(task, "Vertex AI copies no files into the container", CONTRACT)
+        return [*found, *object_to_endpoint(task, MANIFEST.title, CONTRACT)]
+
+    def _select(self, region: str, told: Sequence[Json]) -> Mapping[str, Json]:
+        """Return the endpoints or models of this installation, by job."""
+        named = {str(each.get("name")).rpartition("/")[2]: each for each in told}
+        prefix = f"{NAME_PREFIX}{self._mark}-"
+        return {f"{region}/{name}": each for name, each in named.items() if name.startswith(prefix)}
+
+    async def _read(self, job: str, told: Json) -> ServiceJob | None:
+        """Parse an endpoint, or return None if no model was ever deployed to it. The bill's end is
+        in an operation, and in the memory of this server.
+        """
+        operations = await self._list_operations(job, _DEPLOYS, _UNDEPLOYS)
+        read = read_endpoint(job, told, operations)
+        return None if read is None else self._ends.note(read)
+
+    async def _list_operations(self, job: str, *kinds: str, going: bool = False) -> Sequence[Json]:
+        """Return the endpoint's operations of these kinds; the ones that go on if `going`."""
+        return [
+            each
+            for each in await self.endpoints.operations(job)
+            if _kind(each) in kinds and not (going and each.get("done"))
+        ]
+
+    async def _delete_parts(self, job: str) -> None:
+        """Delete the endpoint without a deployment, and its model. What fails is done later."""
+        for api in (self.endpoints, self._models):
+            with suppress(CloudFault):
+                await api.delete(job)
+
+    async def _tidy(
+        self, region: str, mine: str, unused: set[str], endpoints: Mapping[str, Json]
+    ) -> None:
+        """Delete endpoints without a deployment, and models whose endpoint no longer exists."""
+        now = self._now()
+        if region in self._tidied and now - self._tidied[region] < _TIDIED:
+            return
+        self._tidied[region] = now
+        with suppress(CloudFault):
+            models = self._select(region, await self._models.list(region, mine))
+            told = {**models, **endpoints}
+            spare = models.keys() - endpoints.keys() | unused
+            old = [job for job in sorted(spare) if _time(told[job]["createTime"]) < now - _UNUSED]
+            for job in old[:_MOST_TIDIED]:
+                await self._delete_parts(job)
+
+    def _make_model(self, request: JobRequest) -> Mapping[str, Any]:
+        gang, region = request.gang, request.offer.region
+        image = find_image(MANIFEST.name, gang, self._settings).replace("{region}", region)
+        variables = list_variables(gang)
+        container = {
+            "imageUri": image,
+            "args": ["serve"],
+            "env": [{"name": name, "value": value} for name, value in variables.items()],
+            "ports": [{"containerPort": PORT}],
+            "predictRoute": CALLED,
+            "healthRoute": PROBED,
+            "deploymentTimeout": f"{int(self._settings['start_s'])}s",
+        }
+        labels = dict(request.tags)
+        return {"displayName": request.name, "labels": labels, "containerSpec": container}
+
+    def _make_deployment(self, request: JobRequest, model: Json) -> Mapping[str, Any]:
+        offer = request.offer
+        machine: dict[str, Any] = {"machineType": strip_gpus(offer.instance_type)}
+        if (gpu := name_accelerator(offer)) is not None:
+            machine |= {"acceleratorType": gpu, "acceleratorCount": offer.accelerator_count}
+        account = str(self._settings.get("service_account") or "")
+        deployed = {
+            "id": _DEPLOYED,
+            "displayName": request.name,
+            "model": model["name"],
+            "dedicatedResources": {
+                "machineSpec": machine,
+                "minReplicaCount": 1,
+                "maxReplicaCount": 1,
+            },
+            **({"serviceAccount": account} if account else {}),
+        }
+        return {"deployedModel": deployed, "trafficSplit": {"0": 100}}
+
+
+def read_endpoint(job: str, told: Json, operations: Sequence[Json]) -> ServiceJob | None:
+    """Parse an endpoint and its operations; None if no model was deployed to it. The bill begins
+    with the deployed model's creation and ends with the request to undeploy it. A deployment that
+    failed is not billed (https://cloud.google.com/vertex-ai/pricing).
+    """
+    deployed = next(iter(told.get("deployedModels") or ()), None)
+    ours = sorted(operations, key=_begun)
+    deploys = [each for each in ours if _kind(each) == _DEPLOYS]
+    undeploys = [each for each in ours if _kind(each) == _UNDEPLOYS and not each.get("error")]
+    if deployed is None and not deploys:
+        return None
+    job_read = ServiceJob(id=job, name=job.partition("/")[2], state=JobState.RUNNING)
+    started = None if deployed is None else _time(deployed["createTime"])
+    if undeploys:
+        if started is None and deploys:
+            started = _changed(deploys[-1])
+        ended = _begun(undeploys[-1])
+        reason = "the model was undeployed"
+        return replace(
+            job_read, state=JobState.RECLAIMED, started_at=started, ended_at=ended, reason=reason
+        )
+    if deployed is not None:
+        return replace(job_read, started_at=started)
+    if not deploys[-1].get("done"):
+        return replace(job_read, state=JobState.WAITING)
+    return _fail(job_read, deploys[-1])
+
+
+def _fail(job: ServiceJob, deploy: Json) -> ServiceJob:
+    """Return an endpoint whose deployment failed, or whose model is no longer deployed."""
+    error = deploy.get("error") or {}
+    reason = str(error.get("message") or "the model is no longer deployed")
+    ended = _changed(deploy)
+    return replace(
+        job,
+        state=JobState.RECLAIMED,
+        started_at=ended if error else None,
+        ended_at=ended,
+        no_capacity=_FULL.search(reason) is not None,
+        reason=reason,
+    )
+
+
+async def _find(api: VertexApi, job: str) -> Json | None:
+    """Return an object, or None if it does not exist."""
+    try:
+        return await api.get(job)
+    except CloudFault as fault:
+        if fault.status == 404:
+            return None
+        raise
+
+
+async def _find_or_create(api: VertexApi, job: str, body: Mapping[str, Any], **how: str) -> Json:
+    """Return an object, which is requested if it does not exist. Raises CloudFault, also while
+    Google creates the object.
+    """
+    found = await _find(api, job)
+    if found is None:
+        try:
+            await api.create(job.partition("/")[0], body, **how)
+        except CloudFault as fault:
+            if fault.code != "ALREADY_EXISTS":  # an earlier request created the object
+                raise
+        found = await _find(api, job)
+    if found is None:
+        raise CloudFault(503, "CREATING", "Google still creates the model or the endpoint")
+    return found
+
+
+def _kind(operation: Json) -> str:
+    return str((operation.get("metadata") or {}).get("@type")).rpartition(".")[2]
+
+
+def _begun(operation: Json) -> datetime:
+    return _time(operation["metadata"]["genericMetadata"]["createTime"])
+
+
+def _changed(operation: Json) -> datetime:
+    return _time(operation["metadata"]["genericMetadata"]["updateTime"])
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
