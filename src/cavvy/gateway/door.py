@@ -191,16 +191,14 @@ class Door:
         if route.closed:
             refuse_closed(connection, service, head)
             return None
-        places = head.places
-        if (key_id or places) and not service.may_stay(places := service.keys.bind(head, key_id)):
+        places = service.keys.bind(head, key_id) if key_id else head.places
+        if places and not service.may_stay(places):
             refuse_residency(connection, service, head, places)
             return None
         preferences = read_prefer(head.prefer) if head.prefer else _NO_PREFERENCES
         if preferences.respond_async and not head.upgrade:
-            forwarded = self._write_forwarded(connection, head)
-            return DeferredRequest(
-                self._calls, connection, service, head, key_id, target, forwarded
-            )
+            fields = self._write_forwarded(connection, head)
+            return DeferredRequest(self._calls, connection, service, head, key_id, target, fields)
         exchange = self._make_exchange(connection, service, head, target, now)
         if key_id:
             exchange.key_id = key_id
