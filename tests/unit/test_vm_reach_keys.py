@@ -4,9 +4,10 @@ machine's commands here.
 
 import asyncio
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -85,9 +86,11 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    return Place(tmp_path)
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    # a path of pytest may be too long for a socket
+    with TemporaryDirectory() as folder:
+        monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin")
+        yield Place(Path(folder))
 
 
 TARGET = SshTarget(address="192.0.2.1")
