@@ -33,7 +33,6 @@ from cavvy.api.serving.listener import ServiceListener
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
-from cavvy.gateway.statistics import bucket_of
 
 
 class HaproxyPlaneProcess(GatewayProcess):
@@ -177,15 +176,7 @@ def test_work_and_latencies_of_direct_requests_are_counted(
 ) -> None:
     plane.set_replicas("svc", replicas[:1])
     replicas[0].reset()
-    wait_for(lambda: plane.count("svc").per_s < 100)  # so that each request is logged
     before = plane.count("svc")
-    assert plane.plane._times is not None
-    latency = plane.plane._times.find("svc").latency
-
-    def count_logged(least_us: int) -> int:
-        return sum(count for bucket, count in latency.items() if bucket >= bucket_of(least_us))
-
-    logged = count_logged(20_000), count_logged(0)
     calls = [Background(ask, plane.port, "GET", "/hold") for _ in range(3)]
     wait_for(lambda: replicas[0].in_flight == 3)
     epoch = next(iter(plane.count("svc").work))
@@ -207,7 +198,9 @@ def test_work_and_latencies_of_direct_requests_are_counted(
     for _ in range(20):
         ask(plane.port, "GET", "/echo")
     wait_for(lambda: requests() == former + 23)
-    wait_for(lambda: count_logged(0) == logged[1] + 23)
-    assert count_logged(20_000) >= logged[0] + 3
-    assert plane.count("svc").p99_s is not None
+    wait_for(lambda: plane.count("svc").p50_s)
+    found = plane.count("svc")
+    assert found.p50_s is not None
+    assert found.p99_s is not None
+    assert found.p50_s < 0.02 < found.p99_s
     assert work_us() > done_us
