@@ -34,7 +34,6 @@ from tests.system.tied import start_tied
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.configuration import HaproxyListener, write_configuration
 from cavvy.gateway.haproxy.program import find_haproxy, is_ready, list_arguments
-from cavvy.gateway.haproxy.request_log import read_line
 from cavvy.gateway.haproxy.runtime import HaproxyRuntime
 
 SLICES = 5
@@ -138,22 +137,9 @@ class Bench:
         path = self.folder / "plane.cfg"
         path.write_text(write_configuration(listener, (service,), GatewayLimits()))
         process = self._run_haproxy(path)
-        self._read_log(listener.log)
         runtime = HaproxyRuntime(listener.socket)
         wait_for(lambda: is_ready(runtime))
         return port, process, runtime
-
-    def _read_log(self, path: Path) -> None:
-        """Receive what HAProxy logs, as the server does, on the load's core."""
-        log = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        log.bind(str(path))
-
-        def receive() -> None:
-            os.sched_setaffinity(0, {int(self.load_core)})
-            while True:
-                read_line(log.recv(1024))
-
-        threading.Thread(target=receive, daemon=True).start()
 
     def _run_haproxy(self, path: Path) -> int:
         words = list_arguments(find_haproxy(), path)

@@ -169,38 +169,3 @@ def test_another_set_of_services_loses_no_request(
     assert held.result().status == 200
     wait_for(lambda: former not in find_haproxies(plane))
     wait_for(lambda: plane.count("svc").whole)
-
-
-def test_work_and_latencies_of_direct_requests_are_counted(
-    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
-) -> None:
-    plane.set_replicas("svc", replicas[:1])
-    replicas[0].reset()
-    before = plane.count("svc")
-    calls = [Background(ask, plane.port, "GET", "/hold") for _ in range(3)]
-    wait_for(lambda: replicas[0].in_flight == 3)
-    epoch = next(iter(plane.count("svc").work))
-
-    def requests() -> int:
-        return plane.count("svc").work[epoch]["r1"][""].requests
-
-    def work_us() -> int:
-        return plane.count("svc").work[epoch]["r1"][""].work_us
-
-    former = before.work[epoch]["r1"][""].requests if before.work else 0
-    assert requests() == former + 3
-    held_us = work_us()
-    wait_for(lambda: work_us() > held_us + 20_000)  # while they are in flight
-    replicas[0].release.set()
-    assert {call.result().status for call in calls} == {200}
-    wait_for(lambda: not plane.count("svc").in_flight)
-    done_us = work_us()
-    for _ in range(20):
-        ask(plane.port, "GET", "/echo")
-    wait_for(lambda: requests() == former + 23)
-    wait_for(lambda: plane.count("svc").p50_s)
-    found = plane.count("svc")
-    assert found.p50_s is not None
-    assert found.p99_s is not None
-    assert found.p50_s < 0.02 < found.p99_s
-    assert work_us() > done_us

@@ -76,10 +76,6 @@ def test_what_is_killed_comes_back_with_all_services(user: User) -> None:
         return now is not None and now.arrivals == before.arrivals + 5
 
     wait_until(is_counted)
-    traffic = read_service(user).traffic
-    assert traffic is not None
-    assert traffic.p50_s is not None
-    assert traffic.p50_s < START_S
     [haproxy] = find_haproxies(user)
     os.kill(haproxy, signal.SIGKILL)
     wait_until(lambda: answers(url))

@@ -299,9 +299,7 @@ class GatewayFront:
 
     async def _make_traffic(self, facts: ServiceFacts) -> ServiceTraffic:
         traffic = make_traffic(facts)
-        if self._plane is None:
-            return traffic
-        return await self._plane.count(facts.name, traffic, facts.latency_us)
+        return traffic if self._plane is None else await self._plane.count(facts.name, traffic)
 
     async def _keep_plane(self) -> bool:
         """Let HAProxy serve the gateway's services. Returns whether this succeeded; if not, the

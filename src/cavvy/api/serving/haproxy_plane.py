@@ -12,15 +12,11 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from secrets import token_hex
-from time import monotonic
-from types import MappingProxyType
 
 from cavvy.api.serving.listener import ServiceListener
 from cavvy.client.state import write_private
 from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.domain.request_bills import KeyWork
-from cavvy.domain.values import Struct, field, replace
+from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.configuration import (
     HaproxyListener,
@@ -29,28 +25,22 @@ from cavvy.gateway.haproxy.configuration import (
     write_configuration,
 )
 from cavvy.gateway.haproxy.program import list_arguments
-from cavvy.gateway.haproxy.request_log import HaproxyLog, estimate_busy_s
 from cavvy.gateway.haproxy.runtime import HaproxyLoad, HaproxyRuntime
-from cavvy.gateway.statistics import find_quantile
 
 _LOCAL = "127.0.0.1"
 _START_S = 10.0
 _PAUSE_S = 0.02
-_NO_KEY = ""  # services with keys are served by the gateway
-_NO_WORK = KeyWork(requests=0, work_us=0)
 _log = logging.getLogger(__name__)
 
 
 class DirectCount(Struct, frozen=True, kw_only=True):
     """The counts of all HAProxy processes for a service, and the last statistics of the current
-    process, read at `at_s`. `work` is the estimated work of each replica."""
+    process."""
 
     arrivals: int = 0
     answered: int = 0
     service_s: float = 0.0
-    work: Mapping[str, KeyWork] = field(default_factory=dict)
     last: HaproxyLoad = HaproxyLoad()
-    at_s: float = 0.0
 
 
 class HaproxyPlane:
@@ -64,8 +54,6 @@ class HaproxyPlane:
         # former processes that finish their requests
         self._former: list[asyncio.subprocess.Process] = []
         self._runtime = HaproxyRuntime(self._path)
-        self._times: HaproxyLog | None = None
-        self._epoch = token_hex(8)  # of the counts of work
         self._serves: tuple[object, ...] = ()  # the settings with which the process was started
         self._set: dict[str, tuple[ReplicaAddress, ...]] = {}
         self._counts: dict[str, DirectCount] = {}
@@ -83,10 +71,6 @@ class HaproxyPlane:
             direct = [each for each in routes if is_direct(each)]
             port = self.port or self._find_port()
             listener = self._make_listener(port, gateway_port)
-            if self._times is None:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._times = HaproxyLog(listener.log)
-            self._times.open(asyncio.get_running_loop())
             text = write_configuration(listener, tuple(direct), GatewayLimits())
             serves = (text, *self._read_stamps())
             ended = self._process is None or self._process.returncode is not None
@@ -100,31 +84,18 @@ class HaproxyPlane:
                     await asyncio.to_thread(self._runtime.set_replicas, route.name, wanted, most)
                     self._set[route.name] = wanted
 
-    async def count(
-        self,
-        service: str,
-        traffic: ServiceTraffic,
-        latency: Mapping[int, int] = MappingProxyType({}),
-    ) -> ServiceTraffic:
-        """Return `traffic` plus the requests that HAProxy passed directly to replicas. `latency` is
-        the number of the gateway's requests in each bucket.
-        """
-        if service not in self._set or self._times is None:
+    async def count(self, service: str, traffic: ServiceTraffic) -> ServiceTraffic:
+        """Return `traffic` plus the requests that HAProxy passed directly to replicas."""
+        if service not in self._set:
             return traffic
-        times = self._times.find(service)
         with suppress(OSError, StopIteration):
             load = await asyncio.to_thread(self._runtime.read_load, service)
-            known = self._counts.get(service, DirectCount(at_s=monotonic()))
-            self._counts[service] = add_load(known, load, times.take_means(), monotonic())
+            self._counts[service] = add_load(self._counts.get(service, DirectCount()), load)
         counted = self._counts.get(service)
         if counted is None:
             return replace(traffic, whole=False)
         self._former = [each for each in self._former if each.returncode is None]
-        found = add_direct(traffic, counted, whole=not self._former)
-        if counted.work:
-            work = {name: {_NO_KEY: each} for name, each in counted.work.items()}
-            found = replace(found, work={**found.work, self._epoch: work})
-        return add_latency(found, latency, times.latency)
+        return add_direct(traffic, counted, whole=not self._former)
 
     async def end(self) -> None:
         for process in (self._process, *self._former):
@@ -133,8 +104,6 @@ class HaproxyPlane:
                 await process.wait()
         self._process, self._former, self._serves, self.port = None, [], (), 0
         self._set.clear()
-        if self._times is not None:
-            self._times.close(asyncio.get_running_loop())
 
     async def _start(self, text: str) -> None:
         """Start a process that replaces the running one. Raises OSError."""
@@ -215,54 +184,19 @@ class HaproxyPlane:
         return port
 
 
-def add_load(
-    counted: DirectCount, load: HaproxyLoad, means_s: Mapping[str, float], now: float
-) -> DirectCount:
-    """Return the counts, updated by HAProxy's current statistics. A new process counts from 0.
-    `means_s` is the mean time of each replica's requests since the last update, if any was logged.
-    """
+def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
+    """Return the counts, updated by HAProxy's current statistics. A new process counts from 0."""
     last = counted.last if load.arrivals >= counted.last.arrivals else HaproxyLoad()
     arrived = load.arrivals - last.arrivals
     answered = (load.arrivals - load.in_flight - load.backlog) - (
         last.arrivals - last.in_flight - last.backlog
     )
-    work = dict(counted.work)
-    for name, total in load.begun.items():
-        former = last.begun.get(name, 0)
-        begun = total - former if total >= former else total  # a server that was added again
-        busy_s = estimate_busy_s(
-            now - counted.at_s,
-            begun,
-            means_s.get(name, load.answer_s),
-            last.replicas.get(name, 0),
-            load.replicas.get(name, 0),
-        )
-        if begun or busy_s:
-            known = work.get(name, _NO_WORK)
-            work[name] = KeyWork(
-                requests=known.requests + begun, work_us=known.work_us + round(busy_s * 1e6)
-            )
     return DirectCount(
         arrivals=counted.arrivals + arrived,
         answered=counted.answered + max(answered, 0),
         service_s=counted.service_s + max(answered, 0) * load.answer_s,
-        work=work,
         last=load,
-        at_s=now,
     )
-
-
-def add_latency(
-    traffic: ServiceTraffic, held: Mapping[int, int], direct: Mapping[int, int]
-) -> ServiceTraffic:
-    """Return the traffic with the percentiles of both the gateway's and HAProxy's requests."""
-    whole = dict(held)
-    for bucket, count in direct.items():
-        whole[bucket] = whole.get(bucket, 0) + count
-    if not whole:
-        return traffic
-    p50_s, p95_s, p99_s = (find_quantile(whole, share) for share in (0.5, 0.95, 0.99))
-    return replace(traffic, p50_s=p50_s, p95_s=p95_s, p99_s=p99_s)
 
 
 def add_direct(traffic: ServiceTraffic, counted: DirectCount, *, whole: bool) -> ServiceTraffic:

@@ -14,8 +14,6 @@ from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 
 HOLD = "hold"
-SAMPLED = 64  # one of so many requests is logged, if there are many
-MANY = 500  # requests per second
 _TUNNEL_S = 3600.0
 _HARD_STOP = "10m"  # seconds in which a process that was replaced may finish its requests
 _IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
@@ -47,11 +45,6 @@ class HaproxyListener(Struct, frozen=True, kw_only=True):
     gateway_port: int
     certificate: Path | None = None  # certificate and key in one PEM file: TLS, with HTTP/2
     certificates: Path | None = None  # a folder with the certificates of single host names
-
-    @property
-    def log(self) -> Path:
-        """The datagram socket that receives the times of requests."""
-        return self.socket.with_name(f"{self.socket.name}-log")
 
 
 def name_backend(service: str) -> str:
@@ -129,7 +122,6 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
         "frontend clients",
         f"    bind {listener.host}:{listener.port}{tls}",
         f"    maxconn {connections}",
-        *_list_log_lines(listener.log),
         *(f"    http-request del-header {name}" for name in _DROPPED),
         "    http-request wait-for-body time 1s if { req.hdr(expect) -i 100-continue }",
         "    http-request del-header Expect",
@@ -152,19 +144,6 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
             f"{{ req.hdr(host),host_only,lower -m str {hosts} }}"
         )
     return "\n".join([*lines, f"    default_backend {HOLD}", ""])
-
-
-def _list_log_lines(path: Path) -> list[str]:
-    """Return the lines that log all requests, or a sample of them if there are many. Skipping a
-    request costs far less than dropping its line.
-    """
-    return [
-        f"    log {path} format raw daemon",
-        "    log-format '%b %s %[fe_req_rate] %[date(0,us),sub(txn.begun)]'",
-        f"    http-request set-var(txn.begun) date(0,us) if {{ fe_req_rate lt {MANY} }} or "
-        f"{{ rand({SAMPLED}) 0 }}",
-        "    http-request set-log-level silent unless { var(txn.begun) -m found }",
-    ]
 
 
 def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:

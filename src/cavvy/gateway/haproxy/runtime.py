@@ -35,9 +35,8 @@ class HaproxyLoad(Struct, frozen=True, kw_only=True):
     arrivals: int = 0
     per_s: int = 0
     answer_s: float = 0.0
-    # the requests of each replica in flight, and all that began
+    # the requests in flight of each server
     replicas: Mapping[str, int] = field(default_factory=dict)
-    begun: Mapping[str, int] = field(default_factory=dict)
 
 
 class HaproxyRuntime:
@@ -97,11 +96,9 @@ class HaproxyRuntime:
         whole = next(row for row in rows if row["svname"] == "BACKEND")
         hold = next(row for row in rows if row["svname"] == HOLD)
         replicas: dict[str, int] = {}
-        begun: dict[str, int] = {}
         for row in servers:
             name = row["svname"].rpartition(".")[0]
             replicas[name] = replicas.get(name, 0) + int(row["scur"])
-            begun[name] = begun.get(name, 0) + int(row["stot"])
         answer_ms = int(whole["ttime"] or 0) - int(whole["qtime"] or 0)
         return HaproxyLoad(
             in_flight=sum(int(row["scur"]) for row in servers),
@@ -110,7 +107,6 @@ class HaproxyRuntime:
             per_s=max(int(whole["rate"]) - int(hold["rate"]), 0),
             answer_s=max(answer_ms, 1) / 1000,
             replicas=replicas,
-            begun=begun,
         )
 
     def _list_rows(self, backend: str) -> list[dict[str, str]]:
