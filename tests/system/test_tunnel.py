@@ -1,7 +1,6 @@
 """Two ranks in two network namespaces: what one sends to the other is not on the wire as plain text.
 
-Needs root, network namespaces, `wg`, and WireGuard in the kernel or wireguard-go. The capture sees
-everything that passes between the namespaces.
+Needs root and network namespaces. The capture sees everything that passes between the namespaces.
 """
 
 import json
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.proofs import ALONE
+from tests.system.storages import install
 
 from cavvy.agent.tunnel import find_missing
 
@@ -24,20 +24,30 @@ ROOT = Path(__file__).parents[2]
 BOTH = ("a", "b")
 
 
-def find_obstacle() -> str:
+@pytest.fixture
+def wireguard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `wg` and wireguard-go in the PATH: Debian's, unpacked into the cache, if none are
+    installed.
+    """
     if not sys.platform.startswith("linux"):
-        return "WireGuard tunnels need Linux"
+        pytest.skip("WireGuard tunnels need Linux")
+    if shutil.which("wg") is None or shutil.which("wireguard-go") is None:
+        program = install(
+            "wireguard",
+            "usr/bin/wireguard-go",
+            "apt-get download -q wireguard-go wireguard-tools",
+            "for each in *.deb; do dpkg-deb -x $each .; done",
+        )
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     if missing := find_missing():
-        return missing
-    name = f"cvyt{os.getpid()}"
-    made = subprocess.run(["ip", "link", "add", name, "type", "wireguard"], capture_output=True)
-    subprocess.run(["ip", "link", "delete", name], capture_output=True)
-    if made.returncode and shutil.which("wireguard-go") is None:
-        return "the kernel has no WireGuard, and wireguard-go is not installed"
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(OBSTACLE := find_obstacle()), reason=OBSTACLE)
+        pytest.skip(missing)
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("wireguard-go needs /dev/net/tun: sudo modprobe tun")
+    name = f"cvy-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"this machine permits no network namespaces: {made.stderr.strip()}")
 
 
 def ip(*words: str) -> None:
@@ -45,7 +55,7 @@ def ip(*words: str) -> None:
 
 
 @pytest.fixture
-def spaces() -> Iterator[dict[str, str]]:
+def spaces(wireguard: None) -> Iterator[dict[str, str]]:
     """Two namespaces with one link between them. The names by rank."""
     tag = secrets.token_hex(3)
     names = {each: f"cvy-{tag}-{each}" for each in BOTH}
