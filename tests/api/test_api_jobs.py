@@ -335,7 +335,7 @@ async def test_hints_name_the_job_and_its_project_as_commands_take_them(api: Api
     assert "`cavvy status j -p team`" in await hint("/logs?rank=7")
     assert "`cavvy status j -p team`" in await hint("/logs?attempt=7")
     assert "`cavvy status j -p team` lists its nodes" in await hint("/exec", {**command, "rank": 7})
-    assert "`cavvy status j -p team` shows its nodes" in await hint("/exec", command)
+    assert "`cavvy status j -p team` shows the job's nodes" in await hint("/exec", command)
     assert "`cavvy stop j -p team`" in await hint("/retry", {})
     await api.http.post(base + "/stop")
     await until(lambda: _phase(api, base, "stopped"))
@@ -357,7 +357,7 @@ async def test_a_drill_needs_nodes(api: Api) -> None:
         "/v1/projects/default/jobs/later/drill/preempt", json={"notice_s": 1}
     )
     assert (answer.status_code, answer.json()["code"]) == (409, "job-not-running")
-    assert "`cavvy status later` shows its nodes" in answer.json()["hint"]
+    assert "`cavvy status later` shows the job's nodes" in answer.json()["hint"]
     made = await api.submit("{name: now, run: 'true'}")
     await api.attempt(made["id"])
     answer = await api.http.post(
