@@ -66,7 +66,7 @@ async def test_other_projects_are_not_restricted(api: Api) -> None:
     ("rules", "message"),
     [
         ({"providers": ["awss"]}, "'awss' is not a provider"),
-        ({"accelerators": ["H10O"]}, "'H10O' is not a GPU"),
+        ({"accelerators": ["H10O"]}, "'H10O' is not the name of a GPU"),
         ({"regions": [""]}, "`regions` must have"),
         ({"images": ["x" * 201]}, "`images` must have"),
         ({"max_rate_micros_per_hour": -1}, "must not be negative"),

@@ -68,6 +68,9 @@ async def test_every_route_that_succeeds_with_a_change_has_one_record(team: Team
         changes = answer.is_success and method != "GET" and (method, path) not in READING
         if path == "/v1/down":  # the matrix sends a dry run
             changes = False
+        if path.startswith("/hooks/"):  # signed by its sender: the refusal of others is recorded
+            assert len(found) == (method == "POST"), (method, found)
+            continue
         assert len(found) == changes, (method, path, answer.status_code, found)
         if changes:
             succeeded.add((method, path))

@@ -81,6 +81,7 @@ async def deliver(
 )
 async def permit(request: Request, owner: OwnerPath, name: ServicePath, hook: HookPath) -> Response:
     app_state = app_state_of(request)
+    note_reading(request)
     address = request.client.host if request.client else ""
     try:
         with app_state.hook_limits.enter(address, f"{owner}/{name}/{hook}", app_state.now()):
