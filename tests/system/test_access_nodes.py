@@ -259,7 +259,9 @@ def test_a_port_that_would_lead_to_itself_is_told(
     try:
         done = cavvy("forward", "box", str(port), *way)
         assert done.returncode == 1
-        assert f"port {port} of box is the same as port {port} of this machine".encode() in done.stderr
+        assert (
+            f"port {port} of box is the same as port {port} of this machine".encode() in done.stderr
+        )
         other = (
             f"{port}:PORT forwards another port of the node"
             if way
