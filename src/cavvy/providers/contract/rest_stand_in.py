@@ -8,6 +8,7 @@ chosen by the tests, not by the stand-ins.
 import json
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeVar
@@ -107,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
 
-class RestStandIn:
+class RestStandIn(ABC):
     """One API. Subclasses implement `answer` and `describe`, and describe the API's values."""
 
     root = ""  # the path of the API's address
@@ -132,15 +133,15 @@ class RestStandIn:
         self.bugs: list[Exception] = []  # of the stand-in itself
         self._lock = threading.Lock()
 
+    @abstractmethod
     def answer(self, request: RestRequest) -> tuple[int, object]:
         """The status and the body of a reply: bytes as they are, None for no body, anything else as
         JSON. A body may be a `WithHeaders`. Raises CloudFault.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self, fault: CloudFault) -> object:
         """The body of an error."""
-        raise NotImplementedError
 
     def authorize(self, request: RestRequest) -> None:
         """Check the credentials of a request. Raises CloudFault."""
