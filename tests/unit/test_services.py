@@ -28,6 +28,7 @@ from cavvy.domain.services import (
     WebhookTrigger,
 )
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.importers import ReadOptions, parse_file, parse_task
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
@@ -129,7 +130,12 @@ def test_each_target_is_read(target: str, kind: TargetKind, value: float) -> Non
     text = f"run: serve\nservice: {{port: 1, replicas: {{max: 3, target: {target}}}}}\n"
     assert read(text).replicas.target == ReplicaTarget(kind=kind, value=value)
     (task,) = parse_file(text).tasks
-    assert "0 to 3" in dict(describe_task(task))["replicas"]
+    rows = dict(describe_task(task))
+    assert "0 to 3" in rows["replicas"]
+    assert "the port in the variable PORT" in rows["serves"]
+    assert task.service is not None
+    fixed = replace(task, service=replace(task.service, fixed_port=True))
+    assert "on port 1," in dict(describe_task(fixed))["serves"]
 
 
 @pytest.mark.parametrize(

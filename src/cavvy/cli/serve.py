@@ -72,6 +72,10 @@ def command(
     there = named(project, name)
     click.echo(f"service {name} is at {found.url}/ (revision {found.revision})")
     click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
+    service = loaded.task.service
+    for hook in () if service is None else service.webhooks:
+        path = f"/hooks/v1/{project}/{name}/{hook.name}"
+        click.echo(f"webhook {hook.name}: POST {path} at the address of the setting server.listen")
 
 
 def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":

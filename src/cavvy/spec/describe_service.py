@@ -23,10 +23,9 @@ from cavvy.spec.problems import listed
 def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     """Yield the description as rows of name and text."""
     probe = service.probe
-    yield (
-        "serves",
-        f"on port {service.port}, {_count(service.concurrency, 'request')} at once in each replica",
-    )
+    port = f"port {service.port}" if service.fixed_port else "the port in the variable PORT"
+    at_once = _count(service.concurrency, "request")
+    yield "serves", f"on {port}, {at_once} at once in each replica"
     yield "replicas", _replicas(service.replicas)
     yield (
         "ready",
