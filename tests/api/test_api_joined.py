@@ -1,9 +1,16 @@
 """Machines and lines to nodes, where nobody can join and nothing runs: each is told why."""
 
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from tests.api.api_state import Api
 
+from cavvy.api.peers import PEER, _signed
 from cavvy.domain.protocol import PROTOCOL
+from cavvy.providers.abilities import SERVES_NODES
+from cavvy.providers.base import Provider
 
 pytestmark = pytest.mark.anyio
 
@@ -74,3 +81,36 @@ async def test_a_line_needs_a_rank_that_runs_and_forgets_nothing_on_its_way(api:
     assert not found.input  # what was confirmed is not kept
     strange = await api.http.get(agent.replace("/e/", "/other/"), headers=api.agent(gang))
     assert strange.json() == {"data": "", "end": True}
+
+
+class Machines:
+    """A provider whose machines another server asks about."""
+
+    def __init__(self) -> None:
+        self.manifest = SimpleNamespace(abilities={SERVES_NODES})
+        self.asked: list[bytes] = []
+
+    async def answer_server(self, call: str, body: bytes) -> bytes:
+        self.asked.append(body)
+        return b"{}"
+
+
+async def test_only_another_server_may_ask_about_machines(api: Api) -> None:
+    machines, path = Machines(), "/nodes/v1/machines/ask"
+    api.app_state.control_plane.pool.providers["machines"] = cast(Provider, machines)
+    now = api.app_state.now()
+    real = api.app_state.peers._make_token(
+        "POST", _signed(path, b"right"), now + timedelta(seconds=30)
+    )
+    until = real.partition(".")[0]
+
+    async def ask(token: str, body: bytes) -> int:
+        headers = {PEER.decode(): token}
+        return (await api.http.post(path, content=body, headers=headers)).status_code
+
+    for token in ("", "x", until, f"{until}.", f"{until}.{'0' * 64}", f"-1.{'0' * 64}"):
+        assert await ask(token, b"right") in (401, 403), token
+    assert await ask(real, b"another body") == 403
+    assert machines.asked == []
+    assert await ask(real, b"right") == 200
+    assert machines.asked == [b"right"]
