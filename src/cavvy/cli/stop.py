@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import complete_jobs
+from cavvy.cli.reach.arguments import complete_jobs, needless_yes_option
 from cavvy.cli.reach.session import list_jobs, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED, UNFINISHED
@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 @project_option
 @click.option("--all", "everything", is_flag=True, help="Stop all unfinished jobs of the project.")
 @click.option("--wait/--no-wait", default=True, help="Wait until they have ended.")
-@click.option(
-    "-y",
-    "--yes",
-    is_flag=True,
-    expose_value=False,
-    help="Accepted because other commands need it; this one never asks.",
-)
+@needless_yes_option
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
     """Stop jobs. Each job gets its grace period to save its work; then its nodes are released."""
 

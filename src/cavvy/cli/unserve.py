@@ -4,7 +4,7 @@ import time
 
 import click
 
-from cavvy.cli.reach.arguments import service_argument
+from cavvy.cli.reach.arguments import needless_yes_option, service_argument
 from cavvy.cli.reach.session import project_option, session
 
 _LOOK_AGAIN_S = 0.2
@@ -15,13 +15,7 @@ _QUIET_S = 5  # seconds of waiting before a message names the reason
 @service_argument
 @project_option
 @click.option("--no-wait", is_flag=True, help="Do not wait until the replicas have ended.")
-@click.option(
-    "-y",
-    "--yes",
-    is_flag=True,
-    expose_value=False,
-    help="Accepted because other commands need it; this one never asks.",
-)
+@needless_yes_option
 def command(name: str, project: str, no_wait: bool) -> None:
     """End a service. Its replicas finish their open requests and stop; requests that wait for a
     replica are answered with 404. The bill of the service is kept.

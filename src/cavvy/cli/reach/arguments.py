@@ -138,3 +138,12 @@ providers_option = click.option(
     shell_complete=complete_providers,
     help="Use only this provider; repeatable.",
 )
+
+# for commands that never ask, but are used beside others that do
+needless_yes_option = click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    expose_value=False,
+    help="Accepted because other commands need it; this one never asks.",
+)

@@ -8,7 +8,7 @@ with it, or some time later if the server ended in between.
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -23,6 +23,7 @@ from cavvy.providers.managed.endpoint_tasks import (
     object_to_program,
 )
 from cavvy.providers.managed.image import find_image
+from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.notebooks import NotebookEnds
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
 from cavvy.providers.sagemaker.offers import InstanceOffers
@@ -38,9 +39,6 @@ _TAKEN = re.compile(r"already exist", re.IGNORECASE)
 _FULL = re.compile(r"insufficient .*capacity|CapacityError|unable to provision", re.IGNORECASE)
 _IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
 _FAILED = frozenset({"Failed", "UpdateRollbackFailed"})
-_UNUSED = timedelta(hours=1)  # objects without an endpoint are deleted after this time
-_TIDIED = timedelta(minutes=30)  # between two searches for such objects in a region
-_MOST_TIDIED = 10  # objects of each kind that one poll deletes, since polls must be quick
 
 
 class SageMakerEndpoints:
@@ -65,7 +63,7 @@ class SageMakerEndpoints:
         )
         self._offers = InstanceOffers(self._aws, context, MANIFEST.name, "Hosting")
         self._ends = NotebookEnds(self._now)
-        self._tidied: dict[str, datetime] = {}  # by region: the last search for unused objects
+        self._leftovers = LeftoverSearch()
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Return facts for `cavvy check`, which calls `offers` first."""
@@ -98,7 +96,7 @@ class SageMakerEndpoints:
     async def list(self) -> Sequence[ServiceJob]:
         found: dict[str, ServiceJob] = {}
         for region in await self._aws.regions():
-            told = await self._list(region, "list_endpoints", "Endpoint")
+            told = await self._aws.named(region, self._prefix, "list_endpoints", "Endpoint")
             for name, each in told.items():
                 job = f"{region}/{name}"
                 failed = each["EndpointStatus"] in _FAILED and job not in self._ends
@@ -170,28 +168,19 @@ class SageMakerEndpoints:
                 return None
             raise
 
-    async def _list(
-        self, region: str, operation: str, kind: str, **wanted: Any
-    ) -> Mapping[str, Mapping[str, Any]]:
-        """Return, by name, the objects whose names begin with this installation's prefix."""
-        told = await self._aws.pages(
-            region, operation, f"{kind}s", NameContains=self._prefix, MaxResults=100, **wanted
-        )
-        named = {str(each[f"{kind}Name"]): each for each in told}
-        return {name: each for name, each in named.items() if name.startswith(self._prefix)}
-
     async def _tidy(self, region: str, endpoints: set[str]) -> None:
         """Delete models and configurations whose endpoint was deleted or never created."""
         now = self._now()
-        if region in self._tidied and now - self._tidied[region] < _TIDIED:
+        if not self._leftovers.is_due(region, now):
             return
-        self._tidied[region] = now
-        old = {"CreationTimeBefore": now - _UNUSED}
+        old = {"CreationTimeBefore": now - UNUSED}
         with suppress(CloudFault):
-            configs = await self._list(region, "list_endpoint_configs", "EndpointConfig", **old)
-            models = await self._list(region, "list_models", "Model", **old)
+            configs = await self._aws.named(
+                region, self._prefix, "list_endpoint_configs", "EndpointConfig", **old
+            )
+            models = await self._aws.named(region, self._prefix, "list_models", "Model", **old)
             unused = sorted((configs.keys() | models.keys()) - endpoints)
-            for name in unused[:_MOST_TIDIED]:
+            for name in unused[:MOST_DELETED]:
                 await self._delete_parts(region, name)
 
     def _make_model(self, request: JobRequest) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -21,6 +20,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, NotebookEnds, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.sagemaker.offers import InstanceOffers
@@ -45,9 +45,6 @@ _TAKEN = re.compile(r"duplicate|already exists", re.IGNORECASE)
 # "Insufficient notebook instance capacity. Retry later or with a different instance type.":
 # https://github.com/aws/amazon-sagemaker-examples/issues/207
 _FULL = re.compile(r"insufficient .*capacity|CapacityError", re.IGNORECASE)
-_UNUSED = timedelta(hours=1)  # a script without a notebook is deleted after this time
-_TIDIED = timedelta(minutes=30)  # time between two searches for such scripts in a region
-_MOST_TIDIED = 10  # scripts that one poll deletes, since polls must be quick
 
 
 class NotebookInstances:
@@ -67,7 +64,7 @@ class NotebookInstances:
         self._offers = InstanceOffers(self._aws, context, _PROVIDER, "Notebook")
         self._jupyters: Mapping[str, str] = {}  # job -> address of its Jupyter, from the last list
         self._ends = NotebookEnds(self._now)
-        self._tidied: dict[str, datetime] = {}  # by region: the last search for unused scripts
+        self._leftovers = LeftoverSearch()
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Return facts for `cavvy check`, which calls `offers` first."""
@@ -96,7 +93,7 @@ class NotebookInstances:
         found: dict[str, ServiceJob] = {}
         jupyters: dict[str, str] = {}
         for region in await self._aws.regions():
-            told = await self._list(region, "list_notebook_instances", _NOTEBOOK)
+            told = await self._aws.named(region, self._prefix, "list_notebook_instances", _NOTEBOOK)
             for name, each in told.items():
                 job = f"{region}/{name}"
                 failed = each["NotebookInstanceStatus"] == "Failed"
@@ -165,33 +162,22 @@ class NotebookInstances:
                 return None
             raise
 
-    async def _list(
-        self, region: str, operation: str, kind: str, **wanted: Any
-    ) -> Mapping[str, Mapping[str, Any]]:
-        """Return, by name, the objects of a list whose names begin with this installation's
-        prefix."""
-        told = await self._aws.pages(
-            region, operation, f"{kind}s", NameContains=self._prefix, MaxResults=100, **wanted
-        )
-        named = {str(each[f"{kind}Name"]): each for each in told}
-        return {name: each for name, each in named.items() if name.startswith(self._prefix)}
-
     async def _tidy(self, region: str, notebooks: set[str]) -> None:
         """Delete scripts whose notebook was deleted or never created. Deregister a job's
         definitions. If this fails, the definitions remain, which costs nothing.
         """
         now = self._now()
-        if region in self._tidied and now - self._tidied[region] < _TIDIED:
+        if not self._leftovers.is_due(region, now):
             return
-        self._tidied[region] = now
         with suppress(CloudFault):
-            scripts = await self._list(
+            scripts = await self._aws.named(
                 region,
+                self._prefix,
                 "list_notebook_instance_lifecycle_configs",
                 _SCRIPT,
-                CreationTimeBefore=now - _UNUSED,
+                CreationTimeBefore=now - UNUSED,
             )
-            for name in sorted(scripts.keys() - notebooks)[:_MOST_TIDIED]:
+            for name in sorted(scripts.keys() - notebooks)[:MOST_DELETED]:
                 await self._aws.call(
                     region, "delete_notebook_instance_lifecycle_config", **{f"{_SCRIPT}Name": name}
                 )

@@ -28,6 +28,7 @@ from cavvy.providers.managed.endpoint_tasks import (
     object_to_program,
 )
 from cavvy.providers.managed.image import find_image
+from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.notebooks import NotebookEnds
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
 from cavvy.providers.vertex.api import QUOTA, VertexApi
@@ -42,9 +43,6 @@ _DEPLOYS, _UNDEPLOYS = "DeployModelOperationMetadata", "UndeployModelOperationMe
 _FULL = re.compile(r"stockout|resources are insufficient|not enough resources", re.IGNORECASE)
 # words of an image's address; endpoints pull from Artifact Registry alone
 _IMAGE = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|(\w+\.)?gcr\.io)/\S+")
-_UNUSED = timedelta(hours=1)  # objects without a deployment are deleted after this time
-_TIDIED = timedelta(minutes=30)  # between two searches for such objects in a region
-_MOST_TIDIED = 10  # objects of each kind that one poll deletes, since polls must be quick
 
 
 class VertexEndpoints:
@@ -69,7 +67,7 @@ class VertexEndpoints:
         self._models = VertexApi(self._settings, self.credentials, "models")
         self._offers = VertexOffers(context, MANIFEST.name, self.endpoints)
         self._ends = NotebookEnds(self._now)
-        self._tidied: dict[str, datetime] = {}  # by region: the last search for unused objects
+        self._leftovers = LeftoverSearch()
 
     def close(self) -> None:
         self.endpoints.close()
@@ -204,15 +202,14 @@ class VertexEndpoints:
     ) -> None:
         """Delete endpoints without a deployment, and models whose endpoint no longer exists."""
         now = self._now()
-        if region in self._tidied and now - self._tidied[region] < _TIDIED:
+        if not self._leftovers.is_due(region, now):
             return
-        self._tidied[region] = now
         with suppress(CloudFault):
             models = self._select(region, await self._models.list(region, mine))
             told = {**models, **endpoints}
             spare = models.keys() - endpoints.keys() | unused
-            old = [job for job in sorted(spare) if _time(told[job]["createTime"]) < now - _UNUSED]
-            for job in old[:_MOST_TIDIED]:
+            old = [job for job in sorted(spare) if _time(told[job]["createTime"]) < now - UNUSED]
+            for job in old[:MOST_DELETED]:
                 await self._delete_parts(job)
 
     def _make_model(self, request: JobRequest) -> Mapping[str, Any]:

@@ -1,0 +1,21 @@
+"""When a provider searches its regions for objects that deletions or launches have left behind."""
+
+from datetime import datetime, timedelta
+
+UNUSED = timedelta(hours=1)  # unused objects are deleted after this time
+MOST_DELETED = 10  # objects of each kind that one poll deletes, since polls must be quick
+_PAUSE = timedelta(minutes=30)  # between two searches in a region
+
+
+class LeftoverSearch:
+    """Paces the searches, by region."""
+
+    def __init__(self) -> None:
+        self._searched: dict[str, datetime] = {}
+
+    def is_due(self, region: str, now: datetime) -> bool:
+        """Return whether a search is due, which then counts as made."""
+        if region in self._searched and now - self._searched[region] < _PAUSE:
+            return False
+        self._searched[region] = now
+        return True
