@@ -1,5 +1,6 @@
 """Training scripts for tests: one that uses cavvy.train, and the same loop written by hand."""
 
+import gc
 import hashlib
 import os
 import time
@@ -233,6 +234,11 @@ def by_hand_on_ranks(say: Say, precision: str, sharded: bool, steps: int) -> lis
         mean = loss.detach().float() / size
         dist.all_reduce(mean)
         losses.append(mean.item())
+    # DistributedDataParallel keeps the group. If it were the last to release the group, Gloo's
+    # destructor would wait, with the GIL, for a thread that needs the GIL:
+    # https://github.com/pytorch/pytorch/issues/56297
+    del model, optimizer, loss
+    gc.collect()
     dist.destroy_process_group()
     return losses
 
