@@ -59,7 +59,7 @@ def command(
     --service with a file that has `run`. The engine must be in the job's image, or installed by its
     setup.
     """
-    from cavvy.cli.serve import await_url
+    from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
 
     if file is not None and (engine or model):

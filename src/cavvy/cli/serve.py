@@ -2,22 +2,12 @@
 
 import getpass
 import sys
-import time
-from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.session import named, session
 from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
-from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
-
-if TYPE_CHECKING:
-    from cavvy.client import ApiClient
-    from cavvy.client.service_wire import ServedView
-
-_START_S = 60.0
-_LOOK_AGAIN_S = 0.1
 
 
 @click.command("serve")
@@ -40,6 +30,7 @@ def command(
     You can send requests at once: they wait until a replica is ready. If the service exists,
     replicas of the new revision replace those of the old one as they become ready.
     """
+    from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.submission import ask_consent, make_origin
     from cavvy.client.service_wire import put_service
     from cavvy.importers import ReadOptions
@@ -76,18 +67,3 @@ def command(
     for hook in () if service is None else service.webhooks:
         path = f"/hooks/v1/{project}/{name}/{hook.name}"
         click.echo(f"webhook {hook.name}: POST {path} at the address of the setting server.listen")
-
-
-def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
-    """Wait until the gateway listens."""
-    from cavvy.client.service_wire import find_service
-
-    until = time.monotonic() + _START_S
-    while True:
-        found = find_service(client, project, name)
-        if found.url:
-            return found
-        if time.monotonic() > until:
-            text = f"service {name} is stored, but the gateway has not started"
-            raise CommandFailure(text, "see `cavvy server logs`")
-        time.sleep(_LOOK_AGAIN_S)

@@ -1,5 +1,6 @@
 """Requests to a service at the gateway, for `cavvy call` and `cavvy chat`."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,7 +14,11 @@ from cavvy.cli.view.numbers import NumberRange
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
+    from cavvy.client import ApiClient
     from cavvy.client.service_wire import ServedView
+
+_START_S = 60.0  # within which a gateway starts, also after a restart of the server
+_LOOK_AGAIN_S = 0.1
 
 answer_timeout_option = click.option(
     "--timeout",
@@ -24,19 +29,27 @@ answer_timeout_option = click.option(
 )
 
 
-def find_serving(project: str, name: str) -> "ServedView":
-    """Return the service once its gateway is running. Raises CommandFailure if the gateway is still
-    starting.
+def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
+    """Return the service once its gateway listens. Raises CommandFailure if the gateway does not
+    start.
     """
     from cavvy.client.service_wire import find_service
 
-    with session() as client:
+    until = time.monotonic() + _START_S
+    while True:
         found = find_service(client, project, name)
-    if not found.url:
-        raise CommandFailure(
-            f"the gateway of service {name} is starting", "call the service again in a moment"
-        )
-    return found
+        if found.url:
+            return found
+        if time.monotonic() > until:
+            text = f"the gateway of service {name} has not started"
+            raise CommandFailure(text, "see `cavvy server logs`")
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def find_serving(project: str, name: str) -> "ServedView":
+    """Return the service once its gateway listens. Raises CommandFailure."""
+    with session() as client:
+        return await_url(client, project, name)
 
 
 @contextmanager
