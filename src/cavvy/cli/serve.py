@@ -2,12 +2,16 @@
 
 import getpass
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.session import named, session
 from cavvy.cli.task.load import param_option, read_params, read_task, task_argument, yes_option
 from cavvy.cli.view.output import json_option
+
+if TYPE_CHECKING:
+    from cavvy.domain.tasks import TaskSpec
 
 
 @click.command("serve")
@@ -63,7 +67,10 @@ def command(
     there = named(project, name)
     click.echo(f"service {name} is at {found.url}/ (revision {found.revision})")
     click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
-    service = loaded.task.service
-    for hook in () if service is None else service.webhooks:
-        path = f"/hooks/v1/{project}/{name}/{hook.name}"
-        click.echo(f"webhook {hook.name}: POST {path} at the address of the setting server.listen")
+    _show_webhooks(loaded.task, f"/hooks/v1/{project}/{name}")
+
+
+def _show_webhooks(task: "TaskSpec", path: str) -> None:
+    for hook in () if task.service is None else task.service.webhooks:
+        where = f"{path}/{hook.name} at the address of the setting server.listen"
+        click.echo(f"webhook {hook.name}: POST {where}")
