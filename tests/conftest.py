@@ -22,7 +22,7 @@ from tests import tiers
 from tests.proofs import Notary, note
 from tests.rewriting import rewrite_share
 from tests.shared import GroupEnds
-from tests.spread import REAL_SERVERS, InOrder, Watch, put_in_order
+from tests.spread import InOrder, Watch, put_in_order
 from tests.verdict import Verdict, pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]  # a hook of all tests
@@ -63,16 +63,20 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.register_profile("fast", deadline=None, max_examples=20)
 settings.load_profile("ci" if os.environ.get("CI") else "any")
 
+WITH_PROCESSES = (
+    "tests/system/",
+    "tests/api/",
+    "tests/contract/",
+    "tests/hostile/",
+    "tests/train/",
+)
 
-def needs_real_servers(item: pytest.Item) -> bool:
-    return item.path.relative_to(ROOT).as_posix().startswith(REAL_SERVERS)
 
-
-def needs_ranks(item: pytest.Item) -> bool:
-    """Several processes that wait for each other: on a machine that is busy otherwise one may
-    come too late.
+def may_be_disturbed(item: pytest.Item) -> bool:
+    """Whether the test starts processes that wait for each other. On a machine that is busy
+    otherwise, one of them may come too late.
     """
-    return item.path.relative_to(ROOT).as_posix().startswith("tests/train/")
+    return item.path.relative_to(ROOT).as_posix().startswith(WITH_PROCESSES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tries = int(os.environ.get("CAVVY_TEST_RERUNS", "0"))
     for item in items:
         note(item)
-        if tries and (needs_real_servers(item) or needs_ranks(item)):
+        if tries and may_be_disturbed(item):
             item.add_marker(pytest.mark.flaky(reruns=tries, reruns_delay=2))
 
 

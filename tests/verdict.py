@@ -1,8 +1,8 @@
 """What makes a run fail although no test failed: tests skipped for lack of time, and too many
 tests that needed a further try.
 
-A test of real servers may be tried again, because a busy machine disturbs it; a test that needs
-it is a defect all the same. A run lists these tests, writes them and the failed ones to a file as
+A test with processes of its own may be tried again, because a busy machine disturbs it; a test
+that needs it is a defect all the same. A run lists these tests, writes them and the failed ones to a file as
 it goes, and fails when there are more than ALLOWED of them.
 """
 
