@@ -118,6 +118,22 @@ def test_other_requests_are_answered_here(line: str, more: str, status: bytes) -
     assert endpoint.got == []
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "length"), [("/ping", b"200", b"0"), ("/other", b"404", b"63")]
+)
+def test_an_answer_to_head_has_no_body(path: str, status: bytes, length: bytes) -> None:
+    """A reader would take the body for the start of the next answer on the connection."""
+    endpoint = Endpoint()
+
+    async def scenario(ask: Ask) -> None:
+        head, _, body = (await ask(make_request(f"HEAD {path}"))).partition(b"\r\n\r\n")
+        assert (head.split()[1], body) == (status, b"")
+        assert b"content-length: %s\r\n" % length in head
+
+    use(endpoint, scenario)
+    assert endpoint.got == []
+
+
 def test_an_endpoint_that_is_not_in_service_fails_its_probe() -> None:
     endpoint = Endpoint()
     endpoint.up = False

@@ -152,6 +152,9 @@ def _explain(status: int, text: str) -> ReplicaAnswer:
 
 
 def _write_answer(answer: ReplicaAnswer, got: _Incoming) -> bytes:
+    """Return the bytes of an answer. After an answer to HEAD, which has no body, its reader takes
+    the next bytes for another answer: https://www.rfc-editor.org/rfc/rfc9110#section-9.3.2
+    """
     headers: Mapping[str, str] = {
         **answer.headers,
         "content-length": str(len(answer.body)),
@@ -159,4 +162,5 @@ def _write_answer(answer: ReplicaAnswer, got: _Incoming) -> bytes:
     }
     lines = [f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, 'Answered')}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + answer.body
+    body = b"" if got.method == b"HEAD" else answer.body
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
