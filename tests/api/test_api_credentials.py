@@ -130,6 +130,7 @@ KEYS = {
         ("azure", "azure", {"subscription": "s", "regions": "eastus"}),
         ("azure-batch", "azure", {"account": "train.westeurope"}),
         ("azureml", "azure", {"resource_group": "g", "workspace": "w"}),
+        ("azureml-endpoints", "azure", {"resource_group": "g", "workspace": "w"}),
         ("azureml-notebooks", "azure", {"resource_group": "g", "workspace": "w"}),
     ],
 )

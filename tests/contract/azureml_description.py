@@ -31,8 +31,8 @@ class Each(NamedTuple):
     of: type = dict
 
 
-_TEXTS = Each(str)
-_DURATION = re.compile(r"P(?=.)(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?")
+TEXTS = Each(str)
+DURATION = re.compile(r"P(?=.)(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?")
 _STATUSES = {
     "NotStarted", "Starting", "Provisioning", "Preparing", "Queued", "Running", "Finalizing",
     "CancelRequested", "Completed", "Failed", "Canceled", "NotResponding", "Paused", "Unknown",
@@ -40,7 +40,7 @@ _STATUSES = {
 _SYSTEM_DATA = {"createdAt": Field(str), "lastModifiedAt": Field(str), "createdBy": Field(str)}
 
 
-def _resource(properties: Any) -> dict[str, Field]:
+def resource(properties: Any) -> dict[str, Field]:
     return {
         "id": Field(str, reply=True),
         "name": Field(str, reply=True),
@@ -50,7 +50,7 @@ def _resource(properties: Any) -> dict[str, Field]:
     }
 
 
-_JOB = _resource(
+_JOB = resource(
     {
         "jobType": Field({"Command"}, needed=True),
         "displayName": Field(str),
@@ -60,12 +60,12 @@ _JOB = _resource(
         "environmentId": Field(
             re.compile(re.escape(_ROOT) + rf"/environments/{_NAME}/versions/.+"), needed=True
         ),
-        "environmentVariables": Field(_TEXTS),
+        "environmentVariables": Field(TEXTS),
         "computeId": Field(re.compile(re.escape(_ROOT) + rf"/computes/{_COMPUTE}")),
         "codeId": Field(str),
         "isArchived": Field(bool),
-        "tags": Field(_TEXTS),
-        "properties": Field(_TEXTS),
+        "tags": Field(TEXTS),
+        "properties": Field(TEXTS),
         "status": Field(_STATUSES, reply=True),
         "resources": Field(
             {
@@ -91,14 +91,18 @@ _JOB = _resource(
             )
         ),
         "limits": Field(
-            {"jobLimitsType": Field({"Command"}, needed=True), "timeout": Field(_DURATION)}
+            {"jobLimitsType": Field({"Command"}, needed=True), "timeout": Field(DURATION)}
         ),
         "queueSettings": Field({"jobTier": Field({"Null", "Spot", "Basic", "Standard"})}),
     }
 )
-_ENVIRONMENT = _resource(
+_ROUTE = {"port": Field(int, needed=True), "path": Field(re.compile(r"/.*"), needed=True)}
+ENVIRONMENT = resource(
     {
         "image": Field(str),
+        "inferenceConfig": Field(
+            {f"{each}Route": Field(_ROUTE) for each in ("liveness", "readiness", "scoring")}
+        ),
         "osType": Field({"Linux", "Windows"}),
         "isAnonymous": Field(bool),
         "provisioningState": Field(str, reply=True),
@@ -109,7 +113,7 @@ _COUNTS = {
     for each in ("preparing", "running", "idle", "unusable", "leaving", "preempted")
 }
 _CLUSTER = {
-    **_resource(
+    **resource(
         {
             "computeType": Field(str, needed=True),
             "provisioningState": Field(str, reply=True),
@@ -130,7 +134,7 @@ _CLUSTER = {
                         {
                             "minNodeCount": Field(int),
                             "maxNodeCount": Field(int, needed=True),
-                            "nodeIdleTimeBeforeScaleDown": Field(_DURATION),
+                            "nodeIdleTimeBeforeScaleDown": Field(DURATION),
                         }
                     ),
                 }
@@ -139,7 +143,7 @@ _CLUSTER = {
     ),
     "location": Field(str),
 }
-_WORKSPACE = {**_resource({"discoveryUrl": Field(str)}), "location": Field(str)}
+_WORKSPACE = {**resource({"discoveryUrl": Field(str)}), "location": Field(str)}
 _RUN = {
     "runId": Field(str, needed=True),
     "status": Field(str),
@@ -164,10 +168,10 @@ OPERATIONS = {
     "computes": Operation("GET", "/computes", reply=_CLUSTER, parameters=frozenset({"$skip"})),
     "compute": Operation("GET", rf"/computes/({_COMPUTE})", reply=_CLUSTER),
     "environment": Operation(
-        "GET", rf"/environments/{_NAME}/versions/([\w.-]+)", reply=_ENVIRONMENT
+        "GET", rf"/environments/{_NAME}/versions/([\w.-]+)", reply=ENVIRONMENT
     ),
     "make environment": Operation(
-        "PUT", rf"/environments/{_NAME}/versions/([\w.-]+)", _ENVIRONMENT, _ENVIRONMENT
+        "PUT", rf"/environments/{_NAME}/versions/([\w.-]+)", ENVIRONMENT, ENVIRONMENT
     ),
     "jobs": Operation(
         "GET",
@@ -183,14 +187,18 @@ OPERATIONS = {
 
 
 def find_operation(
-    method: str, path: str, query: Mapping[str, str], body: object
+    method: str,
+    path: str,
+    query: Mapping[str, str],
+    body: object,
+    operations: Mapping[str, Operation] = OPERATIONS,
 ) -> tuple[str, str]:
     """The operation of a request, and the name of its resource. Raises ValueError."""
     history = path.startswith("/history/v1.0/")
     below = path.removeprefix("/history/v1.0")
     if not below.startswith(_ROOT):
         raise ValueError(f"no workspace has the path {path}")
-    for name, each in OPERATIONS.items():
+    for name, each in operations.items():
         found = re.fullmatch(each.path, below.removeprefix(_ROOT))
         if found is None or method != each.method or history != (name == "run"):
             continue

@@ -4,7 +4,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from cavvy.domain.tasks import Scalar
-from cavvy.providers.base import ProviderContext, ProviderError
+from cavvy.providers.base import Provider, ProviderContext, ProviderError
 from cavvy.providers.contract.memory_cloud import make_node_endpoint
 from cavvy.providers.contract.rest_cloud import RestPlace
 from cavvy.providers.managed.endpoint_provider import EndpointProvider
@@ -28,10 +28,13 @@ class EndpointPlace(RestPlace):
             list_prices=self.list_prices,
             now=self.cloud.now,
         )
-        made = self._package.make(context)
+        made = self.make(context)
         assert isinstance(made, EndpointProvider)
         self._providers.append(made)  # type: ignore[arg-type]  # only closed
         return made
+
+    def make(self, context: ProviderContext) -> Provider:
+        return self._package.make(context)
 
     async def settle(self) -> None:
         for _ in range(4):

@@ -21,10 +21,10 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
 from cavvy.providers import azureml_notebooks
+from cavvy.providers.azureml.names import make_short_name
 from cavvy.providers.azureml_notebooks.manifest import MANIFEST
 from cavvy.providers.azureml_notebooks.service import (
     ComputeInstances,
-    make_compute_name,
     read_instance,
 )
 from cavvy.providers.base import GangState, ProviderContext, Refused
@@ -218,6 +218,6 @@ def test_a_size_without_capacity_lets_the_job_go_elsewhere() -> None:
 
 
 def test_names_are_short_enough_for_azure() -> None:
-    name = make_compute_name("cv-0123456789-a-very-long-name-of-a-gang-abcd-0-1")
+    name = make_short_name("cv-0123456789-a-very-long-name-of-a-gang-abcd-0-1")
     assert len(name) <= 24
-    assert name == make_compute_name("cv-0123456789-a-very-long-name-of-a-gang-abcd-0-1")
+    assert name == make_short_name("cv-0123456789-a-very-long-name-of-a-gang-abcd-0-1")

@@ -17,6 +17,7 @@ ALLOWED = {
     "spec/fields/": "the words of a user's file",
     "providers/kubernetes/": "what API servers answer",
     "providers/pbs/": "what PBS prints",
+    "providers/azureml_endpoints/": "the API tells missing capacity and quotas in its text alone",
     "providers/azure/": "only the message tells a quota from other refusals",
     "providers/ecs/": "the API tells a lost instance and missing capacity in its text alone",
     "providers/digitalocean/": "the API tells a missing size from a wrong value in its text alone",

@@ -16,6 +16,7 @@ REFUSES = {
 ONE_NODE = {
     "jarvislabs",
     "vast",
+    "azureml-endpoints",
     "azureml-notebooks",
     "sagemaker-endpoints",
     "sagemaker-notebooks",

@@ -16,6 +16,7 @@ _CLOUDS = {
     "aws-batch": "aws",
     "azure-batch": "azure",
     "azureml": "azure",
+    "azureml-endpoints": "azure",
     "azureml-notebooks": "azure",
     "ecs": "aws",
     "sagemaker": "aws",

@@ -75,7 +75,7 @@ class AzureAccount:
         self._api = RestClient(
             str(settings["endpoint"]),
             self.token,
-            lambda told: (told["error"]["code"], told["error"]["message"]),
+            _read_error,
         )
         self._file = str(settings.get("key_file") or "")
         # the environment is that of the server's own account
@@ -149,6 +149,10 @@ class AzureAccount:
         """Return all entries of the subscription's list at `path`."""
         return await self._pages(f"{await self.subscription()}/{path}?{query}")
 
+    async def follow(self, url: str) -> Json:
+        """Return what is at an address of Azure Resource Manager, such as that of an operation."""
+        return (await self._ask(self._api.pages(url, lambda _: None)))[0]
+
     async def _pages(self, path: str) -> list[Json]:
         pages = await self._ask(self._api.pages(path, lambda page: page.get("nextLink") or None))
         return [each for page in pages for each in page["value"]]
@@ -218,6 +222,15 @@ class AzureAccount:
                 f"{self._table}: the package `azure-identity` is missing; install it: "
                 f"{extra_command('azure')}"
             ) from error
+
+
+def _read_error(told: Json) -> tuple[str, str]:
+    """Return the code and the message of an error. Some services tell the reason only in the
+    error's details.
+    """
+    error = told["error"]
+    details = [str(each["message"]) for each in error.get("details") or () if each.get("message")]
+    return error["code"], "; ".join([str(error["message"]), *details])
 
 
 def _version(kind: str) -> str:

@@ -1,6 +1,6 @@
 """Calls Azure Machine Learning for one workspace: the resources of Azure Resource Manager
-(https://learn.microsoft.com/rest/api/azureml/jobs), and the run history, which is the only source
-of a job's start time and of the reason for its end.
+(https://learn.microsoft.com/rest/api/azureml/jobs, and the page online-endpoints), and the run
+history, which is the only source of a job's start time and of the reason for its end.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ _VERSION = "2024-04-01"
 # https://azure.github.io/PSRule.Rules.Azure/en/rules/Azure.ML.ComputeIdleShutdown
 _COMPUTE_VERSION = "2023-06-01-preview"
 # https://learn.microsoft.com/azure/machine-learning/how-to-authenticate-batch-endpoint
-_HISTORY_SCOPE = "https://ml.azure.com/.default"
-_ENVIRONMENT = "cavvy"
+_ML_SCOPE = "https://ml.azure.com/.default"
+_ENVIRONMENT, _SERVING = "cavvy", "cavvy-endpoints"
 _READ_ONLY = frozenset({"status", "parameters"})  # fields of a job, which requests may not have
 
 
@@ -37,7 +37,8 @@ class WorkspaceApi:
         self._workspace = str(settings.get("workspace") or "")
         self._region = ""
         self._history: RestClient | None = None
-        self._environments: dict[str, str] = {}  # image -> the id of its environment version
+        # (name of the environment, image) -> the id of the environment's version
+        self._environments: dict[tuple[str, str], str] = {}
 
     def close(self) -> None:
         self._account.close()
@@ -87,17 +88,47 @@ class WorkspaceApi:
         """Return the id of a resource in the workspace."""
         return await self._account.path(_KIND, f"{self._workspace}/{below}")
 
-    async def environment(self, image: str) -> str:
+    async def environment(self, image: str, inference: Mapping[str, Any] | None = None) -> str:
         """Return the id of the environment version of an image, which is created if it does not
-        exist."""
-        if image not in self._environments:
+        exist. `inference` has the routes of an image for endpoints, always the same ones.
+        """
+        kept = _SERVING if inference else _ENVIRONMENT, image
+        if kept not in self._environments:
             version = hashlib.sha256(image.encode()).hexdigest()[:16]
-            name = f"{self._workspace}/environments/{_ENVIRONMENT}/versions/{version}"
+            name = f"{self._workspace}/environments/{kept[0]}/versions/{version}"
             if await self._account.find(_KIND, name) is None:
-                properties = {"image": image, "osType": "Linux", "isAnonymous": False}
+                properties: dict[str, Any] = {"image": image, "osType": "Linux"}
+                properties |= {"isAnonymous": False}
+                properties |= {"inferenceConfig": inference} if inference else {}
                 await self._account.put(_KIND, name, {"properties": properties})
-            self._environments[image] = await self._account.path(_KIND, name)
-        return self._environments[image]
+            self._environments[kept] = await self._account.path(_KIND, name)
+        return self._environments[kept]
+
+    async def endpoints(self) -> Sequence[Json]:
+        """Return the online endpoints of the workspace."""
+        return await self._list("onlineEndpoints", {})
+
+    async def endpoint(self, name: str, deployment: str = "") -> Json | None:
+        """Return an online endpoint or one of its deployments, or None if it does not exist."""
+        return await self._account.find(_KIND, self._endpoint(name, deployment))
+
+    async def create_endpoint(
+        self, name: str, body: Mapping[str, Any], deployment: str = ""
+    ) -> None:
+        """Request an online endpoint or one of its deployments."""
+        await self._account.put(_KIND, self._endpoint(name, deployment), body)
+
+    async def delete_endpoint(self, name: str) -> None:
+        """Request the deletion of an online endpoint with its deployments."""
+        await self._account.delete(_KIND, self._endpoint(name))
+
+    async def operation(self, url: str) -> Json:
+        """Return an operation of Azure, which has a failure's reason."""
+        return await self._account.follow(url)
+
+    def ml_token(self) -> str:
+        """Return a token for the run history and for online endpoints. Blocks."""
+        return self._account.token(_ML_SCOPE)
 
     async def jobs(self, tag: str) -> Sequence[Json]:
         """Return the command jobs that have a tag and are not archived."""
@@ -133,7 +164,7 @@ class WorkspaceApi:
         if self._history is None:
             self._history = RestClient(
                 str(self._settings["history_endpoint"]).replace("{region}", region),
-                lambda: self._account.token(_HISTORY_SCOPE),
+                self.ml_token,
                 lambda told: (told["error"]["code"], told["error"]["message"]),
             )
         workspace = await self._account.path(_KIND, self._workspace)
@@ -143,6 +174,10 @@ class WorkspaceApi:
             if fault.status == 404:
                 return {}
             raise
+
+    def _endpoint(self, name: str, deployment: str = "") -> str:
+        below = f"/deployments/{deployment}" if deployment else ""
+        return f"{self._workspace}/onlineEndpoints/{name}{below}"
 
     async def _list(self, what: str, query: Mapping[str, str]) -> Sequence[Json]:
         await self.region()  # raises Refused if there is no such workspace

@@ -2,31 +2,27 @@
 https://learn.microsoft.com/azure/machine-learning/concept-compute-instance
 """
 
-import asyncio
 import base64
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
+from datetime import datetime
 from typing import Any
 
-from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.azure.account import AzureAccount, Credential
 from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi
+from cavvy.providers.azureml.names import NAME_TAG, make_short_name
+from cavvy.providers.azureml.sizes import WorkspaceSizes
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.notebooks import NOTEBOOK_TRAITS, make_start_script
 from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
-from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 from cavvy.providers.vm.rest import Json
 
 _KIND = "ComputeInstance"
-_AGE = timedelta(minutes=10)  # of offers
-_NAME = "cavvy-name"  # the tag with the name that the layer gave, which is too long for Azure
 # Where the image of compute instances has its Jupyter:
 # https://learn.microsoft.com/azure/machine-learning/how-to-customize-compute-instance
 _PROGRAMS = "/anaconda/envs/jupyter_env/bin:/anaconda/bin"
@@ -57,8 +53,7 @@ class ComputeInstances:
         context: ProviderContext,
         make_credential: Callable[[], Credential] | None = None,
     ) -> None:
-        self._settings, self._now = context.settings, context.now
-        self._list_prices = context.list_prices
+        self._settings = context.settings
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
         account = AzureAccount(
             self._settings,
@@ -67,53 +62,25 @@ class ComputeInstances:
             namespaces=("Microsoft.MachineLearningServices",),
         )
         self._api = WorkspaceApi(self._settings, account, provider="azureml-notebooks")
-        self._offers: tuple[datetime, Sequence[Offer]] | None = None
+        self._sizes = WorkspaceSizes(self._api, context, "azureml-notebooks", _KIND)
         self._notebooks: Mapping[
             str, str
         ] = {}  # name -> address of its Jupyter, from the last list
-        self._unpriced: Sequence[str] = ()
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Return facts for `cavvy check`, which calls `offers` first."""
         facts = [("workspace", str(self._settings["workspace"]))]
-        if self._unpriced:
-            facts.append(("sizes without a known price", ", ".join(self._unpriced)))
+        facts += self._sizes.facts()
         facts += [(f"notebook {name}", at) for name, at in sorted(self._notebooks.items())]
         return facts
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the sizes of the workspace's region; they are read again after ten minutes."""
-        now = self._now()
-        if self._offers is None or now - self._offers[0] >= _AGE:
-            sizes = {
-                str(each["name"]).lower()
-                for each in await self._api.sizes()
-                if _KIND in (each.get("supportedComputeTypes") or ())
-            }
-            await self._api.clusters()  # a missing right is reported before a plan relies on it
-            self._offers = now, await self._price(sizes)
-        return self._offers[1]
-
-    async def _price(self, sizes: set[str]) -> Sequence[Offer]:
-        """Return the catalog's offers of Azure for these sizes, because Azure bills compute
-        instances as virtual machines: https://azure.microsoft.com/pricing/details/machine-learning
-        """
-        region, patterns = await self._api.region(), list_setting(self._settings, "sizes")
-        known = {
-            each.instance_type.lower(): each
-            for each in await asyncio.to_thread(self._list_prices, "azure")
-            if (each.region, each.purchase) == (region, Purchase.ON_DEMAND)
-        }
-        self._unpriced = sorted(sizes - known.keys())
-        return [
-            replace(known[size], provider="azureml-notebooks", zone=None, capacity=None)
-            for size in sorted(sizes & known.keys())
-            if any(fnmatchcase(size, pattern.lower()) for pattern in patterns)
-        ]
+        """Return the sizes of the workspace's region."""
+        return await self._sizes.list()
 
     async def submit(self, request: JobRequest) -> str:
-        name, region = make_compute_name(request.name), await self._api.region()
+        name, region = make_short_name(request.name), await self._api.region()
         if request.offer.region != region:
             raise Refused(f"the workspace is in {region}, not in {request.offer.region}")
         if await self._api.cluster(name) is None:
@@ -142,7 +109,7 @@ class ComputeInstances:
 
     def _is_ours(self, told: Json) -> bool:
         tags, properties = told.get("tags") or {}, told.get("properties") or {}
-        ours = str(tags.get(_NAME)).startswith(self._prefix)
+        ours = str(tags.get(NAME_TAG)).startswith(self._prefix)
         return ours and properties.get("computeType") == _KIND
 
     async def _make(self, request: JobRequest) -> Mapping[str, Any]:
@@ -172,7 +139,7 @@ class ComputeInstances:
             inner["subnet"] = {"id": settings["subnet"]}
         return {
             "location": region,
-            "tags": {**request.tags, _NAME: request.name},
+            "tags": {**request.tags, NAME_TAG: request.name},
             "properties": {
                 "computeType": _KIND,
                 "computeLocation": region,
@@ -180,13 +147,6 @@ class ComputeInstances:
                 "properties": inner,
             },
         }
-
-
-def make_compute_name(name: str) -> str:
-    """Return the name of the compute instance for a name that the layer chose: Azure allows 24
-    characters, and only one instance with the same name in a region.
-    """
-    return f"cv{hashlib.sha256(name.encode()).hexdigest()[:20]}"
 
 
 def read_instance(told: Json) -> ServiceJob:
@@ -204,7 +164,7 @@ def read_instance(told: Json) -> ServiceJob:
         reason = _STOPPED_BY.get(str(last.get("operationTrigger")), reason)
     return ServiceJob(
         id=str(told["name"]),
-        name=str((told.get("tags") or {}).get(_NAME)),
+        name=str((told.get("tags") or {}).get(NAME_TAG)),
         state=state,
         started_at=_time(outer.get("createdOn")),
         ended_at=ended,

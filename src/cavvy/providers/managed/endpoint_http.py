@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
@@ -41,18 +42,23 @@ class EndpointHttp(EndpointThreads):
         self._opener = urllib.request.build_opener(NoRedirects())
 
     async def post(
-        self, url: str, read_token: Callable[[], str], request: ReplicaRequest
+        self,
+        url: str,
+        read_token: Callable[[], str],
+        request: ReplicaRequest,
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> ReplicaAnswer:
-        """Return the answer, with all its headers in lower case. Raises TryAgain, and what
-        `read_token` raises, which blocks.
+        """Return the answer, with all its headers in lower case. `more` has headers for the cloud.
+        Raises TryAgain, and what `read_token` raises, which blocks.
         """
-        answer: ReplicaAnswer = await self.run(lambda: self._post(url, read_token(), request))
+        answer: ReplicaAnswer = await self.run(
+            lambda: self._post(url, request, {**more, "authorization": f"Bearer {read_token()}"})
+        )
         return answer
 
-    def _post(self, url: str, token: str, request: ReplicaRequest) -> ReplicaAnswer:
+    def _post(self, url: str, request: ReplicaRequest, more: Mapping[str, str]) -> ReplicaAnswer:
         headers = {each: request.headers[each] for each in _HEADERS if each in request.headers}
-        headers = {"content-type": "application/json", **headers}
-        headers["authorization"] = f"Bearer {token}"
+        headers = {"content-type": "application/json", **headers, **more}
         sent = urllib.request.Request(url, data=request.body, headers=headers, method="POST")
         try:
             with self._opener.open(sent, timeout=self._read_s) as reply:

@@ -30,12 +30,18 @@ def object_to_endpoint(task: TaskSpec, title: str, docs: str) -> Sequence[Object
     return found if task.service is None else [*found, *_list_unserved(task.service, title, docs)]
 
 
-def object_to_program(task: TaskSpec, title: str, docs: str) -> list[Objection]:
-    """Return the objection to a service whose program is not `serve`, the argument of the image."""
+def object_to_program(
+    task: TaskSpec,
+    title: str,
+    docs: str,
+    starts: str = "starts the image with the argument `serve`",
+) -> list[Objection]:
+    """Return the objection to a service whose program is not `serve`, the argument of the image.
+    `starts` says how the provider starts the image.
+    """
     if task.service is None or task.run.strip() == "serve":
         return []
-    reason = f"{title} starts the image with the argument `serve` ({docs}); write `run: serve`"
-    return [Objection("run", reason)]
+    return [Objection("run", f"{title} {starts} ({docs}); write `run: serve`")]
 
 
 def object_to_files(task: TaskSpec, reason: str, docs: str) -> list[Objection]:

@@ -1,0 +1,90 @@
+"""The manifest of the provider for managed online endpoints of Azure Machine Learning."""
+
+from datetime import timedelta
+
+from cavvy.providers.azure.settings import KEY_FILE
+from cavvy.providers.base import Feature, Manifest
+from cavvy.providers.managed.endpoint_manifest import (
+    ENDPOINT_ABILITIES,
+    list_unsupported_of_endpoints,
+)
+from cavvy.providers.settings import number, text
+
+_LEARN = "https://learn.microsoft.com"
+DOCS = f"{_LEARN}/azure/machine-learning"
+CONTRACT = f"{DOCS}/how-to-deploy-custom-container"
+_API = f"{_LEARN}/rest/api/azureml/online-deployments/create-or-update"
+
+MANIFEST = Manifest(
+    name="azureml-endpoints",
+    title="Azure ML endpoints",
+    docs="docs/guides/managed-endpoints.md",
+    abilities=ENDPOINT_ABILITIES,
+    project_settings=(
+        "key_file",
+        "subscription",
+        "resource_group",
+        "workspace",
+        "sizes",
+        "image",
+        "identity",
+        "start_s",
+    ),
+    project_key="cavvy.providers.azure.project_key",
+    only_services=True,
+    visibility_delay=timedelta(minutes=1),
+    rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, "
+    "workspaces/environments/versions/read and write, workspaces/onlineEndpoints/read, write, "
+    "delete and score/action, and workspaces/onlineEndpoints/deployments/read and write (the role "
+    "AzureML Data Scientist contains them), and locations/vmSizes/read and "
+    "locations/mfeOperationsStatus/read",
+    unsupported={
+        **list_unsupported_of_endpoints("Azure", container=CONTRACT, api=_API),
+        Feature.SPOT: f"endpoints have no machines with low priority ({_API})",
+        Feature.LOGIN: "Azure pulls images with the rights of the endpoint's identity, and accepts "
+        f"no login ({DOCS}/how-to-troubleshoot-online-endpoints)",
+    },
+    options={"image": "the image, as for the setting `image`"},
+    settings=(
+        KEY_FILE,
+        text(
+            "subscription",
+            "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "
+            "environment, or else the account's only subscription.",
+        ),
+        text("resource_group", "The resource group of the workspace. Required."),
+        text("workspace", "The name of the workspace, whose region endpoints use. Required."),
+        text(
+            "sizes",
+            "Patterns of the sizes to offer, such as `Standard_NC*`, separated by commas. The "
+            "default is every size that Azure allows for managed online endpoints, that the "
+            "workspace's region has, and that has a price in the catalog.",
+            "*",
+        ),
+        text(
+            "image",
+            "The image of services whose task names no image, such as "
+            "`NAME.azurecr.io/digits:1`. Without this setting, each task must name an image.",
+        ),
+        text(
+            "identity",
+            "The resource id of a user-assigned managed identity, which endpoints use to pull "
+            "their image and containers run as. Azure's default is an identity that it makes for "
+            "each endpoint and that may pull images from the workspace's own registry.",
+        ),
+        number(
+            "start_s",
+            "How long a container may take until it answers /ping. An endpoint that needs longer "
+            "fails.",
+            default=1800,
+            minimum=60,
+            unit="seconds",
+            whole=True,
+        ),
+        text(
+            "endpoint",
+            "The address of Azure Resource Manager, which differs in national clouds.",
+            "https://management.azure.com",
+        ),
+    ),
+)

@@ -1,0 +1,318 @@
+"""Runs replicas as managed online endpoints of Azure Machine Learning:
+https://learn.microsoft.com/azure/machine-learning/concept-endpoints-online
+
+An endpoint has one deployment, which is one machine with the container. Only the deployment is
+billed, and it is what counts as a job here. Both are deleted by one request. Image and routes are a
+version of an environment, which all replicas with the same image share, and which costs nothing.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.providers.azure.account import AzureAccount, Credential
+from cavvy.providers.azure.cloud import FULL
+from cavvy.providers.azureml.api import WorkspaceApi
+from cavvy.providers.azureml.names import NAME_TAG, make_short_name
+from cavvy.providers.azureml.sizes import WorkspaceSizes
+from cavvy.providers.azureml_endpoints.manifest import CONTRACT, DOCS, MANIFEST
+from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.managed.endpoint_http import AT_ONCE
+from cavvy.providers.managed.endpoint_tasks import (
+    CALLED,
+    PORT,
+    PROBED,
+    list_variables,
+    object_to_endpoint,
+    object_to_files,
+    object_to_program,
+)
+from cavvy.providers.managed.image import find_image
+from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
+from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.records import make_mark
+from cavvy.providers.vm.rest import Json
+
+DEPLOYMENT = "replica"  # the name of an endpoint's only deployment
+# the longest time that Azure gives a container for a request, in seconds:
+# https://learn.microsoft.com/azure/machine-learning/how-to-manage-quotas
+REQUEST_S = 180
+# The sizes that managed online endpoints may have (2026-11-24):
+# https://learn.microsoft.com/azure/machine-learning/reference-managed-online-endpoints-vm-sku-list
+_SOLD = re.compile(
+    r"standard_("
+    r"d(2|4|8|16|32|48|64|96)as?_v4|ds[1-5]_v2|e(2|4|8|16|32|48|64)s_v3|"
+    r"f(2|4|8|16|32|48|64|72)s_v2|fx(4|12|24|36|48)mds|l(8|16|32|48|64|80)(as_v3|s_v[23])|"
+    r"nc(4|8|16|64)as_t4_v3|nc(6|12|24)s_v[23]|nc(24|48|96)ads_a100_v4|nc(40ads|80adis)_h100_v5|"
+    r"nd40rs_v2|nd96(asr_v4|amsr_a100_v4|isr?_h100_v5)|nv(6|12|18|36|72)ads_a10_v5|nv36adms_a10_v5)"
+)
+_COMPUTE = "AmlCompute"  # the kind of compute that endpoints use
+# The codes and texts of missing quotas and capacity (Azure's code OutOfQuota is for both), and of
+# an endpoint that is not ready for a deployment, which may follow the state Succeeded:
+# https://learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints
+# https://github.com/Azure/azure-sdk-for-net/issues/36961
+_QUOTA = "OutOfQuota"
+_NO_QUOTA = re.compile(r"not enough quota|out ?of ?quota", re.IGNORECASE)
+_NO_ROOM = re.compile(r"(lack|out) ?of [\w ]*capacity|insufficient [\w ]*capacity", re.IGNORECASE)
+_BUSY = re.compile(r"in \w+ provisioning state", re.IGNORECASE)
+_PROBE_S = 10  # seconds between two probes
+_FAILED = frozenset({"Failed", "Canceled"})
+
+
+class AzureMlEndpoints:
+    """Implements `ManagedService`. A job's id is the name of its endpoint."""
+
+    traits = ServiceTraits(
+        agents=False,
+        name_limit=63,
+        unique_names=True,
+        single=True,
+        # Azure does not document how long a new endpoint may be missing from lists
+        list_lag=timedelta(minutes=1),
+        bill_ends=BillEnd.DELETION,
+        quota_codes=frozenset({_QUOTA}),
+    )
+
+    def __init__(
+        self,
+        context: ProviderContext,
+        make_credential: Callable[[], Credential] | None = None,
+    ) -> None:
+        self._settings, self._now = context.settings, context.now
+        self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
+        account = AzureAccount(
+            self._settings,
+            make_credential,
+            provider=MANIFEST.name,
+            namespaces=("Microsoft.MachineLearningServices",),
+        )
+        self._api = WorkspaceApi(self._settings, account, provider=MANIFEST.name)
+        self._sizes = WorkspaceSizes(self._api, context, MANIFEST.name, _COMPUTE, _is_sold)
+        self._leftovers = LeftoverSearch()
+        self.close, self.token = self._api.close, self._api.ml_token
+
+    def identity(self) -> Sequence[tuple[str, str]]:
+        """Return facts for `cavvy check`, which calls `offers` first."""
+        own = str(self._settings.get("identity") or "")
+        return [
+            ("workspace", str(self._settings["workspace"])),
+            ("containers run as", own or "an identity that Azure makes for each endpoint"),
+            *self._sizes.facts(),
+        ]
+
+    async def offers(self) -> Sequence[Offer]:
+        return await self._sizes.list()
+
+    async def submit(self, request: JobRequest) -> str:
+        """Make the endpoint, and its deployment once the endpoint is complete; until then, the
+        layer repeats this.
+        """
+        region, job = await self._api.region(), make_short_name(request.name)
+        if request.offer.region != region:
+            raise Refused(f"the workspace is in {region}, not in {request.offer.region}")
+        tags = {**request.tags, NAME_TAG: request.name}
+        told = await self._api.endpoint(job)
+        if told is None:
+            await self._api.create_endpoint(job, self._make_endpoint(region, tags))
+            told = await self._api.endpoint(job)
+        state = _state(told) if told else ""
+        if state in _FAILED:
+            code, reason = await self._read_error(told)
+            await self._api.delete_endpoint(job)
+            raise CloudFault(400, code, reason)
+        if state != "Succeeded":
+            raise CloudFault(503, "Creating", "Azure still creates the endpoint")
+        if await self._api.endpoint(job, DEPLOYMENT) is None:
+            body = await self._make_deployment(request, region, tags)
+            try:
+                await self._api.create_endpoint(job, body, DEPLOYMENT)
+            except CloudFault as fault:
+                named = name_fault(fault)
+                if 400 <= named.status < 500 and named.status not in (409, 429):
+                    with suppress(CloudFault):  # else a search for leftovers deletes the endpoint
+                        await self._api.delete_endpoint(job)
+                raise named from fault
+        return job
+
+    async def list(self) -> Sequence[ServiceJob]:
+        ours = [each for each in await self._api.endpoints() if self._is_ours(each)]
+        read = [(each, await self._read(each)) for each in ours]
+        await self._tidy([each for each, job in read if job is None])
+        return [job for _, job in read if job is not None]
+
+    async def get(self, job: str) -> ServiceJob | None:
+        return await self.read(job)
+
+    async def read(self, job: str) -> ServiceJob | None:
+        """Return an endpoint with a deployment, as Azure reports it now."""
+        told = await self._api.endpoint(job)
+        return None if told is None else await self._read(told)
+
+    async def scoring_url(self, job: str) -> str:
+        """Return the address of an endpoint for requests. Raises CloudFault."""
+        told = await self._api.endpoint(job)
+        if told is None:
+            raise CloudFault(404, "ended", "the endpoint does not exist")
+        return str(told["properties"]["scoringUri"])
+
+    async def stop(self, job: str) -> None:
+        """Delete the endpoint with its deployment. Azure refuses this while it works on either, so
+        the layer repeats it.
+        """
+        told = await self._api.endpoint(job)
+        if told is None or _state(told) == "Deleting":
+            raise CloudFault(404, "ended", "the endpoint does not exist")
+        await self._api.delete_endpoint(job)
+
+    def is_full(self, fault: CloudFault) -> bool:
+        return _is_full(fault.code, fault.message)
+
+    def check(self, task: TaskSpec) -> Sequence[Objection]:
+        starts = "starts the image's own program, so let `CMD` of the image be `serve`"
+        files = "Azure mounts no files but models of the workspace"
+        return [
+            *object_to_program(task, "Azure ML", CONTRACT, starts),
+            *object_to_files(task, files, CONTRACT),
+            *object_to_endpoint(task, MANIFEST.title, CONTRACT),
+        ]
+
+    def _is_ours(self, told: Json) -> bool:
+        return str((told.get("tags") or {}).get(NAME_TAG)).startswith(self._prefix)
+
+    async def _read(self, endpoint: Json) -> ServiceJob | None:
+        """Parse an endpoint, or return None if it has no deployment."""
+        deployment = await self._api.endpoint(str(endpoint["name"]), DEPLOYMENT)
+        if deployment is None:
+            return None
+        failed = _state(deployment) in _FAILED
+        error = await self._read_error(deployment) if failed else ("", "")
+        return read_deployment(endpoint, deployment, error)
+
+    async def _read_error(self, told: Json) -> tuple[str, str]:
+        """Return the code and the reason of a failure. Only the operation has them, and its address
+        is a property, as Microsoft's example shows:
+        https://learn.microsoft.com/azure/machine-learning/how-to-deploy-with-rest
+        """
+        url = (told["properties"].get("properties") or {}).get("AzureAsyncOperationUri")
+        error: Mapping[str, Any] = {}
+        if url:
+            with suppress(CloudFault):  # Azure forgets operations after some time
+                error = (await self._api.operation(str(url))).get("error") or {}
+        code = str(error.get("code") or _state(told))
+        return code, str(error.get("message") or "Azure reports no reason")
+
+    async def _tidy(self, unused: Sequence[Json]) -> None:
+        """Delete endpoints that never got a deployment, because the server ended in between."""
+        now = self._now()
+        if not self._leftovers.is_due("", now):
+            return
+        old = [
+            str(each["name"])
+            for each in unused
+            if _state(each) != "Deleting" and _created_at(each) < now - UNUSED
+        ]
+        for name in old[:MOST_DELETED]:
+            with suppress(CloudFault):
+                await self._api.delete_endpoint(name)
+
+    def _make_endpoint(self, region: str, tags: Mapping[str, str]) -> Mapping[str, Any]:
+        own = str(self._settings.get("identity") or "")
+        identity: dict[str, Any] = {"type": "SystemAssigned"}
+        if own:
+            identity = {"type": "UserAssigned", "userAssignedIdentities": {own: {}}}
+        properties = {"authMode": "AADToken"}
+        return {"location": region, "tags": tags, "identity": identity, "properties": properties}
+
+    async def _make_deployment(
+        self, request: JobRequest, region: str, tags: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        start_s = int(self._settings["start_s"])
+        image = find_image(MANIFEST.name, request.gang, self._settings)
+        routes = {
+            f"{name}Route": {"port": PORT, "path": path}
+            for name, path in (("liveness", PROBED), ("readiness", PROBED), ("scoring", CALLED))
+        }
+        probe = {"period": f"PT{_PROBE_S}S", "timeout": f"PT{_PROBE_S}S", "successThreshold": 1}
+        properties = {
+            "endpointComputeType": "Managed",
+            "environmentId": await self._api.environment(image, routes),
+            "environmentVariables": list_variables(request.gang),
+            "instanceType": request.offer.instance_type,
+            "scaleSettings": {"scaleType": "Default"},
+            # the gateway limits the requests of a replica (`service.concurrency`)
+            "requestSettings": {
+                "requestTimeout": f"PT{REQUEST_S}S",
+                "maxConcurrentRequestsPerInstance": AT_ONCE,
+            },
+            "readinessProbe": {
+                **probe,
+                "initialDelay": "PT1S",
+                "failureThreshold": -(-start_s // _PROBE_S),
+            },
+            # Azure restarts a container that fails this probe, so it begins after the start
+            "livenessProbe": {**probe, "initialDelay": f"PT{start_s}S", "failureThreshold": 3},
+        }
+        sku = {"name": "Default", "capacity": 1}
+        return {"location": region, "tags": tags, "sku": sku, "properties": properties}
+
+
+def read_deployment(endpoint: Json, deployment: Json, error: tuple[str, str]) -> ServiceJob:
+    """Parse an endpoint and its deployment. The bill begins with the deployment's creation, because
+    Azure reports no other time, and ends with its deletion. A deployment that failed is billed too,
+    unless it got no machine: https://learn.microsoft.com/azure/machine-learning/
+    how-to-view-online-endpoints-costs
+    """
+    state, job = JobState.RUNNING, _state(deployment)
+    system = deployment.get("systemData") or {}
+    started, full = _created_at(deployment), False
+    if "Deleting" in (job, _state(endpoint)):
+        state = JobState.ENDED
+    elif job in _FAILED:
+        state, full = JobState.RECLAIMED, error[0] == _QUOTA or _is_full(*error)
+        started = _time(system["lastModifiedAt"]) if full else started
+    elif job == "Creating":
+        state = JobState.WAITING
+    return ServiceJob(
+        id=str(endpoint["name"]),
+        name=str((endpoint.get("tags") or {}).get(NAME_TAG)),
+        state=state,
+        started_at=started,
+        no_capacity=full,
+        reason=": ".join(error) if state is JobState.RECLAIMED else "",
+    )
+
+
+def name_fault(fault: CloudFault) -> CloudFault:
+    """Return the fault of a request for a deployment with the status and the code of its reason,
+    which Azure tells in the text alone.
+    """
+    if fault.status == 400 and _BUSY.search(fault.message):
+        return CloudFault(409, fault.code, fault.message)
+    if _NO_QUOTA.search(f"{fault.code}: {fault.message}") and not _NO_ROOM.search(fault.message):
+        return CloudFault(fault.status, _QUOTA, f"{fault.message} ({DOCS}/how-to-manage-quotas)")
+    return fault
+
+
+def _is_full(code: str, message: str) -> bool:
+    return code in FULL or _NO_ROOM.search(f"{code}: {message}") is not None
+
+
+def _is_sold(size: str) -> bool:
+    return _SOLD.fullmatch(size) is not None
+
+
+def _state(told: Json) -> str:
+    return str(told["properties"].get("provisioningState"))
+
+
+def _created_at(told: Json) -> datetime:
+    return _time(told["systemData"]["createdAt"])
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

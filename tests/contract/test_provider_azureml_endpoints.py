@@ -1,0 +1,419 @@
+"""The provider for endpoints of Azure ML keeps the contract, on a stand-in that checks every request
+and every reply against Azure's published API.
+"""
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.contract.azureml_description import WORKSPACE
+from tests.contract.azureml_endpoints_description import RIGHTS
+from tests.contract.azureml_endpoints_stand_in import (
+    ML_TOKEN,
+    NO_ROOM,
+    AzureMlEndpointsStandIn,
+)
+from tests.contract.endpoint_place import EndpointPlace
+from tests.contract.test_provider_azure import FileCredential, Token
+from tests.proofs import Proof
+
+from cavvy.api.open_state import list_prices
+from cavvy.domain.offers import Offer, Purchase
+from cavvy.domain.services import ReadinessProbe, ServiceSpec
+from cavvy.domain.tasks import TaskSpec, Transfer
+from cavvy.domain.values import replace
+from cavvy.providers import azureml_endpoints
+from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
+from cavvy.providers.azureml_endpoints.manifest import MANIFEST
+from cavvy.providers.azureml_endpoints.runtime import read_answer
+from cavvy.providers.azureml_endpoints.service import AzureMlEndpoints, name_fault
+from cavvy.providers.base import (
+    GangState,
+    NotFound,
+    Provider,
+    ProviderContext,
+    QuotaTooSmall,
+    Refused,
+    TryAgain,
+)
+from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
+from cavvy.providers.contract.rest_stand_in import RestServer
+from cavvy.providers.managed.cloud import ManagedCloud
+from cavvy.providers.objections import list_objections, refuses_all
+from cavvy.providers.registry import check_settings
+from cavvy.providers.vm.cloud import CloudFault
+
+PROOF = Proof("azureml-endpoints", False, "a strict stand-in for Azure ML's online endpoints")
+CONTEXT = ProviderContext(installation="any", home=Path(), settings=check_settings(MANIFEST, {}))
+TRAITS = ManagedCloud(AzureMlEndpoints(CONTEXT)).traits
+IMAGE = "lab.azurecr.io/digits:1"
+TYPES = ("Standard_DS3_v2", "Standard_DS5_v2", "Standard_NC4as_T4_v3", "Standard_D4s_v3")
+SERVED = ServiceSpec(port=8080, probe=ReadinessProbe(path="/ping"))
+TASK = TaskSpec(name="s", run="serve", service=SERVED, image=IMAGE)
+
+
+@cache
+def read_prices(provider: str) -> Sequence[Offer]:
+    """The catalog's prices of a few types, read once."""
+    return [each for each in list_prices(provider) if each.instance_type in TYPES]
+
+
+class ScopedCredential(FileCredential):
+    """Each token opens one service alone."""
+
+    def get_token(self, *scopes: str) -> Token:
+        token = super().get_token(*scopes)
+        return Token(ML_TOKEN) if scopes == ("https://ml.azure.com/.default",) else token
+
+
+class AzureMlEndpointsPlace(EndpointPlace):
+    """One workspace."""
+
+    api: AzureMlEndpointsStandIn
+    list_prices = staticmethod(read_prices)
+
+    def __init__(self, server: RestServer, home: Path) -> None:
+        traits = replace(TRAITS, tags=True)
+        super().__init__(azureml_endpoints, traits, AzureMlEndpointsStandIn, server, home)
+        self.table = {"image": IMAGE}
+
+    def make(self, context: ProviderContext) -> Provider:
+        return azureml_endpoints.make(context, lambda: ScopedCredential(self.file))
+
+    def close(self) -> None:
+        asyncio.run(self.settle())
+        super().close()
+
+
+class TestAzureMlEndpoints(RestContract):
+    package, traits, stand_in = azureml_endpoints, TRAITS, AzureMlEndpointsStandIn
+
+    @pytest.fixture
+    def account(self, rest_server: RestServer, tmp_path: Path) -> Iterator[RestPlace]:
+        account = AzureMlEndpointsPlace(rest_server, tmp_path)
+        yield account
+        account.close()
+
+    def test_a_second_node_of_the_same_name_is_deleted(self) -> None:
+        pytest.skip("the names of endpoints are unique in a region")
+
+    def test_facts_tell_where_the_key_was_found_and_not_the_key(self, account: RestPlace) -> None:
+        facts = dict(asyncio.run(account.provider("ours").whoami()))
+        assert facts["workspace"] == WORKSPACE
+        assert facts["sizes without a known price"] == "standard_f2s_v2"
+        assert self.stand_in.key not in str(facts)
+
+    def test_offers_are_sizes_of_endpoints_at_the_price_of_the_machine(
+        self, account: RestPlace
+    ) -> None:
+        offers = asyncio.run(account.provider("ours").offers())
+        known = {
+            each.instance_type: each
+            for each in read_prices("azure")
+            if (each.region, each.purchase) == ("eastus", Purchase.ON_DEMAND)
+        }
+        assert {each.instance_type for each in offers} == {TYPES[0], TYPES[2]}
+        for each in offers:
+            same = known[each.instance_type]
+            assert (each.rate, each.source, each.provider) == (
+                same.rate,
+                same.source,
+                MANIFEST.name,
+            )
+
+    def test_an_endpoint_has_image_environment_routes_and_machine(
+        self, account: AzureMlEndpointsPlace
+    ) -> None:
+        own = "/subscriptions/0/resourceGroups/r/providers/Microsoft.ManagedIdentity/u/serve"
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("shaped")
+            offers = await account.provider(gang.installation).offers()
+            gpu = next(each for each in offers if each.accelerator)
+            gang = replace(gang, offer=gpu, env={"LEVEL": "3", "PORT": "4711"})
+            provider = account.provider(gang.installation, identity=own, start_s=605)
+            await provider.launch(gang)
+            ((name, kept),) = account.api.endpoints.items()
+            assert re.fullmatch(r"cv[0-9a-f]{20}", name)
+            assert kept.body["properties"] == {"authMode": "AADToken"}
+            identity = {"type": "UserAssigned", "userAssignedIdentities": {own: {}}}
+            assert kept.body["identity"] == identity
+            (environment,) = account.api.environments.values()
+            assert environment == {
+                "image": IMAGE,
+                "osType": "Linux",
+                "isAnonymous": False,
+                "inferenceConfig": {
+                    "livenessRoute": {"port": 8080, "path": "/ping"},
+                    "readinessRoute": {"port": 8080, "path": "/ping"},
+                    "scoringRoute": {"port": 8080, "path": "/invocations"},
+                },
+            }
+            assert kept.deployment is not None
+            told = kept.deployment["properties"]
+            assert told["environmentVariables"] == {"LEVEL": "3"}
+            assert told["instanceType"] == "Standard_NC4as_T4_v3"
+            assert told["requestSettings"] == {
+                "requestTimeout": "PT180S",
+                "maxConcurrentRequestsPerInstance": 64,
+            }
+            ready, alive = told["readinessProbe"], told["livenessProbe"]
+            assert (ready["failureThreshold"], ready["period"]) == (61, "PT10S")
+            assert alive["initialDelay"] == "PT605S"
+            await account.settle()
+            await provider.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_a_deployment_is_made_once_azure_has_made_the_endpoint(
+        self, account: AzureMlEndpointsPlace
+    ) -> None:
+        """The launch is repeated until then, also by a restarted server."""
+        account.api.creates = timedelta(seconds=60)
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("slow")
+            for _ in range(2):
+                with pytest.raises(TryAgain):
+                    await harness.ours.launch(gang)
+                await account.wait(timedelta(seconds=31))
+            assert account.billed() == 0
+            harness.restart()
+            await harness.ours.launch(gang)
+            assert account.billed() == 1
+            await account.settle()
+            assert (await harness.one(gang.name)).state is GangState.RUNNING
+            await harness.remove(gang.name)
+            await account.settle()
+
+        asyncio.run(scenario())
+        assert account.api.calls.count("make endpoint") == 1
+        assert account.api.calls.count("make deployment") == 1
+        assert account.api.endpoints == {}
+
+    def test_the_bill_ends_with_the_request_to_delete(self, account: AzureMlEndpointsPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("billed")
+            began = account.cloud.billed()[0].at
+            at = account.cloud.time
+            await harness.ours.remove(gang.name)
+            assert len(account.api.endpoints) == 1  # Azure still deletes it
+            await account.settle()
+            (node,) = (await harness.one(gang.name)).nodes
+            assert (node.started_at, node.ended_at, node.unseen) == (began, at, False)
+
+        asyncio.run(scenario())
+        assert account.api.calls.count("delete endpoint") == 1
+        assert account.api.endpoints == {}
+
+    def test_an_endpoint_that_is_being_made_is_deleted_once_azure_allows_it(
+        self, account: AzureMlEndpointsPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("early")
+            account.api.strict = True
+            await harness.launch(gang)
+            with pytest.raises(TryAgain, match="in progress"):
+                await harness.ours.remove(gang.name)
+            harness.restart()
+            await account.settle()
+            assert (await harness.one(gang.name)).state is GangState.ENDED
+
+        asyncio.run(scenario())
+        assert account.api.endpoints == {}
+
+    @pytest.mark.parametrize("full", [True, False])
+    def test_a_failed_deployment_is_deleted_and_has_azures_reason(
+        self, account: AzureMlEndpointsPlace, full: bool
+    ) -> None:
+        """Azure bills it until then, unless it got no machine."""
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("failed")
+            await harness.launch(gang)
+            began = account.cloud.time
+            (name,) = account.api.endpoints
+            account.api.failures[name] = NO_ROOM[1] if full else "The container crashed."
+            if full:
+                account.api.codes[name] = NO_ROOM[0]
+            await account.wait(timedelta(seconds=45))
+            await harness.ours.gangs()
+            ended = account.cloud.time
+            await account.settle()
+            seen = await harness.one(gang.name)
+            assert (seen.state, seen.no_capacity) == (GangState.ENDED, full)
+            (node,) = seen.nodes
+            assert (node.started_at, node.ended_at) == (ended if full else began, ended)
+            assert account.api.failures[name] in seen.reason
+
+        asyncio.run(scenario())
+        assert account.api.endpoints == {}
+
+    def test_a_refused_deployment_leaves_nothing(self, account: AzureMlEndpointsPlace) -> None:
+        account.api.quota = 0
+
+        async def scenario() -> None:
+            harness = account.harness()
+            with pytest.raises(QuotaTooSmall, match="Current usage/limit: 0/6"):
+                await harness.ours.launch(await harness.spec("refused"))
+            await account.settle()
+
+        asyncio.run(scenario())
+        assert account.api.endpoints == {}
+
+    def test_a_failed_or_taken_endpoint_is_refused_with_azures_reason(
+        self, account: AzureMlEndpointsPlace
+    ) -> None:
+        account.api.creates = timedelta(seconds=30)
+
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.spec("bad")
+            with pytest.raises(TryAgain):
+                await harness.ours.launch(gang)
+            (name,) = account.api.endpoints
+            account.api.endpoint_failures[name] = "The limit of role assignments is reached."
+            await account.wait(timedelta(seconds=30))
+            with pytest.raises(Refused, match="role assignments"):
+                await harness.ours.launch(gang)
+            await account.settle()
+            assert account.api.endpoints == {}
+            account.api.taken = True
+            with pytest.raises(Refused, match="needs to be unique"):
+                await harness.ours.launch(gang)
+
+        asyncio.run(scenario())
+
+    def test_only_old_endpoints_of_this_installation_are_tidied(
+        self, account: AzureMlEndpointsPlace
+    ) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("kept")
+            ((name, kept),) = account.api.endpoints.items()
+            empty = dataclasses.replace(kept, deployment=None)
+            tags = {"cavvy-name": "cv-0-other-1-0-1"}
+            other = dataclasses.replace(empty, body={**kept.body, "tags": tags})
+            account.api.endpoints |= {"left": empty, "other": other}
+            await harness.ours.gangs()
+            assert len(account.api.endpoints) == 3
+            await account.wait(timedelta(hours=2))
+            await harness.ours.gangs()
+            await account.settle()
+            assert set(account.api.endpoints) == {name, "other"}
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+
+    def test_any_body_reaches_the_container_once(self, account: AzureMlEndpointsPlace) -> None:
+        got: list[tuple[bytes, str]] = []
+
+        def answer(body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+            got.append((body, headers["content-type"]))
+            if len(got) == 3:
+                raise CloudFault(0, "no reply")
+            return (200, b'{"sum": 3}') if len(got) == 1 else (503, b"no tea")
+
+        async def scenario() -> list[ReplicaAnswer]:
+            harness = account.harness()
+            gang = await harness.running("called")
+            provider = account.provider(gang.installation)
+            account.api.container = answer
+            assert await provider.answers(gang.name)
+            request = ReplicaRequest(body=b"\x00\xff", headers={"content-type": "a/b", "x": "y"})
+            told = [await provider.invoke(gang.name, request) for _ in range(2)]
+            with pytest.raises(TryAgain):
+                await provider.invoke(gang.name, request)
+            (name,) = account.api.endpoints
+            account.api.failures[name] = "gone"
+            assert not await provider.answers(gang.name)
+            with pytest.raises(TryAgain):
+                await provider.invoke(gang.name, request)
+            with pytest.raises(NotFound):
+                await provider.invoke("unknown", request)
+            return told
+
+        first, second = asyncio.run(scenario())
+        assert (first.status, first.body) == (200, b'{"sum": 3}')
+        assert (second.status, second.body) == (503, b"no tea")
+        assert got == [(b"\x00\xff", "a/b")] * 3
+
+    def test_a_workspace_that_does_not_exist_is_refused(self, account: RestPlace) -> None:
+        with pytest.raises(Refused, match=r"\[providers.azureml-endpoints\] workspace: the worksp"):
+            asyncio.run(account.provider("ours", workspace="other").offers())
+
+    def test_what_an_endpoint_cannot_do_is_refused_with_the_page(
+        self, account: AzureMlEndpointsPlace
+    ) -> None:
+        provider = account.provider("ours")
+        assert refuses_all(provider) == ""
+        assert list_objections(TASK, provider) == []
+        bad = replace(
+            TASK,
+            run="python serve.py",
+            inputs=(Transfer(source="az://models/digits", target="/model"),),
+            service=replace(SERVED, port=80),
+        )
+        found = {each.field: each.reason for each in list_objections(bad, provider)}
+        assert set(found) == {"run", "inputs", "service.port"}
+        assert all("https://learn.microsoft.com/" in each for each in found.values())
+
+    def test_only_the_rights_of_the_guide_are_needed(self, account: AzureMlEndpointsPlace) -> None:
+        async def scenario() -> None:
+            harness = account.harness()
+            gang = await harness.running("all")
+            request = ReplicaRequest(body=b"", headers={})
+            await account.provider(gang.installation).invoke(gang.name, request)
+            await harness.remove(gang.name)
+
+        asyncio.run(scenario())
+        guide = (Path(__file__).parents[2] / "docs/guides/managed-endpoints.md").read_text()
+        granted = set(re.findall(r"`workspaces/([\w/]+)`", guide))
+        assert {RIGHTS[each] for each in account.api.calls} == granted
+
+
+def test_answers_of_azure_are_told_from_answers_of_the_container() -> None:
+    """https://learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints"""
+
+    def told(status: int, own: str = "") -> ReplicaAnswer:
+        headers = {"content-type": "a/b", "server": "x"}
+        headers |= {"ms-azureml-model-error-statuscode": own} if own else {}
+        return ReplicaAnswer(status=status, headers=headers, body=b"told")
+
+    for answer, status in (
+        (told(200), 200),
+        (told(424, "422"), 422),
+        (told(424, "503"), 503),
+        (told(424, "999"), 424),
+        (told(413), 413),
+        (told(408), 504),
+    ):
+        expected = ReplicaAnswer(status=status, headers={"content-type": "a/b"}, body=b"told")
+        assert read_answer(answer) == expected
+    assert read_answer(told(429)).headers == {"retry-after": "1"}
+    for status, kind in ((404, TryAgain), (424, TryAgain), (502, TryAgain), (401, Refused)):
+        with pytest.raises(kind):
+            read_answer(told(status))
+
+
+def test_a_fault_of_a_deployment_is_named_by_its_text() -> None:
+    text = "Cannot create a deployment in endpoint e because it is in Updating provisioning state."
+    assert name_fault(CloudFault(400, "BadRequest", text)).status == 409
+    full = CloudFault(400, *NO_ROOM)
+    assert name_fault(full) is full
+    assert AzureMlEndpoints(CONTEXT).is_full(full)
+    quota = name_fault(CloudFault(400, "BadRequest", "Not enough quota available for Standard_X"))
+    assert quota.code in TRAITS.quota_codes
+    assert "how-to-manage-quotas" in quota.message
+    other = CloudFault(400, "BadRequest", "the size is not supported")
+    assert name_fault(other) is other
