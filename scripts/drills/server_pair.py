@@ -15,21 +15,23 @@ _MANY = "SELECT j.name, COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id 
 _SHOWN = 40  # faults that are shown
 
 
-def run_drill(prefix: str, drill: Callable[[ReplicaSite], list[str]]) -> int:
-    """Run a drill with a new place for both servers, show the faults that it returns, and return
-    the exit code.
+def run_drill(prefix: str, drill: Callable[[ReplicaSite], list[str]], settings: str = "") -> int:
+    """Run a drill with a new place for both servers, which have these settings. Show the faults
+    that it returns, and return the exit code.
     """
     root = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     root.chmod(0o755)
     try:
-        with replica_site(root) as site:
+        with replica_site(root, settings) as site:
             wrong = drill(site)
         print(f"{len(wrong)} faults")
         for each in wrong[:_SHOWN]:
             print("  ", each)
         return 1 if wrong else 0
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True) if not __import__("os").environ.get(
+            "KEEP"
+        ) else None
 
 
 def find_repeated(site: ReplicaSite) -> list[str]:
