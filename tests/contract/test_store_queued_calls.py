@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.domain.queued_calls import CallState, QueuedCall
+from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound, StaleVersion, Store
 
@@ -65,6 +65,31 @@ async def test_a_call_of_an_event_is_forgotten_and_not_added_again(store: Store)
     assert await calls.add(pairs) == ["own"]
     with pytest.raises(StaleVersion):
         await calls.put(end(replace(make_call("event"), version=2)), b"late")
-    assert await calls.purge("p", "s", CallState.WAITING) == 1
+    assert await calls.purge("p", "s", CallState.WAITING, NOW) == 1
     with pytest.raises(RowNotFound):
         await calls.get("p", "s", "own")
+
+
+async def test_ids_of_deliveries_and_ticks_expire_and_those_of_objects_do_not(store: Store) -> None:
+    calls, day = store.queued_calls, timedelta(days=1)
+    sources = {"tick": "cron", "sent": "webhook", "put": "bucket", "old": "webhook"}
+    pairs = [(make_call(name, source=source), b"x") for name, source in sources.items()]
+    anchor = replace(make_call("anchor", source="cron"), state=CallState.FORGOTTEN)
+    once = replace(make_call("once", source="webhook"), state=CallState.FORGOTTEN)
+    await calls.add([(anchor, b""), *pairs], replace(once, expires_at=NOW + IDS_KEPT))
+    await calls.purge("p", "s", CallState.WAITING, NOW)
+    await calls.add([(make_call("late", source="webhook"), b"x")])
+    await calls.put(end(await calls.get("p", "s", "late")), b"result")
+    await calls.expire(NOW + IDS_KEPT - timedelta(seconds=1))
+    assert await calls.count("p", "s") == {CallState.FORGOTTEN: 7}, "a sender may repeat them"
+    assert await calls.add(pairs) == []
+    await calls.expire(NOW + IDS_KEPT)
+    assert sorted(await calls.add([*pairs, (anchor, b""), (once, b"")])) == [
+        "old",
+        "once",
+        "sent",
+        "tick",
+    ]
+    assert await calls.add([(make_call("late", source="webhook"), b"")]) == []
+    await calls.expire(NOW + 2 * IDS_KEPT + day)
+    assert await calls.add([(make_call("late", source="webhook"), b"")]) == ["late"]

@@ -1,6 +1,7 @@
 """CloudEvents 1.0: which requests are events, and the calls that they cause."""
 
 import base64
+import gzip
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -68,6 +69,15 @@ def test_an_event_is_the_same_in_both_modes() -> None:
     assert (one.path, json.loads(body), data) == ("/x", EVENT["data"], b"data")
     assert one.headers == {**HEADERS, "content-type": "application/json"}
     assert two.headers == {**HEADERS, "content-type": "text/plain"}
+
+
+def test_a_compressed_body_keeps_its_coding() -> None:
+    body, sent = gzip.compress(b"{}"), {"content-type": "text/plain", "content-encoding": "gzip"}
+    for headers in ({}, HEADERS):
+        [(call, stored)] = read({**headers, **sent}, body).calls
+        assert (stored, call.headers["content-encoding"]) == (body, "gzip")
+    [(call, _)] = structured(EVENT).calls
+    assert "content-encoding" not in call.headers, "the data of an event is stored decoded"
 
 
 @pytest.mark.parametrize(

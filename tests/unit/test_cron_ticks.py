@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.serving.ticks import CronTicks
-from cavvy.domain.queued_calls import CallState, QueuedCall
+from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.services import CronTrigger, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
@@ -69,5 +69,24 @@ def test_of_the_times_that_passed_meanwhile_the_last_one_is_called() -> None:
         never = replace(SPEC, crons=(CronTrigger(cron="0 3 30 2 *"),))
         service = replace(SERVICE, task=replace(SERVICE.task, service=never))
         assert await CronTicks(store, clock).add_due(service) == timedelta(days=1)
+
+    run_virtual(serve())
+
+
+def test_a_time_whose_id_has_expired_causes_no_other_call() -> None:
+    async def serve() -> None:
+        store, clock = MemoryStore(), VirtualClock(START)
+        yearly = replace(SPEC, crons=(CronTrigger(cron="0 3 1 2 *"),))
+        service = replace(SERVICE, task=replace(SERVICE.task, service=yearly))
+        await CronTicks(store, clock).add_due(service)
+        await clock.sleep_until(START + timedelta(days=28))  # on the 2nd of February
+        await CronTicks(store, clock).add_due(service)
+        assert await times(store) == ["03:00"]
+        await store.queued_calls.purge("p", "s", CallState.WAITING, clock.now())
+        await clock.sleep_until(clock.now() + IDS_KEPT + timedelta(days=1))
+        await store.queued_calls.expire(clock.now())
+        assert await store.queued_calls.count("p", "s") == {CallState.FORGOTTEN: 1}
+        await CronTicks(store, clock).add_due(service)  # a new server
+        assert await times(store) == []
 
     run_virtual(serve())

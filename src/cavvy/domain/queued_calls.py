@@ -1,13 +1,18 @@
 """Calls that wait in the queue of a service until the server passes them to the gateway."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from urllib.parse import unquote
 
 from cavvy.domain.values import Struct, field
 
 MOST_BYTES = 1 << 20  # maximum bytes of a call's body, and of its result
+BUCKET = "bucket"  # the source of calls that objects of buckets cause
+# How long the IDs of deliveries and of times of cron lines are stored after the results of their
+# calls. Senders repeat a delivery for at most 31 days, the longest retention of Google Pub/Sub:
+# https://cloud.google.com/pubsub/quotas. IDs of objects are kept: each listing has them again.
+IDS_KEPT = timedelta(days=60)
 ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
 
 

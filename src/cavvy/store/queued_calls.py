@@ -9,7 +9,7 @@ from datetime import datetime
 
 import msgspec
 
-from cavvy.domain.queued_calls import CallState, QueuedCall
+from cavvy.domain.queued_calls import BUCKET, IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound, StaleVersion
 from cavvy.store.documents import encode, to_micros
@@ -35,8 +35,9 @@ _WAITING = (
     f"WHERE {_OWN} AND state = 'waiting' LIMIT ?) AS first"
 )
 _FORGET = (
-    "UPDATE queued_calls SET state = 'forgotten', request = NULL, answer = NULL, "
-    "expires_at = NULL, version = version + 1 WHERE source <> '' AND state <> 'forgotten' AND "
+    "UPDATE queued_calls SET state = 'forgotten', request = NULL, answer = NULL, expires_at = "
+    f"CASE WHEN source = '{BUCKET}' THEN NULL ELSE CAST(? AS BIGINT) END, version = version + 1 "
+    "WHERE source <> '' AND state <> 'forgotten' AND "
 )
 
 
@@ -125,16 +126,23 @@ class SqlQueuedCalls:
         row = await self._read(lambda session: session.run(_WAITING, values).fetchone())
         return row is not None and int(row[0]) >= count
 
-    async def purge(self, project: str, service: str, state: CallState) -> int:
+    async def purge(self, project: str, service: str, state: CallState, now: datetime) -> int:
         """Delete the calls in one state, and return their number. Calls of triggers are only
         forgotten.
         """
         which, values = f"{_OWN} AND state = ?", (project, service, state)
-        return await self._write(lambda session: _remove(session, which, values))
+        return await self._write(lambda session: _remove(session, which, values, now))
 
     async def expire(self, now: datetime) -> None:
-        """Delete the results that are no longer to be kept."""
-        await self._write(lambda session: _remove(session, "expires_at <= ?", (to_micros(now),)))
+        """Delete the results and the IDs that are no longer to be kept."""
+        values = (to_micros(now),)
+        ids = "DELETE FROM queued_calls WHERE expires_at <= ? AND state = 'forgotten'"
+
+        def remove(session: DatabaseSession) -> None:
+            _remove(session, "expires_at <= ?", values, now)
+            session.run(ids, values)
+
+        await self._write(remove)
 
 
 def _add(session: DatabaseSession, calls: Sequence[tuple[QueuedCall, bytes]]) -> Sequence[str]:
@@ -147,8 +155,8 @@ def _add(session: DatabaseSession, calls: Sequence[tuple[QueuedCall, bytes]]) ->
     return added
 
 
-def _remove(session: DatabaseSession, which: str, values: Sequence[object]) -> int:
-    forgotten = session.run(_FORGET + which, values).rowcount
+def _remove(session: DatabaseSession, which: str, values: Sequence[object], now: datetime) -> int:
+    forgotten = session.run(_FORGET + which, (to_micros(now + IDS_KEPT), *values)).rowcount
     sql = f"DELETE FROM queued_calls WHERE {which} AND state <> 'forgotten'"
     return forgotten + session.run(sql, values).rowcount
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.cloud_events import STRUCTURED, to_time
 from cavvy.domain.queued_calls import (
+    BUCKET,
     MOST_BYTES,
     CallAnswer,
     CallState,
@@ -20,7 +21,6 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 
 MOST_AT_ONCE = 256  # maximum number of queued calls of one service
-BUCKET = "bucket"  # the source of calls that objects of buckets cause
 _PER_REPLICA = 2  # factor of the number of calls that replicas can process at once
 _LONGEST_PAUSE = timedelta(hours=1)
 # statuses after which a call is repeated, besides those from 500 on

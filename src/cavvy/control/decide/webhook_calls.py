@@ -23,7 +23,7 @@ from cavvy.domain.cloud_events import (
     to_headers,
     to_time,
 )
-from cavvy.domain.queued_calls import CallState, QueuedCall
+from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.services import WebhookSignature, WebhookTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, replace
@@ -32,7 +32,10 @@ WEBHOOK = "webhook"  # the source of calls that requests to webhooks cause
 _EVENT_TYPE = "dev.cavvy.webhook.delivered"
 _MOST_EVENTS = 1000  # of a batch
 # headers of the sender that the service gets, besides those of a CloudEvent
-_PASSED = ("content-type", "webhook-id", "webhook-timestamp", "x-slack-retry-num")
+_PASSED = (
+    *("content-type", "content-encoding"),
+    *("webhook-id", "webhook-timestamp", "x-slack-retry-num"),
+)
 _PASSED_PREFIX = "x-github-"
 _LONGEST = 4096  # characters of one header
 
@@ -67,7 +70,7 @@ def calls_for_request(
     passed = _list_passed(headers)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # No signature covers the headers: with others, the same delivery must not be another call.
-    once = replace(base, state=CallState.FORGOTTEN)
+    once = replace(base, state=CallState.FORGOTTEN, expires_at=now + IDS_KEPT)
     if kind.startswith("application/cloudevents"):
         calls = [_call_in_binary_mode(base, trigger, each) for each in _read_events(kind, body)]
         return WebhookCalls(calls=calls, once=once)

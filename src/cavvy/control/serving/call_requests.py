@@ -104,7 +104,7 @@ class QueuedCallRequests:
 
     async def purge(self, project: str, service: str, state: CallState) -> int:
         """Delete the calls in one state, and return their number."""
-        return await self._calls.purge(project, service, state)
+        return await self._calls.purge(project, service, state, self._clock.now())
 
     def _wake(self, project: str, service: str) -> None:
         self._hint(calls_key(service_key(project, service)))

@@ -9,6 +9,9 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.store.base import Store
 
 _NEVER = timedelta(days=1)  # until a trigger is looked at again whose line matches no day
+# The last time of a line causes a call only if it has passed within this time: it must be shorter
+# than `IDS_KEPT`, so that the ID of a time is known as long as the time may cause a call.
+_MADE_UP = timedelta(days=30)
 
 
 class CronTicks:
@@ -42,4 +45,5 @@ class CronTicks:
         calls, anchor = self._store.queued_calls, make_anchor(service, trigger, self._clock.now())
         if not await calls.add([(anchor, b"")]):
             anchor = await calls.get(anchor.project, anchor.service, anchor.id)
-        return max(anchor.submitted_at, service.created_at)
+        known = max(anchor.submitted_at, service.created_at)
+        return max(known, self._clock.now() - _MADE_UP)
