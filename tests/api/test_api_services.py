@@ -1,5 +1,6 @@
 """Services over HTTP: started, given a new revision, shown and ended, with the real gateway."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -107,6 +108,32 @@ async def test_what_cannot_be_served_is_refused(api: Api, text: str, said: str) 
     answer = await put(api, text)
     assert answer.status_code == 422
     assert said in answer.json()["message"]
+
+
+async def test_a_waiting_request_orders_a_replica_where_it_must_stay(api: Api) -> None:
+    await put(api, TEXT)
+
+    async def find_url() -> str:
+        found = (await api.http.get(SERVICE)).json()
+        return found["url"] if found["traffic"] else ""
+
+    url = await until(find_url)
+
+    async def find_replica() -> str:
+        stored = await api.app_state.store.services.get("default", "chat")
+        return stored.replicas[0].id if stored.replicas else ""
+
+    async with httpx.AsyncClient() as client:
+        headers = {"Cavvy-Residency": "eu", "Prefer": "wait=60"}
+        waiting = asyncio.create_task(client.get(f"{url}/", headers=headers))
+        replica = await until(find_replica)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    stored = await api.app_state.store.services.get("default", "chat")
+    assert [each.bound_to for each in stored.replicas] == [("eu",)]
+    assert (await api.app_state.store.job(replica)).task.resources.regions == ("eu",)
+    await api.http.delete(SERVICE)
+    await until(api.app_state.control_plane.idle)
 
 
 async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:

@@ -162,6 +162,28 @@ def test_those_that_wait_are_answered_in_order(
     assert [seen.path for seen in replicas[0].seen] == [f"/echo?{n}" for n in range(8)]
 
 
+def test_requests_are_counted_by_the_places_where_they_must_stay(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    service = {**SERVICE, "places": ["us", "eu"], "full_places": ["eu"]}
+    plane.set_services(service, *SERVICES[1:])
+    plane.set_replicas("svc", replicas[:1], places={"r1": ("us",)})
+    waiting = Background(ask, plane.port, "GET", "/echo", cavvy_residency="eu")
+    wait_for(lambda: plane.facts("svc")["places"].get("eu", {}).get("waiting") == 1)
+    late = ask(plane.port, "GET", "/echo", cavvy_residency="eu", prefer="wait=0")
+    assert late.json["error"]["message"].endswith(
+        "the service has its maximum number of replicas, and none of them is there"
+    )
+    assert ask(plane.port, "GET", "/echo").status == 200
+    facts = plane.facts("svc")["places"]
+    assert facts["eu"]["asked_at"] <= facts[""]["asked_at"]
+    assert facts[""]["waiting"] == 0
+    plane.set_replicas("svc", replicas[:1], places={"r1": ("us", "eu")})
+    assert waiting.result().status == 200
+    plane.set_services(*SERVICES)
+    plane.set_replicas("svc", replicas[:1])
+
+
 def test_a_repeated_request_waits_for_a_replica_that_has_not_failed_it(
     plane: Embedded, replicas: list[ReplicaStandIn]
 ) -> None:

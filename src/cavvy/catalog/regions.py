@@ -78,12 +78,18 @@ def list_known_places() -> frozenset[str]:
     return _with_other_names({*AREAS, *_areas()})
 
 
+def list_places_around(wanted: str) -> frozenset[str]:
+    """Return the names of the places that contain the wanted place, its own included."""
+    wish = wished_place(wanted)
+    return _with_other_names({wish, region_of_zone(wish), *locate("", wish)})
+
+
 def list_places_within(wanted: str) -> frozenset[str]:
     """Return the names of the places that may contain a location in the wanted place: those that
     contain the wanted place, and the countries of a wanted area."""
     wish = wished_place(wanted)
     countries = {each for each, area in _areas().items() if area == wish}
-    return _with_other_names({wish, region_of_zone(wish), *locate("", wish), *countries})
+    return list_places_around(wish) | _with_other_names(set(countries))
 
 
 def _with_other_names(places: set[str | None]) -> frozenset[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         ReplicaView,
         ServedView,
         TrialView,
+        UnplacedView,
     )
 
 
@@ -96,6 +97,7 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         ("url", found.url),
         ("replicas", f"{scale}; at least {found.least}, at most {found.most}"),
     ]
+    pairs += [("", _show_unplaced(found, each)) for each in found.unplaced]
     pairs += [("", _show_replica(each)) for each in found.replicas]
     if traffic := found.traffic:
         pairs.append(
@@ -159,6 +161,15 @@ def _show_level(asked: "LevelView", reached: "LevelShares") -> str:
     if asked.p95_s is not None and reached.in_time is not None:
         parts.append(f"{100 * reached.in_time:.4g}% within {asked.p95_s:g} s (wanted: 95%)")
     return f"{', '.join(parts)}; {reached.requests} requests" if parts else "not measured yet"
+
+
+def _show_unplaced(found: "ServedView", each: "UnplacedView") -> str:
+    where = " and ".join(each.places)
+    return (
+        f"no replica starts in {where} for waiting requests ({each.waiting}), because the service "
+        f"has its maximum of {found.most}; raise `replicas.max`, or stop one that runs elsewhere: "
+        f"`cavvy stop {each.instead}`"
+    )
 
 
 def _show_replica(replica: "ReplicaView") -> str:

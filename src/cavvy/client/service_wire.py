@@ -5,7 +5,7 @@ like a job, with a `SubmitRequest`.
 from collections.abc import Mapping
 from datetime import datetime
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, field
 from msgspec.json import decode, encode
 
 from cavvy.client import wire
@@ -95,6 +95,16 @@ class TrialView(Answer, frozen=True, kw_only=True):
     problem: str
 
 
+class UnplacedView(Answer, frozen=True, kw_only=True):
+    """Requests that must stay in all of `places` and wait there for a replica, which cannot start
+    because the service has its maximum. The replica `instead` would have to end first.
+    """
+
+    places: list[str]
+    waiting: int
+    instead: str
+
+
 class ServedView(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
     the last replica failed to start. `target` is the number of replicas that the autoscaler
@@ -115,6 +125,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     least: int
     most: int
     problem: str
+    unplaced: list[UnplacedView] = field(default_factory=list)
     replicas: list[ReplicaView]
     traffic: ServiceTrafficView | None
     trial: TrialView | None = None

@@ -319,6 +319,16 @@ class ServingMarket(Struct, frozen=True, kw_only=True):
     rate: HourlyRate = HourlyRate(0)
 
 
+class UnplacedRequests(Struct, frozen=True, kw_only=True):
+    """Requests that wait although the service has its maximum number of replicas: they must stay in
+    `places` (as `place_loads.write_places` writes them), and no replica is there. The replica with
+    the number `instead` would have to end first.
+    """
+
+    places: str
+    instead: int
+
+
 class ServiceReplica(Struct, frozen=True, kw_only=True):
     """One replica of a revision of a service. The replica was requested in `market` ("" if the
     planner chose the offer) and runs at `place`. The replica may run at these `providers`; () means
@@ -335,6 +345,8 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     market: str = ""
     place: str = ""
     places: tuple[str, ...] = ()  # the names of its region, country and area
+    # it was ordered for requests that must stay in all these places
+    bound_to: tuple[str, ...] = ()
     account: str = ""  # the provider's account where its gang runs
     rate: HourlyRate = HourlyRate(0)  # what its nodes cost now
     gang: str = ""

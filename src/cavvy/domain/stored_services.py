@@ -4,7 +4,13 @@ from datetime import datetime
 
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.service_updates import CandidateRevision, UpdateOutcome
-from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec, ServingMarket
+from cavvy.domain.services import (
+    ReplicaState,
+    ServiceReplica,
+    ServiceSpec,
+    ServingMarket,
+    UnplacedRequests,
+)
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field
@@ -67,6 +73,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     failures: int = 0
     failed_at: datetime | None = None
     problem: str = ""
+    unplaced: tuple[UnplacedRequests, ...] = ()
     keys: tuple[ServiceKey, ...] = ()
     candidate: CandidateRevision | None = None
     former: CandidateRevision | None = None

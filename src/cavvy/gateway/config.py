@@ -123,6 +123,9 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # the places in which its replicas may be; requests that must stay elsewhere are refused. None:
     # any place
     places: tuple[str, ...] | None = None
+    # sets of places, as `place_loads.write_places` writes them, for which no replica can start
+    # because the service has its maximum number
+    full_places: tuple[str, ...] = ()
     keys: tuple[ClientKey, ...] = ()
     # whether requests need a key, even if no key exists; always true if keys exist
     keyed: bool = False

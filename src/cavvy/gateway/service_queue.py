@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
 
+from cavvy.domain.place_loads import write_places
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import replace
 from cavvy.gateway.balancing import FARTHER, FULL, choose_by_key, choose_least, make_ring
 from cavvy.gateway.batches import JoinedBatch, ServiceBatches
+from cavvy.gateway.bound_arrivals import BoundArrivals
 from cavvy.gateway.canary import CanarySplit
 from cavvy.gateway.client_keys import ServiceKeys, holds_service_key
 from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
@@ -22,7 +24,7 @@ from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadMemo, RequestHead
 from cavvy.gateway.own_answers import AnswerCode
 from cavvy.gateway.rates import ServiceRates
-from cavvy.gateway.statistics import ServiceCounters, ServiceFacts, find_quantile
+from cavvy.gateway.statistics import BatchFacts, ServiceCounters, ServiceFacts, find_quantile
 from cavvy.gateway.upstream import ReplicaPool
 from cavvy.gateway.work import ReplicaWork
 
@@ -55,6 +57,7 @@ class ServiceQueue:
         if route.batch is not None:
             self.batches = ServiceBatches(route.batch, route, self._dispatch)
         self._cold_starts = ColdStarts(route.cold_start_s)
+        self._bound = BoundArrivals()
         self._replicas: list[ReplicaPool] = []
         self._draining: set[ReplicaPool] = set()
         # by position, the load of each replica and, without affinity, its tier; FULL: the replica
@@ -70,6 +73,10 @@ class ServiceQueue:
     def admit(self, exchange: Exchange) -> None:
         """Start the request, or queue it."""
         self.counters.arrivals += 1
+        if exchange.places:
+            self._bound.add(exchange.places, exchange.arrived_at)
+        else:
+            self._bound.unbound_at = exchange.arrived_at
         if not self._waiting or all(each.is_bound for each in self._waiting):
             position = self._choose(exchange)
             if position >= 0 and not self._is_early(exchange, self._replicas[position]):
@@ -278,6 +285,7 @@ class ServiceQueue:
         if old.canary is not None and self.route.canary == old.route.canary:
             self.canary = old.canary
         self._cold_starts = old._cold_starts
+        self._bound = old._bound
         self._work = old._work
         self._waiting = old._waiting
         for exchange in self._waiting:
@@ -349,10 +357,14 @@ class ServiceQueue:
             canary=None if self.canary is None else self.canary.describe(),
             slow=counters.slow,
             unserved=counters.unserved,
-            batches=None if self.batches is None else self.batches.describe(),
+            batches=self._describe_batches(),
+            places=self._bound.describe(self._waiting),
         )
 
     # inside
+
+    def _describe_batches(self) -> BatchFacts | None:
+        return None if self.batches is None else self.batches.describe()
 
     def _describe_work(self, now: float) -> dict[str, dict[str, KeyWork]]:
         return {name: dict(each.describe(now)) for name, each in self._work.items() if each}
@@ -457,9 +469,16 @@ class ServiceQueue:
             exchange.sink.answer(
                 504,
                 AnswerCode.TOO_LATE,
-                f"no replica{_where(exchange)} was free within {exchange.wait_s:g} s",
+                f"no replica{_where(exchange)} was free within {exchange.wait_s:g} s"
+                f"{self._explain(exchange)}",
                 self.retry_s(),
             )
+
+    def _explain(self, exchange: Exchange) -> str:
+        """Return why no replica starts where the request must stay, or "" if one may start."""
+        if not exchange.places or write_places(exchange.places) not in self.route.full_places:
+            return ""
+        return ": the service has its maximum number of replicas, and none of them is there"
 
     def _count_unserved(self) -> None:
         self.counters.refused += 1

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from secrets import token_hex
 
+from cavvy.domain.place_loads import PlaceLoads
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import Struct, field
 from cavvy.gateway.canary import CanaryFacts
@@ -94,6 +95,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     slow: int = 0  # of those answered, after more than `slow_s` since they arrived
     unserved: int = 0  # of those refused, by a full queue or because no replica took them in time
     batches: BatchFacts | None = None
+    places: PlaceLoads = field(default_factory=dict)
 
 
 class ServiceCounters:

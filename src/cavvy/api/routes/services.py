@@ -25,6 +25,7 @@ from cavvy.client.service_wire import (
     ServedView,
     ServiceTrafficView,
     TrialView,
+    UnplacedView,
 )
 from cavvy.control.decide.canary import CanaryTerms
 from cavvy.control.decide.service import is_canary, state_of
@@ -38,8 +39,9 @@ from cavvy.control.serving.requests import (
     make_admitted,
 )
 from cavvy.domain.accounts import Permission
+from cavvy.domain.place_loads import read_places
 from cavvy.domain.service_updates import PROMOTED
-from cavvy.domain.services import SERVING, ServiceLevel, ServiceReplica
+from cavvy.domain.services import SERVING, ServiceLevel, ServiceReplica, UnplacedRequests
 from cavvy.domain.stored_services import StoredService
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, RowNotFound
@@ -175,11 +177,23 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         ready=sum(each.state in SERVING for each in service.replicas),
         least=service.spec.replicas.least,
         most=service.spec.replicas.most,
+        unplaced=[_view_unplaced(service, each, traffic) for each in service.unplaced],
         replicas=[_view_replica(each, traffic) for each in service.replicas],
         traffic=None if traffic is None else _view_traffic(traffic),
         trial=_view_trial(service),
         slo=_view_level(service, app_state.now()),
         spent_micros=sums[0].amount.micros if sums else 0,
+    )
+
+
+def _view_unplaced(
+    service: StoredService, found: UnplacedRequests, traffic: ServiceTraffic | None
+) -> UnplacedView:
+    load = None if traffic is None else traffic.places.get(found.places)
+    return UnplacedView(
+        places=sorted(read_places(found.places)),
+        waiting=0 if load is None else load.waiting,
+        instead=f"{service.name}-{found.instead}",
     )
 
 

@@ -395,6 +395,7 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         keys_used=facts.keys_used,
         tried=None if facts.canary is None else _make_tried(facts.canary),
         work={facts.epoch: facts.work} if facts.work else {},
+        places=facts.places,
     )
 
 

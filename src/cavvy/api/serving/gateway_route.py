@@ -55,9 +55,7 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
     if is_canary(service):
         tried = as_revision(service, service.tried)
         canary = CanaryShare(revision=service.tried, percent=tried.spec.update.weight)
-    keys = [_make_key(each) for each in service.keys]
-    if queue_key:
-        keys.append(ClientKey(id=QUEUE_KEY, sha256=queue_key))
+    keys = _make_keys(service, queue_key)
     return ServiceRoute(
         name=service.id,
         hosts=spec.hosts,
@@ -71,8 +69,9 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
         slow_s=None if spec.slo.p95 is None else spec.slo.p95.total_seconds(),
         models=spec.models,
         places=list_possible_places(service.task),
+        full_places=tuple(each.places for each in service.unplaced),
         keyed=spec.keys,
-        keys=tuple(keys) if spec.keys else (),
+        keys=keys if spec.keys else (),
         rates=tuple(_make_rate(each) for each in spec.rates),
         body_max=spec.limits.body_mib * _MIB,
         batch=None if spec.batch is None else _make_batch(spec.batch),
@@ -80,6 +79,11 @@ def make_route(service: StoredService, queue_key: str = "") -> ServiceRoute:
         closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
     )
+
+
+def _make_keys(service: StoredService, queue_key: str) -> tuple[ClientKey, ...]:
+    own = tuple(_make_key(each) for each in service.keys)
+    return (*own, ClientKey(id=QUEUE_KEY, sha256=queue_key)) if queue_key else own
 
 
 def _make_batch(rule: BatchRule) -> BatchTerms:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.place_loads import PlaceLoad, PlaceLoads
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.values import Struct, field, replace
 
@@ -80,6 +81,7 @@ def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
         replicas=_join([each.replicas for each in told]),
         keys_used=_latest([each.keys_used for each in told]),
         work={epoch: work for each in told for epoch, work in each.work.items()},
+        places=_add_places([each.places for each in told]),
     )
 
 
@@ -104,6 +106,18 @@ def _add_tried(
     if old is None or old.revision != new.revision or old.new.requests > new.new.requests:
         old = RevisionTraffic(revision=new.revision, old=_NOTHING, new=_NOTHING)
     return replace(total, old=total.old + new.old - old.old, new=total.new + new.new - old.new)
+
+
+def _add_places(parts: Sequence[PlaceLoads]) -> PlaceLoads:
+    found: PlaceLoads = {}
+    for part in parts:
+        for name, load in part.items():
+            other = found.get(name, PlaceLoad())
+            found[name] = PlaceLoad(
+                waiting=other.waiting + load.waiting,
+                asked_at=max(other.asked_at, load.asked_at),
+            )
+    return found
 
 
 def _join(parts: list[Mapping[str, int]]) -> Mapping[str, int]:

@@ -1,9 +1,23 @@
 """Decides the next step of a service: which replicas to start, to send requests to, to drain and to
 end."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from cavvy.control.decide.bound_requests import (
+    OFFER_WAIT,
+    BoundOrder,
+    KeptReplicas,
+    PlaceNeed,
+    find_order,
+    find_orders,
+    keep_replicas,
+    list_needs,
+    list_possible,
+    restrict_to_places,
+    share_orders,
+)
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.control.decide.replica_markets import (
     ANYWHERE,
@@ -17,6 +31,7 @@ from cavvy.control.decide.replica_markets import (
 from cavvy.control.decide.residency import find_places
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
+from cavvy.domain.place_loads import PlaceLoads
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
@@ -29,6 +44,7 @@ from cavvy.domain.services import (
     ServiceReplica,
     ServingMarket,
     TargetKind,
+    UnplacedRequests,
     UpdateStrategy,
 )
 from cavvy.domain.stored_services import KEPT_ENDED, StoredService
@@ -72,12 +88,14 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
 
 class ServiceSnapshot(Struct, frozen=True, kw_only=True):
     """A service, the observed state of each replica that has not ended, the number of waiting
-    requests, and the traffic of the candidate revision.
+    requests, those of them that must stay in certain places, and the traffic of the candidate
+    revision.
     """
 
     service: StoredService
     seen: Mapping[str, ReplicaSeen] = field(default_factory=dict)
     backlog: int = 0
+    places: PlaceLoads = field(default_factory=dict)
     stop: ServiceStop = ServiceStop()
     tried: RevisionTraffic | None = None
 
@@ -85,14 +103,15 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 class ServiceStep(Struct, frozen=True, kw_only=True):
     """The actions of one decision about a service: store the service, order new replicas, and start
     and stop the jobs of other replicas. `orders` names a market for each new replica, and
-    `candidates` does so for the candidate revision; "" lets the planner choose. `finished` means
-    that the service was ended and none of its replicas is left. The next decision is due after
-    `after`.
+    `candidates` does so for the candidate revision; "" lets the planner choose. The replicas
+    `bound` are ordered for requests that must stay in certain places. `finished` means that the
+    service was ended and none of its replicas is left. The next decision is due after `after`.
     """
 
     service: StoredService
     orders: tuple[str, ...] = ()
     candidates: int = 0
+    bound: tuple[BoundOrder, ...] = ()
     start: tuple[ServiceReplica, ...] = ()
     stop: tuple[ServiceReplica, ...] = ()
     finished: bool = False
@@ -102,23 +121,23 @@ class ServiceStep(Struct, frozen=True, kw_only=True):
 def decide_service(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     """Return the next step of a service."""
     service = view.service
-    replicas = [
-        _follow(service, each, view.seen.get(each.id, ReplicaSeen()), now) for each in service.open
-    ]
+    replicas = _follow_all(view, now)
     service = replace(_count_failures(service, replicas, now), stopped_by=view.stop.hard)
-    wanted = count_wanted(service, view.backlog)
-    replicas = _limit(service, replicas, wanted, now)
+    need = _find_need(view, service, replicas, now)
+    replicas = _limit(service, replicas, need, now)
     pause = _find_pause(service, now)
-    ended = [each for each in service.replicas if each.state is ReplicaState.ENDED]
-    ended += [each for each in replicas if each.state is ReplicaState.ENDED]
-    orders: tuple[str, ...] = ()
-    if pause is None and not view.stop.any:
-        orders = _find_missing(service, replicas, ended, wanted, now)
+    known = (*service.replicas, *replicas)
+    ended = [each for each in known if each.state is ReplicaState.ENDED]
+    orders = _find_orders(service, replicas, ended, need, now)
+    service = replace(service, unplaced=orders.full)
+    if pause is not None or view.stop.any:
+        orders = _Orders()
     living = [each for each in replicas if each.state is not ReplicaState.ENDED]
-    soon = orders or view.backlog or living
+    soon = orders.markets or orders.bound or view.backlog or living
     return ServiceStep(
         service=replace(service, replicas=(*ended[-KEPT_ENDED:], *living)),
-        orders=orders,
+        orders=orders.markets,
+        bound=orders.bound,
         start=tuple(each for each in living if each.state is ReplicaState.ORDERED),
         stop=tuple(each for each in living if each.state is ReplicaState.ENDING),
         finished=not service.wanted and not living,
@@ -191,13 +210,25 @@ def order_replica(
     return replace(service, replicas=(*service.replicas, replica), ordered=replica.number)
 
 
+def bind_last(service: StoredService, places: tuple[str, ...]) -> StoredService:
+    """Return the service whose last ordered replica must be in all these places."""
+    *others, last = service.replicas
+    return replace(service, replicas=(*others, replace(last, bound_to=places)))
+
+
 def make_replica_task(
-    task: TaskSpec, name: str, port: int, market: ServingMarket | None = None
+    task: TaskSpec,
+    name: str,
+    port: int,
+    market: ServingMarket | None = None,
+    bound_to: tuple[str, ...] = (),
 ) -> TaskSpec:
-    """Return the task of a replica's job, in one market or wherever the planner places it. The job
-    is not retried: the service orders another replica instead.
+    """Return the task of a replica's job, in one market or wherever the planner places it, and
+    within all of the places `bound_to`. The job is not retried: the service orders another replica
+    instead.
     """
     task = place_in_regions(task)
+    task = restrict_to_places(task, frozenset(bound_to)) or task
     return replace(
         task if market is None else narrow(task, market),
         name=name,
@@ -208,6 +239,12 @@ def make_replica_task(
 
 
 # One replica
+
+
+def _follow_all(view: ServiceSnapshot, now: datetime) -> list[ServiceReplica]:
+    """Return the replicas that had not ended, updated by their observed states."""
+    service, seen = view.service, view.seen
+    return [_follow(service, each, seen.get(each.id, ReplicaSeen()), now) for each in service.open]
 
 
 def _follow(
@@ -238,13 +275,20 @@ def _follow(
 def _follow_start(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
-    if seen.phase is JobPhase.QUEUED and is_spot(replica):
+    if seen.phase is JobPhase.QUEUED and replica.bound_to:
+        if now - replica.ordered_at >= OFFER_WAIT:
+            replica = replace(replica, loss=ReplicaLoss.REFUSED)
+            where = " and ".join(replica.bound_to)
+            return move(replica, ReplicaState.ENDING, f"no offer in {where}: {seen.reason}", now)
+    elif seen.phase is JobPhase.QUEUED and is_spot(replica):
         waited = now - replica.ordered_at >= _SPOT_WAITS
         if seen.tried or waited:
             replica = replace(replica, loss=ReplicaLoss.REFUSED)
             return move(replica, ReplicaState.ENDING, f"no spot capacity: {seen.reason}", now)
     if seen.phase is not JobPhase.RUNNING:
-        return replace(replica, reason=seen.reason if seen.phase is JobPhase.QUEUED else "")
+        queued = seen.phase is JobPhase.QUEUED
+        places = () if queued or seen.offer is None else find_places(seen.offer)
+        return replace(replica, reason=seen.reason if queued else "", places=places)
     if replica.running_at is None:
         replica = _locate(replace(replica, running_at=now), seen)
     if seen.answers:
@@ -367,35 +411,101 @@ def _counts(replica: ServiceReplica, revision: int) -> bool:
     return replica.revision == revision and replica.state not in going
 
 
-def _find_missing(
+class _ReplicaNeed(Struct, frozen=True, kw_only=True):
+    """The wanted number of replicas, the places in which some of them must be, the replicas that
+    are there, and the number of waiting requests.
+    """
+
+    wanted: int
+    places: Sequence[PlaceNeed]
+    kept: KeptReplicas
+    backlog: int
+
+
+class _Orders(Struct, frozen=True, kw_only=True):
+    """The markets of replicas to order, the replicas to order in certain places, and the requests
+    for which the maximum permits no replica.
+    """
+
+    markets: tuple[str, ...] = ()
+    bound: tuple[BoundOrder, ...] = ()
+    full: tuple[UnplacedRequests, ...] = ()
+
+
+def _find_need(
+    view: ServiceSnapshot, service: StoredService, replicas: list[ServiceReplica], now: datetime
+) -> _ReplicaNeed:
+    bounds = service.spec.replicas
+    wanted = count_wanted(service, view.backlog)
+    places = list_needs(view.places, bounds.idle, now) if wanted else ()
+    open_ones = [each for each in _list_newest(service, replicas) if _is_open(each)]
+    kept = keep_replicas(places, open_ones)
+    wanted = min(bounds.most, max(wanted, len(kept.ids)))
+    return _ReplicaNeed(wanted=wanted, places=places, kept=kept, backlog=view.backlog)
+
+
+def _list_newest(
+    service: StoredService,
+    replicas: list[ServiceReplica],
+    kept: frozenset[str] = frozenset(),
+) -> list[ServiceReplica]:
+    """Return the replicas of the newest revision; those that would end first are the last."""
+    ours = [each for each in replicas if each.revision == service.revision]
+    return sorted(ours, key=lambda each: (each.id not in kept, *_age_of(each)))
+
+
+def _find_orders(
     service: StoredService,
     replicas: list[ServiceReplica],
     ended: list[ServiceReplica],
-    wanted: int,
+    need: _ReplicaNeed,
     now: datetime,
-) -> tuple[str, ...]:
-    """Return the markets of the replicas to order."""
-    counting = [each for each in replicas if _counts(each, service.revision)]
-    if wanted and service.placement:
-        ending = [each for each in replicas if each.state is ReplicaState.ENDING]
-        return list_missing(service.placement, counting, [*ended, *ending], now)
-    return (ANYWHERE,) * (wanted - len(counting))
+) -> _Orders:
+    """Return the replicas to order: one for each missing place, and those that the load needs
+    besides, which are ordered where requests wait.
+    """
+    going = [*ended, *(each for each in replicas if each.state is ReplicaState.ENDING)]
+    counting = [
+        each
+        for each in _list_newest(service, replicas, need.kept.ids)
+        if _counts(each, service.revision)
+    ]
+    first = find_orders(service, list_possible(service, need.kept.missing, going, now), counting)
+    if need.wanted and service.placement:
+        markets = list_missing(service.placement, counting, going, now)
+        return _Orders(markets=markets, bound=first.orders, full=first.full)
+    count = max(0, need.wanted - len(counting) - len(first.orders))
+    coming = [each.bound_to for each in counting if each.state in COMING_REPLICAS]
+    coming += [each.places for each in first.orders]
+    possible = list_possible(service, need.places, going, now)
+    shared = share_orders(count, possible, map(frozenset, coming), need.backlog)
+    more = [order for each in shared if each and (order := find_order(service, each)) is not None]
+    return _Orders(
+        markets=(ANYWHERE,) * (count - len(more)),
+        bound=(*first.orders, *more),
+        full=first.full,
+    )
 
 
 def _limit(
-    service: StoredService, replicas: list[ServiceReplica], wanted: int, now: datetime
+    service: StoredService,
+    replicas: list[ServiceReplica],
+    need: _ReplicaNeed,
+    now: datetime,
 ) -> list[ServiceReplica]:
     """Return the replicas, after changing surplus replicas to draining or ending. Replicas of older
     revisions serve until enough replicas of the newest revision are ready. A replica in the wrong
-    market serves until there are enough replicas without it.
+    market serves until there are enough replicas without it. Replicas that are kept for requests
+    with places are the last to end.
     """
+    wanted, needed = need.wanted, need.kept.ids
     revision, placement = service.revision, service.placement if wanted else {}
     ready = sum(each.state is ReplicaState.READY and each.revision == revision for each in replicas)
     older, spare = max(0, wanted - ready), max(0, ready - wanted)
-    newest = dict(placement) or {ANYWHERE: wanted}
+    newest = _add_needed(placement, replicas, needed) if placement else {ANYWHERE: wanted}
     kept = {}
     # the oldest serving replicas are kept first
-    for replica in sorted(replicas, key=lambda each: (_rank(each), each.ordered_at, each.id)):
+    for replica in sorted(replicas, key=lambda each: (each.id not in needed, *_age_of(each))):
         is_newest = replica.revision == revision
         market = market_of(replica) if placement else ANYWHERE
         left = newest.get(market, 0) if is_newest else older
@@ -408,6 +518,14 @@ def _limit(
             older -= 1
         kept[replica.id] = fitted
     return [kept[each.id] for each in replicas]
+
+
+def _add_needed(
+    placement: Mapping[str, int], replicas: list[ServiceReplica], needed: frozenset[str]
+) -> dict[str, int]:
+    """Return the number of replicas in each market, at least those that are needed there."""
+    held = Counter(market_of(each) for each in replicas if each.id in needed)
+    return {name: max(placement.get(name, 0), held[name]) for name in (*placement, *held)}
 
 
 def _fit(
@@ -445,8 +563,9 @@ _RANKS = (
 )
 
 
-def _rank(replica: ServiceReplica) -> int:
-    return _RANKS.index(replica.state)
+def _age_of(replica: ServiceReplica) -> tuple[int, datetime, str]:
+    """Return the sort key by which replicas are kept: serving ones first, then old ones."""
+    return _RANKS.index(replica.state), replica.ordered_at, replica.id
 
 
 def dismiss(

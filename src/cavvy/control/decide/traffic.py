@@ -11,6 +11,7 @@ from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
+from cavvy.domain.place_loads import PlaceLoads
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
@@ -37,6 +38,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     number of requests in flight on each replica, and `keys_used` the time of each key's last use,
     in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by the
     epoch of each gateway, how the time of each replica was divided among the requests of each key.
+    `places` contains the requests that must stay in certain places.
     """
 
     at_s: float
@@ -63,6 +65,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     keys_used: Mapping[str, float] = field(default_factory=dict)
     tried: RevisionTraffic | None = None
     work: Mapping[str, Mapping[str, Mapping[str, KeyWork]]] = field(default_factory=dict)
+    places: PlaceLoads = field(default_factory=dict)
     whole: bool = True  # whether all gateways have reported their requests in flight
 
 

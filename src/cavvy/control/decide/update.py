@@ -107,6 +107,7 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     return ServiceStep(
         service=service,
         orders=old.orders,
+        bound=old.bound,
         candidates=len(new.orders),
         start=(*old.start, *new.start),
         stop=(*old.stop, *new.stop),

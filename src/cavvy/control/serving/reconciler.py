@@ -17,6 +17,7 @@ from cavvy.control.decide.service import (
     ServiceSnapshot,
     ServiceStep,
     average_readings,
+    bind_last,
     list_serving,
     make_replica_task,
     order_replica,
@@ -160,7 +161,9 @@ class ServiceReconciler:
         stop = await self._budgets.find_service_stop(service)
         view = ServiceSnapshot(service=service, seen=seen, stop=stop)
         if traffic is not None:
-            view = replace(view, backlog=traffic.backlog, tried=traffic.tried)
+            view = replace(
+                view, backlog=traffic.backlog, places=traffic.places, tried=traffic.tried
+            )
         step = decide_update(view, now)
         step, stored = await self._store_step(key, step, stored, front, now)
         self._note_replicas(key, stored)
@@ -277,15 +280,7 @@ class ServiceReconciler:
         """Store the service of the step with the replicas that it orders. Return the step with
         these replicas, and the stored service.
         """
-        service = step.service
-        orders = [(service.revision, market) for market in step.orders]
-        orders += [(service.tried, ANYWHERE)] * step.candidates
-        for revision, market in orders:
-            if as_revision(service, revision).spec.fixed_port:
-                service = await self._order_at_port(service, revision, market, now)
-            else:
-                replica_id, port = self._jobs.make_id(), front.find_port()
-                service = order_replica(service, replica_id, port, now, market, revision)
+        service = await self._order_all(step, front, now)
         ordered = service.replicas[len(step.service.replicas) :]
         step = replace(step, service=service, start=(*step.start, *ordered))
         scaled = self._scaled.get(key)
@@ -306,6 +301,36 @@ class ServiceReconciler:
         service = await self._store.services.put(service)
         self._announce(key)
         return step, service
+
+    async def _order_all(
+        self, step: ServiceStep, front: ServiceFront, now: datetime
+    ) -> StoredService:
+        """Return the service with the replicas that the step orders."""
+        service = step.service
+        for each in step.bound:
+            before = len(service.replicas)
+            service = await self._order(service, service.revision, each.market, front, now)
+            if len(service.replicas) > before:
+                service = bind_last(service, each.places)
+        for market in step.orders:
+            service = await self._order(service, service.revision, market, front, now)
+        for _ in range(step.candidates):
+            service = await self._order(service, service.tried, ANYWHERE, front, now)
+        return service
+
+    async def _order(
+        self,
+        service: StoredService,
+        revision: int,
+        market: str,
+        front: ServiceFront,
+        now: datetime,
+    ) -> StoredService:
+        """Return the service with one more replica, if it may have one."""
+        if as_revision(service, revision).spec.fixed_port:
+            return await self._order_at_port(service, revision, market, now)
+        replica_id, port = self._jobs.make_id(), front.find_port()
+        return order_replica(service, replica_id, port, now, market, revision)
 
     async def _order_at_port(
         self, service: StoredService, revision: int, market: str, now: datetime
@@ -342,7 +367,7 @@ class ServiceReconciler:
         name = f"{service.name}-{replica.number}"
         market = next((each for each in service.markets if each.name == replica.market), None)
         service = as_revision(service, replica.revision)
-        task = make_replica_task(service.task, name, replica.port, market)
+        task = make_replica_task(service.task, name, replica.port, market, replica.bound_to)
         if replica.providers:
             task = keep_at(task, replica.providers)
         try:

@@ -1,0 +1,237 @@
+"""Decides which replicas a service needs because requests must stay in certain places.
+
+A request with places is a need of its own, besides the load: no number of replicas elsewhere
+serves it. For each set of places P:
+
+    needed   while a request with P waits, or if the last one arrived within `replicas.idle`.
+             Requests without places count as a further set, for which any replica is good.
+    kept     of the replicas of the newest revision that are in all of P, or were ordered for P and
+             have no place yet, the one that would end last. A kept replica does not end while P is
+             needed, even if the load needs fewer replicas.
+    missing  if requests with P wait and no such replica exists. One replica is ordered, in regions
+             that are within P, if the service has fewer replicas than its maximum.
+    full     if a replica is missing and the service has its maximum. The requests then wait until
+             a replica ends or their own time limit has passed.
+
+A replica that was ordered for P and finds no offer within `OFFER_WAIT` ends, so that a request for
+a place without capacity does not occupy the service's maximum. P is tried again after
+`RETRY_AFTER`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from cavvy.catalog.regions import list_places_around, places_of
+from cavvy.control.decide.replica_markets import ANYWHERE, ON_DEMAND, place_in_regions
+from cavvy.domain.place_loads import PlaceLoads, read_places, write_places
+from cavvy.domain.services import (
+    COMING_REPLICAS,
+    ReplicaLoss,
+    ServiceReplica,
+    ServingMarket,
+    UnplacedRequests,
+)
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
+from cavvy.domain.values import Struct, replace
+
+OFFER_WAIT = timedelta(seconds=30)
+RETRY_AFTER = timedelta(seconds=60)
+
+Places = frozenset[str]
+
+
+class PlaceNeed(Struct, frozen=True, kw_only=True):
+    """Places in which the service needs a replica, and how many requests wait for one there."""
+
+    places: Places
+    waiting: int
+
+
+class BoundOrder(Struct, frozen=True, kw_only=True):
+    """A replica to order in these places, in one market ("": the planner chooses the offer)."""
+
+    places: tuple[str, ...]
+    market: str = ANYWHERE
+
+
+class BoundOrders(Struct, frozen=True, kw_only=True):
+    """The replicas to order, and the requests for which the maximum permits no replica."""
+
+    orders: tuple[BoundOrder, ...] = ()
+    full: tuple[UnplacedRequests, ...] = ()
+
+
+class KeptReplicas(Struct, frozen=True, kw_only=True):
+    """The IDs of the replicas that are kept for requests with places, and the needs for which there
+    is no replica."""
+
+    ids: frozenset[str] = frozenset()
+    missing: tuple[PlaceNeed, ...] = ()
+
+
+def list_needs(loads: PlaceLoads, idle: timedelta, now: datetime) -> Sequence[PlaceNeed]:
+    """Return the places in which the service needs a replica. The needs with the most places come
+    first, because a replica that meets these may meet others too.
+    """
+    since = (now - idle).timestamp()
+    found = [
+        PlaceNeed(places=read_places(name), waiting=load.waiting)
+        for name, load in loads.items()
+        if load.waiting or load.asked_at > since
+    ]
+    return sorted(found, key=lambda each: (-len(each.places), -each.waiting, sorted(each.places)))
+
+
+def keep_replicas(needs: Sequence[PlaceNeed], replicas: Sequence[ServiceReplica]) -> KeptReplicas:
+    """Return the replicas to keep. `replicas` are those of the newest revision that serve, will
+    serve or could serve again; those that would end last come first.
+    """
+    kept: set[str] = set()
+    missing = []
+    for need in needs:
+        fitting = [each for each in replicas if serves(each, need.places)]
+        if not need.places:
+            # A replica that was ordered for places ends when these are no longer needed, so another
+            # one is kept for the requests that may go anywhere.
+            fitting = [each for each in fitting if not each.bound_to] or fitting
+        if fitting and not any(each.id in kept for each in fitting):
+            kept.add(fitting[0].id)
+        elif not fitting and need.places and need.waiting:
+            missing.append(need)
+    return KeptReplicas(ids=frozenset(kept), missing=tuple(missing))
+
+
+def serves(replica: ServiceReplica, places: Places) -> bool:
+    """Return whether the replica may get requests that must stay in all these places, or will get
+    them when it has started."""
+    if not replica.places and replica.state in COMING_REPLICAS:
+        return places.issubset(replica.bound_to)
+    return places.issubset(replica.places)
+
+
+def list_possible(
+    service: StoredService,
+    needs: Iterable[PlaceNeed],
+    gone: Iterable[ServiceReplica],
+    now: datetime,
+) -> Sequence[PlaceNeed]:
+    """Return the needs for which a replica can be ordered now: the service may have replicas there,
+    and none has just found no offer.
+    """
+    refused = {
+        frozenset(each.bound_to)
+        for each in gone
+        if each.loss is ReplicaLoss.REFUSED and now - (each.ended_at or now) < RETRY_AFTER
+    }
+    return [
+        each
+        for each in needs
+        if each.places not in refused and find_order(service, each.places) is not None
+    ]
+
+
+def find_orders(
+    service: StoredService,
+    needs: Iterable[PlaceNeed],
+    replicas: Sequence[ServiceReplica],
+) -> BoundOrders:
+    """Return the orders for missing replicas. `replicas` are those that count towards the maximum;
+    those that would end last come first.
+    """
+    room = max(0, service.spec.replicas.most - len(replicas))
+    orders: list[BoundOrder] = []
+    full: list[UnplacedRequests] = []
+    last = replicas[-1].number if replicas else 0
+    for each in needs:
+        order = find_order(service, each.places)
+        if order is None:
+            continue
+        if len(orders) < room:
+            orders.append(order)
+        else:
+            full.append(UnplacedRequests(places=write_places(each.places), instead=last))
+    return BoundOrders(orders=tuple(orders), full=tuple(full))
+
+
+def share_orders(
+    count: int, needs: Iterable[PlaceNeed], coming: Iterable[Places], waiting: int
+) -> Sequence[Places]:
+    """Return the places of further replicas that the load needs. Each replica is ordered for the
+    places with the most waiting requests per replica that is on its way for them; the empty set
+    stands for any place. `coming` contains the places of the replicas on their way, and `waiting`
+    is the number of all waiting requests.
+    """
+    groups = {each.places: each.waiting for each in needs if each.places}
+    groups[frozenset()] = max(0, waiting - sum(groups.values()))
+    known = list(coming)
+    found: list[Places] = []
+    for _ in range(count):
+        held = Counter(known + found)
+        _, _, chosen = max(
+            (waits / (1 + held[each]), not each, sorted(each)) for each, waits in groups.items()
+        )
+        found.append(frozenset(chosen))
+    return found
+
+
+# The regions of a replica
+
+
+def restrict_to_places(task: TaskSpec, places: Places) -> TaskSpec | None:
+    """Return the task, restricted to regions that are within all these places, or None if the task
+    permits no such region.
+    """
+
+    def restrict(needs: ResourceSpec) -> ResourceSpec | None:
+        regions = _intersect(needs.regions, places)
+        return replace(needs, regions=regions) if regions else None
+
+    if not places:
+        return task
+    choices = [each for each in map(restrict, task.resources.any_of) if each is not None]
+    base = restrict(task.resources)
+    if task.resources.any_of and choices:
+        base = replace(base or task.resources, any_of=tuple(choices))
+    elif task.resources.any_of:
+        base = None
+    return None if base is None else replace(task, resources=base)
+
+
+def _intersect(regions: tuple[str, ...], places: Places) -> tuple[str, ...]:
+    """Return the largest regions that are within one of `regions`, if there are any, and within all
+    of `places`."""
+    found = regions or tuple(sorted(places))[:1]
+    for place in sorted(places):
+        found = tuple(
+            narrow for each in found if (narrow := _find_narrower(each, place)) is not None
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def _find_narrower(one: str, other: str) -> str | None:
+    """Return the place that is within the other one, or None if neither is known to be."""
+    if other in list_places_around(one):
+        return one
+    return other if one.strip().lower() in list_places_around(other) else None
+
+
+def find_order(service: StoredService, places: Places) -> BoundOrder | None:
+    """Return the order of a replica in these places, or None if the service may have none there. If
+    the service has markets, the replica runs on demand, because requests wait; if the service uses
+    spot only, in the cheapest spot market there.
+    """
+    if restrict_to_places(place_in_regions(service.task), places) is None:
+        return None
+    names = tuple(sorted(places))
+    if not service.markets:
+        return BoundOrder(places=names)
+    spot = [each for each in service.markets if each.spot and places <= _places_of(each)]
+    demand = [each for each in service.markets if each.name == ON_DEMAND]
+    market = min(demand or spot, key=lambda each: each.rate, default=None)
+    return None if market is None else BoundOrder(places=names, market=market.name)
+
+
+def _places_of(market: ServingMarket) -> Places:
+    return places_of(market.provider, market.region.partition("/")[2])

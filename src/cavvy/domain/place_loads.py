@@ -1,0 +1,26 @@
+"""Requests that must stay in certain places, such as an area or a country."""
+
+from cavvy.domain.values import Struct
+
+
+class PlaceLoad(Struct, frozen=True, kw_only=True):
+    """The requests that must stay in the same places. `waiting` of them wait for a replica, and
+    the last one arrived at `asked_at`, in seconds since 1970.
+    """
+
+    waiting: int = 0
+    asked_at: float = 0.0
+
+
+# The requests by their places, as `write_places` writes these. "" stands for requests without a
+# place; it is present only if other requests have one.
+PlaceLoads = dict[str, PlaceLoad]
+
+
+def write_places(places: frozenset[str]) -> str:
+    """Return the places as one text, such as "de,eu". The inverse of `read_places`."""
+    return ",".join(sorted(places))
+
+
+def read_places(text: str) -> frozenset[str]:
+    return frozenset(each for each in text.split(",") if each)

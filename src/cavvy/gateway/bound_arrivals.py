@@ -1,0 +1,44 @@
+"""Counts the requests of a service that must stay in certain places."""
+
+from collections import Counter
+from collections.abc import Iterable
+from time import monotonic, time
+
+from cavvy.domain.place_loads import PlaceLoad, PlaceLoads, write_places
+from cavvy.gateway.exchange import Exchange
+
+_MOST = 32  # sets of places; clients may name any
+# the difference between the two clocks, read once, so that a time does not change between reports
+_OFFSET_S = time() - monotonic()
+
+
+class BoundArrivals:
+    """When the last request of each set of places arrived. `unbound_at` is when the last request
+    without a place arrived. Times are in seconds of a monotonic clock.
+    """
+
+    __slots__ = ("_at", "unbound_at")
+
+    def __init__(self) -> None:
+        self._at: dict[frozenset[str], float] = {}  # the longest unused one first
+        self.unbound_at: float | None = None
+
+    def add(self, places: frozenset[str], now: float) -> None:
+        """Record a request that must stay in these places."""
+        self._at.pop(places, None)
+        self._at[places] = now
+        if len(self._at) > _MOST:
+            del self._at[next(iter(self._at))]
+
+    def describe(self, waiting: Iterable[Exchange]) -> PlaceLoads:
+        """Return the requests by their places; nothing if no request had a place."""
+        if not self._at:
+            return {}
+        counts = Counter(each.places for each in waiting)
+        at = dict(self._at)
+        if self.unbound_at is not None:
+            at[frozenset()] = self.unbound_at
+        return {
+            write_places(places): PlaceLoad(waiting=counts[places], asked_at=_OFFSET_S + last)
+            for places, last in at.items()
+        }
