@@ -45,6 +45,17 @@ async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Api]:
         yield api
 
 
+@pytest.mark.parametrize("value", ["tiny", "dGlueQ=="])  # the second is "tiny" in base64
+async def test_a_service_with_a_secret_that_is_too_short_for_its_webhook_is_refused(
+    api: Api, value: str
+) -> None:
+    await api.http.put("/v1/projects/default/secrets/HOOK", json={"value": value})
+    refused = await api.http.put(SERVICE, json={"text": TEXT, "user": "ada"})
+    assert (refused.status_code, refused.json()["code"]) == (422, "secret-too-short")
+    assert "HOOK" in refused.json()["message"]
+    assert value not in refused.text
+
+
 async def post(
     api: Api,
     body: bytes,

@@ -1,5 +1,6 @@
 """Routes for services: start, list, show and end them."""
 
+import asyncio
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated
@@ -32,6 +33,7 @@ from cavvy.control.decide.service import is_canary, state_of
 from cavvy.control.decide.service_level import LevelCounts, measure_level
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import as_revision, measure
+from cavvy.control.decide.webhook_signatures import LEAST, is_usable
 from cavvy.control.serving.requests import (
     HostTaken,
     ServiceRequests,
@@ -43,6 +45,7 @@ from cavvy.domain.place_loads import read_places
 from cavvy.domain.service_updates import PROMOTED
 from cavvy.domain.services import SERVING, ServiceLevel, ServiceReplica, UnplacedRequests
 from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, RowNotFound
 
@@ -95,6 +98,7 @@ async def get(request: Request, project: ProjectPath, name: ServicePath) -> Resp
             "no-offer",
             "consent-needed",
             "secret-missing",
+            "secret-too-short",
             "snapshot-missing",
             "too-large",
         ),
@@ -138,6 +142,7 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
     if objection := object_to_service(task):
         raise ApiProblem("invalid-task", f"{ask.path}: {objection}")
     await submission.check_secrets(app_state, task)
+    await _check_webhook_secrets(app_state, task)
     await submission.check_snapshot(app_state, project, origin.snapshot)
     await submission.check_uses(app_state, task, origin.snapshot)
     admitted = make_admitted(task)
@@ -158,6 +163,27 @@ async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> 
     if origin.snapshot is not None:
         app_state.snapshots.add((project, origin.snapshot))
     return found
+
+
+async def _check_webhook_secrets(app_state: AppState, task: TaskSpec) -> None:
+    """Raise ApiProblem if a webhook would refuse all requests because its secret is too short."""
+    hooks = () if task.service is None else task.service.webhooks
+    sealed = (
+        {each.name: each.sealed for each in await app_state.store.secrets(task.project)}
+        if hooks
+        else {}
+    )
+    for each in hooks:
+        value = await asyncio.to_thread(
+            app_state.sealer.unseal, task.project, each.secret, sealed[each.secret]
+        )
+        if not is_usable(each.signature, value):
+            raise ApiProblem(
+                "secret-too-short",
+                f"the secret {each.secret} of webhook {each.name} has fewer than {LEAST} bytes, "
+                "so the webhook would refuse all requests",
+                f"set a longer one: cavvy secret set {each.secret} -p {task.project}",
+            )
 
 
 def _services(app_state: AppState) -> ServiceRequests:

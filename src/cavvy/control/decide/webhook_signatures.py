@@ -27,7 +27,7 @@ from cavvy.domain.values import Struct
 
 TOLERANCE = timedelta(minutes=5)  # of timestamps; all four senders recommend it
 _PREFIX = "whsec_"
-_LEAST = 8  # bytes of a secret; a shorter one could be guessed, and signs nothing
+LEAST = 8  # bytes of a secret; a shorter one could be guessed, and signs nothing
 
 
 class SignedDelivery(Struct, frozen=True, kw_only=True):
@@ -61,9 +61,15 @@ def verify(
             signed, name = b"v0:" + stamp.encode() + b":" + body, _digest(body)
         case _:
             assert_never(kind)
-    key = secret.encode()
-    made = hmac.digest(key, signed, "sha256").hex()
-    return SignedDelivery(id=name) if len(key) >= _LEAST and _any_equal(made, shown) else None
+    made = hmac.digest(secret.encode(), signed, "sha256").hex()
+    valid = is_usable(kind, secret) and _any_equal(made, shown)
+    return SignedDelivery(id=name) if valid else None
+
+
+def is_usable(kind: WebhookSignature, secret: str) -> bool:
+    """Return whether a secret is long enough to sign requests."""
+    key = _read_key(secret) if kind is WebhookSignature.STANDARD else secret.encode()
+    return len(key) >= LEAST
 
 
 def sign_standard(secret: str, delivery: str, at: datetime, body: bytes) -> Mapping[str, str]:
@@ -79,11 +85,11 @@ def _verify_standard(
     name, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     if not name or not _is_recent(stamp, now):
         return None
-    key = _read_key(secret)
-    made = _sign(key, name, stamp, body)
+    made = _sign(_read_key(secret), name, stamp, body)
     parts = [each.partition(",") for each in headers.get("webhook-signature", "").split()]
     shown = [value for version, _, value in parts if version == "v1"]
-    return SignedDelivery(id=name) if len(key) >= _LEAST and _any_equal(made, shown) else None
+    valid = is_usable(WebhookSignature.STANDARD, secret) and _any_equal(made, shown)
+    return SignedDelivery(id=name) if valid else None
 
 
 def _read_stripe(header: str) -> tuple[str, list[str]]:
