@@ -2,12 +2,18 @@
 
 import re
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
-from cavvy.cli.reach.service_call import answer_timeout_option, ask_service, find_serving
+from cavvy.cli.reach.service_call import (
+    answer_timeout_option,
+    ask_service,
+    find_serving,
+    tell_state,
+)
 from cavvy.cli.reach.session import project_option, session
 
 if TYPE_CHECKING:
@@ -99,14 +105,17 @@ def command(
     if call_id:
         raise click.UsageError("--id needs --queue")
     found = find_serving(project, name)
-    with ask_service(
+    asked = ask_service(
         found.url,
         quote(path if path.startswith("/") else f"/{path}", safe=_PATH_MARKS),
         method or ("GET" if body is None else "POST"),
         body,
         {**show_key(key), **headers},
         timeout,
-    ) as answer:
+    )
+    with ExitStack() as stack:
+        with tell_state(project, name):
+            answer = stack.enter_context(asked)
         _print(answer)
         status = answer.status
     if status >= 400:

@@ -1,8 +1,9 @@
 """Requests to a service at the gateway, for `cavvy call` and `cavvy chat`."""
 
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _START_S = 60.0  # within which a gateway starts, also after a restart of the server
 _LOOK_AGAIN_S = 0.1
+_SILENT_S = 5.0  # between two looks at a service that has not answered yet
 
 answer_timeout_option = click.option(
     "--timeout",
@@ -50,6 +52,47 @@ def find_serving(project: str, name: str) -> "ServedView":
     """Return the service once its gateway listens. Raises CommandFailure."""
     with session() as client:
         return await_url(client, project, name)
+
+
+@contextmanager
+def tell_state(project: str, name: str) -> Iterator[None]:
+    """While the block waits for an answer, say on standard error why the service has no replica."""
+    answered = threading.Event()
+
+    def look() -> None:
+        from cavvy.client.service_wire import find_service
+
+        with suppress(CommandFailure), session() as client:
+            for text in list_waits(
+                lambda: find_service(client, project, name), lambda: answered.wait(_SILENT_S)
+            ):
+                click.echo(f"cavvy: {text}", err=True)
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        answered.set()
+
+
+def list_waits(find: Callable[[], "ServedView"], wait: Callable[[], bool]) -> Iterator[str]:
+    """Yield each new reason why a request still waits for a replica. `wait` pauses, and returns
+    whether the request was answered.
+    """
+    said = ""
+    while not wait():
+        text = _why_waiting(find())
+        if text and text != said:
+            yield text
+        said = text
+
+
+def _why_waiting(found: "ServedView") -> str:
+    if found.ready:
+        return ""
+    text = f"still waiting; service {found.name} is {found.state}"
+    return f"{text}: {found.problem}" if found.state == "failing" else text
 
 
 @contextmanager

@@ -1,0 +1,43 @@
+"""What `cavvy call` says while its request waits for a replica."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from cavvy.cli.reach.service_call import list_waits
+from cavvy.client.service_wire import ServedView
+
+
+def make_service(**facts: Any) -> ServedView:
+    known: dict[str, Any] = {
+        "name": "echo",
+        "project": "default",
+        "user": "ada",
+        "url": "http://127.0.0.1:1/default/echo",
+        "models": [],
+        "revision": 1,
+        "created_at": datetime(2026, 1, 2, tzinfo=UTC),
+        "target": 1,
+        "why": "load",
+        "least": 0,
+        "most": 1,
+        "replicas": [],
+        "traffic": None,
+        "spent_micros": 0,
+    }
+    return ServedView(**{**known, **facts})
+
+
+def test_each_new_reason_of_a_wait_is_said_once() -> None:
+    starting = make_service(state="starting", ready=0, problem="an earlier one")
+    failing = make_service(state="failing", ready=0, problem="the task ended with exit code 3")
+    ready = make_service(state="ready", ready=1, problem="the task ended with exit code 3")
+    looks = iter([starting, starting, failing, failing, ready])
+    answered = iter([False] * 5 + [True])
+    assert list(list_waits(lambda: next(looks), lambda: next(answered))) == [
+        "still waiting; service echo is starting",
+        "still waiting; service echo is failing: the task ended with exit code 3",
+    ]
+
+
+def test_nothing_is_said_if_the_answer_comes_first() -> None:
+    assert list(list_waits(make_service, lambda: True)) == []
