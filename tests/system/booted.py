@@ -56,6 +56,7 @@ class BootedMachine:
         self._lab, self._user_data, self._gone = lab, user_data, gone
         self._server: MetadataServer | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._killing = threading.Lock()  # the cloud may lose it while the server deletes it
 
     def boot(self) -> None:
         for name in ("home", "var", "bin", "disks/by-id", "apt"):
@@ -95,7 +96,13 @@ class BootedMachine:
         (self.folder / "bin" / name).chmod(0o755)
 
     def kill(self) -> None:
-        """The power is cut. What it wrote can still be read."""
+        """The power is cut. What it wrote can still be read. Of several calls at the same time, one
+        does it, and the others wait for that.
+        """
+        with self._killing:
+            self._cut_power()
+
+    def _cut_power(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with suppress(OSError):
@@ -104,11 +111,11 @@ class BootedMachine:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             process.wait(PATIENCE_S)
-        if self._server is not None:
+        server, self._server = self._server, None
+        if server is not None:
             self.metadata.set(stopped=True)
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+            server.shutdown()
+            server.server_close()
             subprocess.run([_IP, "netns", "del", self.space], check=False, capture_output=True)
 
     def cut(self) -> None:

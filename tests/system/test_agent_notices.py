@@ -151,6 +151,7 @@ def test_a_rebalance_recommendation_is_advice_that_the_task_hears_while_it_works
         begin(rig, aws(cloud.port), aws(cloud.port, advice=True))
         cloud.set(rebalance={"noticeTime": cloud.iso_date(0)})
         rig.until(lambda: "advice" in rig.output())
+        rig.until(lambda: "event" in rig.stub.kinds())  # the task hears of it first
         assert rig.stub.last("event")["name"] == "advice"
         with open(f"{rig.home}/advice.json", encoding="utf-8") as file:
             assert json.load(file)["source"] == "AWS"
