@@ -61,6 +61,7 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     runner._redactor = SimpleNamespace(flush=lambda: b"", text=str)
     runner.execs = SimpleNamespace(kill=lambda: None, idle=True)
     runner._kill_timer = runner._notification_socket = None
+    runner._heard_notice = False
     runner._polls = []
     runner._exit = {}
     runner._leave = lambda: None
@@ -101,3 +102,27 @@ def test_what_an_event_does_in_each_state(
     runner = make_runner(tmp_path, state)
     event(runner)
     assert runner._state is moves.get(state, state)
+
+
+@pytest.mark.parametrize(("listens", "outcome"), [(True, "preempted"), (False, "succeeded")])
+def test_work_that_ends_before_its_signal_was_interrupted_if_it_has_heard_the_notice(
+    listens: bool, outcome: str, tmp_path: Path
+) -> None:
+    """A task may read the notice from its socket and exit with 0 before SIGTERM reaches it. Work
+    that does not listen has then ended by itself.
+    """
+    runner = make_runner(tmp_path, AgentState.WORKING)
+    runner._notification_socket = SimpleNamespace(say=lambda kind, value: listens)
+    runner._steps.interrupted = False
+    runner.ordered("notice", 30.0, "for a test")
+    assert runner._judge(0, 0)[0] == outcome
+
+
+def test_a_notice_that_nobody_hears_again_is_still_heard(tmp_path: Path) -> None:
+    """The program that has heard the first notice may have closed its connection at the second."""
+    runner = make_runner(tmp_path, AgentState.WORKING)
+    runner._steps.interrupted = False
+    for listens in (True, False):
+        runner._notification_socket = SimpleNamespace(say=lambda *_, listens=listens: listens)
+        runner.ordered("notice", 30.0, "for a test")
+    assert runner._judge(0, 0)[0] == "preempted"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
+
+from .outbox import time_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,6 +76,12 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
             f"the task was killed by signal {number:d} ({number.name}; exit code {code})",
         )
     return "exit", code, f"the task ended with exit code {code}"
+
+
+def describe_notice(seconds: float, reason: str) -> dict[str, object]:
+    """Return the notice that the task is sent: its work must end within `seconds`."""
+    deadline = time_text(time.time() + seconds)
+    return {"seconds": seconds, "deadline": deadline, "reason": reason}
 
 
 def serve_on(work: WorkConfig | None, seconds: float) -> float:

@@ -12,10 +12,10 @@ from .access.execs import RankExecs
 from .config import BadConfig, WorkConfig
 from .control_client import LOST, ControlPlaneClient, complain
 from .disk import open_own, write_whole
-from .ends import EX_TEMPFAIL, judge, may_leave, serve_on
+from .ends import EX_TEMPFAIL, describe_notice, judge, may_leave, serve_on
 from .log import LogSpool
 from .notices.faults import FAILURES, GPU, GpuFaultScanner, read_kernel
-from .outbox import MessageOutbox, time_text
+from .outbox import MessageOutbox
 from .redact import Redactor, make_redactor
 from .reports import TaskReports
 from .states import DONE, MOVES, REPORTED, AgentState
@@ -65,6 +65,8 @@ class RankRunner:
         self._steps = StepRunner(loop, config, self)
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._notification_socket: NotificationSocket | None = None
+        # The task may end because it has read a notice there, before SIGTERM reaches it.
+        self._heard_notice = False
         self._polls: list[NoticePoll] = []
         self._deposit: ResultsDeposit | None = None
         self._every_s: float | None = None
@@ -131,8 +133,10 @@ class RankRunner:
             reserve = self._steps.reserve(seconds)
             self._write_notice(seconds - reserve, reason)
             reason = reason or "the provider is reclaiming the node"
-            on = serve_on(self._work, seconds - reserve)
-            self._loop.after(on, lambda: self._end("preempted", reason, seconds - on, reserve))
+            if on := serve_on(self._work, seconds - reserve):
+                self._loop.after(on, lambda: self._end("preempted", reason, seconds - on, reserve))
+            else:
+                self._end("preempted", reason, seconds, reserve)
         elif kind == "stop":
             self._end("stopped", reason or "a stop was requested", seconds)
         else:
@@ -265,9 +269,9 @@ class RankRunner:
             self._tell_task("every_s", every_s)
             self._write(self._config.every_file, json.dumps(every_s))
 
-    def _tell_task(self, kind: str, value: object) -> None:
-        if self._notification_socket is not None:
-            self._notification_socket.say(kind, value)
+    def _tell_task(self, kind: str, value: object) -> bool:
+        listener = self._notification_socket
+        return listener is not None and listener.say(kind, value)
 
     # The steps of the work, and their callbacks.
 
@@ -401,7 +405,8 @@ class RankRunner:
 
     def _judge(self, code: int, oom_kills: int) -> tuple[str, int | None, str]:
         """Return the outcome, exit code and reason of work that ended with this exit code."""
-        interrupted = self._steps.interrupted or self._state is AgentState.RECLAIMED
+        interrupted = self._steps.interrupted or self._heard_notice
+        interrupted = interrupted or self._state is AgentState.RECLAIMED
         code = EX_TEMPFAIL if code and self.reports.again else code
         outcome, code, reason = judge(code, self._ending if interrupted else None)
         if oom_kills and outcome == "exit":
@@ -530,13 +535,9 @@ class RankRunner:
             return "node", None, "the agent was killed together with its work"
 
     def _write_notice(self, seconds: float, reason: str) -> None:
-        notice = {
-            "seconds": seconds,
-            "deadline": time_text(time.time() + seconds),
-            "reason": reason,
-        }
+        notice = describe_notice(seconds, reason)
         self._write(self._config.notice_file, json.dumps(notice))
-        self._tell_task("notice", notice)
+        self._heard_notice = self._tell_task("notice", notice) or self._heard_notice
 
     def _write(self, path: str, text: str) -> None:
         try:

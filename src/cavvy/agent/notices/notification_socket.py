@@ -45,13 +45,15 @@ class NotificationSocket:
         self._socket: socket.socket | None = None
         self._open()
 
-    def say(self, kind: str, value: object) -> None:
-        """Send a message to every connected program, and to each program that connects later."""
-        if self._now.get(kind) == value:
-            return
-        self._now[kind] = value
-        for reader in list(self._readers.values()):
-            reader.send({kind: value})
+    def say(self, kind: str, value: object) -> bool:
+        """Send a message to every connected program, and to each program that connects later.
+        Return whether a program is connected.
+        """
+        if self._now.get(kind) != value:
+            self._now[kind] = value
+            for reader in list(self._readers.values()):
+                reader.send({kind: value})
+        return bool(self._readers)
 
     def close(self) -> None:
         for reader in list(self._readers.values()):
