@@ -1,5 +1,5 @@
-"""The Azure Machine Learning provider keeps the contract, on a stand-in that checks every request and
-every reply against Azure's published API.
+"""The Azure Machine Learning provider keeps the contract, on a stand-in that checks every request
+and every reply against Azure's published API.
 """
 
 import asyncio
@@ -151,13 +151,13 @@ class TestAzureMl(RestContract):
         assert "idle nodes for PT20M" in facts["cluster gpu-low"]
         assert "free: Azure's price list has no price" in facts["clusters without offers"]
         assert "unpriced: the catalog has no price" in facts["clusters without offers"]
-        assert "old: its system is Windows" in facts["clusters without offers"]
+        assert "old: the machines run Windows" in facts["clusters without offers"]
         assert "k8s" not in str(facts)
         assert self.stand_in.key not in str(facts)
 
     def test_each_cluster_is_an_offer(self, account: AzureMlPlace) -> None:
-        """Dedicated machines have the catalog's prices. Those with low priority have prices of their
-        own in Azure's list.
+        """Dedicated machines have the catalog's prices. Those with low priority have prices of
+        their own in Azure's list.
         """
         offers = {each.zone: each for each in asyncio.run(account.provider("ours").offers())}
         assert set(offers) == {"cpu", "gpu", "gpu-low", "tiny"}

@@ -27,7 +27,8 @@ def test_an_older_agent_gets_no_work_that_it_would_do_without_a_part() -> None:
         refused = await sessions.claim(gang, 0, "old", "a", HOST, protocol=OLDEST)
         assert isinstance(refused, ClaimRefused)
         assert (
-            refused.reason == f"its protocol {OLDEST} does not support inputs or outputs at a URL"
+            refused.reason == f"the agent's protocol {OLDEST} does not support inputs or outputs "
+            "at a URL"
         )
         assert (await harness.node(job)).claim is None, "the rank is left for an agent of today"
         told = [event.text for event in await harness.store.events(job.id) if event.kind == "agent"]

@@ -135,7 +135,7 @@ async def test_keyless_signatures_are_told_apart(api: Api, registry: str) -> Non
     await put(api, KEY)
     answer = await api.post_job(task(f"{registry}/acme/keyless:1"))
     assert "keyless signatures" in answer.json()["message"]
-    assert "sign it with a key" in answer.json()["message"]
+    assert "sign the image with a key" in answer.json()["message"]
 
 
 async def test_no_task_file_can_claim_a_signature(api: Api) -> None:

@@ -274,7 +274,7 @@ def test_exec_passes_output_and_code(client: FakeClient) -> None:
 
 def test_drill_reads_its_notice(client: FakeClient) -> None:
     told = run("drill", "preempt", "now", "--notice", "1m").stdout
-    assert "now: its nodes will be reclaimed in 1m00s" in told
+    assert "now: the job's nodes will be reclaimed in 1m00s" in told
     assert client.asked == [("drill", "now", 60.0)]
     wrong = run("drill", "preempt", "now", "--notice", "soon")
     assert wrong.exit_code == 2

@@ -126,7 +126,7 @@ def test_a_worse_canary_is_rolled_back_and_its_requests_finish() -> None:
     assert rollout.serving() == [1, 1, 1, 1]
     gone = [each for each in rollout.service.replicas if each.revision == 2]
     assert [each.state for each in gone] == [ReplicaState.DRAINING]
-    assert gone[0].reason == "its revision was rolled back"
+    assert gone[0].reason == "the replica's revision was rolled back"
     assert (rollout.service.candidate, rollout.service.task) == (None, OLD)
 
 

@@ -50,8 +50,8 @@ def test_what_ssh_prints_says_what_to_do(said: str, kind: type[Exception], words
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("Host key verification failed.", "its host key differs from the recorded one"),
-        ("root@h: Permission denied (publickey).", "it does not accept this server's key"),
+        ("Host key verification failed.", "the host key differs from the recorded one"),
+        ("root@h: Permission denied (publickey).", "the host does not accept this server's key"),
     ],
 )
 def test_a_machine_that_cavvy_started_needs_no_hint_for_the_users_own_ssh(
@@ -101,7 +101,7 @@ def test_a_shell_that_prints_without_line_breaks_is_not_read_for_ever(tmp_path: 
     script = tmp_path / "ssh"
     script.write_text("head -c 200000 /dev/zero | tr '\\0' x\n")
     address = HostAddress(name="h", ssh=["sh", str(script)], destination="h")
-    with pytest.raises(CannotConnect, match="h: its login shell prints a line of more than 64 KiB"):
+    with pytest.raises(CannotConnect, match="h: the login shell prints a line of more than 64 KiB"):
         asyncio.run(open_connection(address, timeout_s=60))
 
 

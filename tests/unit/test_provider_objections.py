@@ -28,7 +28,9 @@ def test_an_unknown_option_is_an_objection_of_its_provider_only() -> None:
     options = (option("aws", image="ami-1", colour="red"), option("gcp", size=1))
     task = TaskSpec(name="a", run="x", resources=ResourceSpec(options=options))
     (found,) = list_objections(task, provider)
-    assert str(found) == ("resources.options.aws.colour: aws has no such option; it has `image`")
+    assert str(found) == (
+        "resources.options.aws.colour: aws has no such option; the options are `image`"
+    )
     assert read_options(task.resources, "aws") == {"image": "ami-1", "colour": "red"}
     assert read_options(task.resources, "local") == {}
 
@@ -37,8 +39,8 @@ def test_an_unknown_option_is_an_objection_of_its_provider_only() -> None:
     ("options", "hint"),
     [
         ({"channels": "…", "image": "…"}, "did you mean `channels`?"),
-        ({"image": "…", "warm_s": "…"}, "it has `image` and `warm_s`"),
-        ({}, "it has no options"),
+        ({"image": "…", "warm_s": "…"}, "the options are `image` and `warm_s`"),
+        ({}, "the provider has no options"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_name(

@@ -171,11 +171,11 @@ def test_a_gang_is_running_when_all_ranks_are_up() -> None:
     assert states == [GangState.QUEUED, GangState.STARTING, GangState.STARTING, GangState.RUNNING]
 
 
-LOST = {"event": "lost", "rank": 1, "reason": "its node is lost: gone", "preempted": False}
+LOST = {"event": "lost", "rank": 1, "reason": "the node is lost: gone", "preempted": False}
 TAKEN = {
     "event": "lost",
     "rank": 1,
-    "reason": "Ray reclaimed the node: it was preempted",
+    "reason": "Ray reclaimed the node: the node was preempted",
     "preempted": True,
 }
 BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason": "exit code 3"}}
@@ -184,12 +184,12 @@ BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason"
 @pytest.mark.parametrize(
     ("status", "events", "reason", "preempted"),
     [
-        ("SUCCEEDED", [], "its agents exited", False),
-        ("SUCCEEDED", [LOST], "its node is lost: gone", False),
-        ("SUCCEEDED", [TAKEN], "Ray reclaimed the node: it was preempted", True),
+        ("SUCCEEDED", [], "the gang's agents exited", False),
+        ("SUCCEEDED", [LOST], "the node is lost: gone", False),
+        ("SUCCEEDED", [TAKEN], "Ray reclaimed the node: the node was preempted", True),
         ("SUCCEEDED", [BAD], "exit code 3", False),
-        ("STOPPED", [], "its job was stopped in Ray, not by Cavvy", True),
-        ("FAILED", [], "its Ray job failed: the head said so", False),
+        ("STOPPED", [], "the Ray job was stopped in Ray, not by Cavvy", True),
+        ("FAILED", [], "the Ray job failed: the head said so", False),
         (
             "FAILED",
             [{"event": "refused", "why": "taken"}],
@@ -230,7 +230,8 @@ def test_a_job_holds_no_secret() -> None:
         key_pin="",
         agent=lambda: "1" * 64,
         pythons=dict,
-        publish=lambda content: shelved.append(content) or "2" * 64,  # type: ignore[func-returns-value]
+        # type: ignore[func-returns-value]
+        publish=lambda content: shelved.append(content) or "2" * 64,
         claim_token=lambda gang, rank: f"claim-{rank}",
     )
     (ray_node,) = read_nodes([node("a", GPU=4, **{"accelerator_type:A100": 1})], {}, [])

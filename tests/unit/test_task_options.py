@@ -179,7 +179,7 @@ def test_without_a_working_folder_only_the_named_files_are_submitted(
 @pytest.mark.parametrize(
     ("mounts", "message"),
     [
-        ("{/data: ../nothing}", "nothing does not exist; it was searched for in "),
+        ("{/data: ../nothing}", "nothing does not exist; relative paths are searched for in "),
         (
             "{/data: ./nothing}",
             "there is no nothing in the working folder, but the volume at /data needs it",

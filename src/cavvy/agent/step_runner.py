@@ -519,6 +519,6 @@ def needs_preparing(work: WorkConfig) -> bool:
 
 
 def log_failure(data: bytes) -> None:
-    """Write the output of a process to the agent's log. Such a process writes output only if it
-    fails."""
+    """Write the output of a process to the agent's log. A process of a step writes output only if
+    it fails."""
     complain(data.decode("utf-8", "replace").rstrip())

@@ -114,7 +114,7 @@ def close_tunnel(config: AgentConfig) -> None:
     """Remove the interface, if it exists."""
     path = config.home + "/tunnel.conf"
     if os.path.exists(path):
-        with suppress(TunnelFailed, OSError):  # it was not made, or was removed already
+        with suppress(TunnelFailed, OSError):  # the interface was not made, or was removed already
             _run(["ip", "link", "delete", name_interface(config)])
         os.unlink(path)
 

@@ -73,7 +73,7 @@ def adopt(
             "nothing-to-adopt",
             f"{origin.file(DATABASE)} does not exist"
             + (
-                f"; its jobs were already moved ({MOVED} exists)"
+                f"; the jobs of that folder were already moved ({MOVED} exists)"
                 if os.path.exists(origin.file(MOVED))
                 else ""
             ),

@@ -1,6 +1,6 @@
-"""ASGI middleware that checks a request's token before the application gets the request. It creates
-the request's principal, which the rules of routes check, and records the time of the last request
-of a user.
+"""ASGI middleware that checks a request's token before the application gets the request. The
+middleware creates the request's principal, which the rules of routes check, and records the time of
+the last request of a user.
 
 /v1/health, /v1/sign-in, webhooks, files by hash and the script that joins a machine need no token.
 /agent/v1 accepts only tokens of gangs, /nodes/v1 only tokens of joined machines, and all other

@@ -88,7 +88,7 @@ class IssuerKeys:
             return self._keys[key_id]
         if self._problem:
             raise IssuerSilent(self._problem)
-        raise IdTokenRefused("its issuer does not publish the key that signed it")
+        raise IdTokenRefused("the issuer does not publish the key that signed the token")
 
     async def _read(self) -> None:
         """Read the keys in a thread, so that an issuer that answers slowly blocks nothing else. A
@@ -122,22 +122,22 @@ class IdTokenVerifier:
         import jwt
 
         if len(text) > LONGEST:
-            raise IdTokenRefused(f"it is longer than {LONGEST:,} characters")
+            raise IdTokenRefused(f"the token is longer than {LONGEST:,} characters")
         try:
             header = jwt.get_unverified_header(text)
             issuer = jwt.decode(text, options={"verify_signature": False}).get("iss")
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
-            raise IdTokenRefused("it is not a JSON Web Token") from error
+            raise IdTokenRefused("the token is not a JSON Web Token") from error
         theirs = [each for each in trusts if each.issuer == issuer]
         if not theirs or not isinstance(issuer, str):
-            raise IdTokenRefused("no trust names its issuer")
+            raise IdTokenRefused("no trust names the token's issuer")
         algorithm, key_id = _check_header(header)
         row = await self._issuers.setdefault(issuer, IssuerKeys(issuer)).find(key_id)
         try:
             # A key without `alg` is used for the token's algorithm if the kind of key permits this.
             key = jwt.PyJWK(dict(row), algorithm=row.get("alg", algorithm))
         except (jwt.PyJWTError, ValueError, TypeError) as error:
-            raise IdTokenRefused("its algorithm is not that of the issuer's key") from error
+            raise IdTokenRefused("the token's algorithm is not that of the issuer's key") from error
         return _decode(text, key, theirs)
 
 
@@ -145,15 +145,15 @@ def _check_header(header: Mapping[str, object]) -> tuple[str, str]:
     """Return the algorithm and the ID of the key. Raises IdTokenRefused."""
     algorithm, key_id = header.get("alg"), header.get("kid", "")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise IdTokenRefused("its algorithm is not permitted")
+        raise IdTokenRefused("the token's algorithm is not permitted")
     if not isinstance(key_id, str):
-        raise IdTokenRefused("its header has no key ID")
+        raise IdTokenRefused("the token's header has no key ID")
     if "crit" in header:  # RFC 7515, section 4.1.11: extensions that must be understood
-        raise IdTokenRefused("its header demands extensions that are not supported")
+        raise IdTokenRefused("the token's header demands extensions that are not supported")
     # RFC 8725, section 3.11: an access token or a logout token is not an ID token.
     kind = header.get("typ", "JWT")
     if not isinstance(kind, str) or kind.upper() != "JWT":
-        raise IdTokenRefused("it is another kind of token, not an ID token")
+        raise IdTokenRefused("the token is of another kind, not an ID token")
     return algorithm, key_id
 
 
@@ -173,20 +173,20 @@ def _decode(text: str, key: "PyJWK", trusts: Sequence[IssuerTrust]) -> VerifiedT
         )
         until = int(claims["exp"])
         if until - int(claims["iat"]) > _LONGEST_S:
-            raise IdTokenRefused("it is valid for more than a day")
+            raise IdTokenRefused("the token is valid for more than a day")
         if "events" in claims:  # OpenID Connect Back-Channel Logout 1.0, section 2.4
-            raise IdTokenRefused("it is a logout token, not an ID token")
+            raise IdTokenRefused("the token is a logout token, not an ID token")
         ends = datetime.fromtimestamp(until + _LEEWAY_S, UTC)
     except jwt.InvalidAudienceError as error:
-        raise IdTokenRefused("it is for another audience") from error
+        raise IdTokenRefused("the token is for another audience") from error
     except jwt.ExpiredSignatureError as error:
-        raise IdTokenRefused("it has expired") from error
+        raise IdTokenRefused("the token has expired") from error
     except (jwt.ImmatureSignatureError, jwt.InvalidIssuedAtError) as error:
-        raise IdTokenRefused("it is not valid yet; compare the clocks") from error
+        raise IdTokenRefused("the token is not valid yet; compare the clocks") from error
     except jwt.MissingRequiredClaimError as error:
-        raise IdTokenRefused(f"it has no claim {error.claim}") from error
+        raise IdTokenRefused(f"the token has no claim {error.claim}") from error
     except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise IdTokenRefused("its signature or form is wrong") from error
+        raise IdTokenRefused("the token's signature or form is wrong") from error
     audiences = claims["aud"] if isinstance(claims["aud"], list) else [claims["aud"]]
     return VerifiedToken(
         claims=claims, trusts=[each for each in trusts if each.audience in audiences], until=ends
@@ -238,11 +238,11 @@ def check_issuer(url: str) -> str:
         local = is_loopback(parts.hostname or "")
         _ = parts.port
     except ValueError:
-        return "it is not a URL"
+        return "the value is not a URL"
     if parts.scheme != "https" and not (parts.scheme == "http" and local):
-        return "it must begin with https://"
+        return "the URL must begin with https://"
     if not parts.hostname or parts.query or parts.fragment or parts.username:
-        return "it must be a URL without a query"
+        return "the URL must have a host name, and no user name, query or fragment"
     return ""
 
 
@@ -261,7 +261,7 @@ def _fetch(url: str, issuer: str) -> dict[str, Any]:
     problem = check_issuer(url.partition("?")[0])
     if not problem and issuer.startswith("https:") and not url.startswith("https:"):
         # An issuer must not direct requests to programs on this machine.
-        problem = "it must begin with https://"
+        problem = "the URL must begin with https://"
     if problem:
         raise IssuerSilent(f"cannot read {url}: {problem}")
     try:

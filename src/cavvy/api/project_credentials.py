@@ -121,7 +121,7 @@ class ProjectCredentials:
                     content = decode(text, type=CredentialContent)
                     provider, files = self._open(each.project, each.provider, content)
                 except (ProviderError, StoreError, ApiProblem) as error:
-                    why = f"its credential for {each.provider} cannot be used: {error}"
+                    why = f"the project's credential for {each.provider} cannot be used: {error}"
                     if self.problems.get(account) != why:
                         _log.warning("project %s: %s", each.project, why)
                     self.problems[account] = why

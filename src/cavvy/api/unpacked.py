@@ -48,7 +48,7 @@ def unpack(archive: BinaryIO, target: Path, *, whole: bool) -> ArchiveManifest:
     if manifest is None:
         raise _damaged("the end of the archive is missing")
     if manifest.format != FORMAT:
-        raise _damaged(f"its format is {manifest.format}, but this program reads {FORMAT}")
+        raise _damaged(f"the archive has format {manifest.format}, but this program reads {FORMAT}")
     _compare(found, manifest)
     _compare_rows(target / DATABASE, manifest)
     return manifest
@@ -89,7 +89,9 @@ def _compare(found: dict[str, str], manifest: ArchiveManifest) -> None:
         if found.get(name) != manifest.files.get(name)
     )
     if differing:
-        raise _damaged(f"these files differ from its manifest: {', '.join(differing[:3])}")
+        raise _damaged(
+            f"these files differ from the archive's manifest: {', '.join(differing[:3])}"
+        )
 
 
 def _compare_rows(database: Path, manifest: ArchiveManifest) -> None:

@@ -30,8 +30,8 @@ class UserTls:
                 "settings-invalid",
                 f"server.tls_cert {certificate} and server.tls_key {key} cannot be used: "
                 f"{_explain(error)}",
-                "both must be files in PEM; the first contains the certificate, followed by "
-                "those of its authorities",
+                "both files must be in PEM; the certificate's file also contains the certificates "
+                "of the authorities, after its own",
             ) from error
         self.strict = _make(certificate, key)
         self.strict.sni_callback = self._choose

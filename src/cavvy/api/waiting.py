@@ -1,5 +1,5 @@
 """Counts the connections that have shown no token and wait for their handshake, their first request
-or their next request. Their number is limited, in all and for each address.
+or their next request. The number of these connections is limited, in all and for each address.
 """
 
 import ipaddress

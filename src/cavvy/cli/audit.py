@@ -150,7 +150,7 @@ def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "Chai
         for _, end in check_chain(records):
             head = expected.pop(end.number, None)
             if head is not None and head != end:
-                raise ChainBroken(end.number, f"its hash is {end.hash}, not {head.hash}")
+                raise ChainBroken(end.number, f"the record's hash is {end.hash}, not {head.hash}")
             if end.number % _PROGRESS == 0:
                 click.echo(f"{end.number:,} records", err=True)
     except ChainBroken as error:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     "file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="The file of the service. Its program finds the files of the job in the folder `model`. "
-    "Without it, the service gets the resources, image, setup and folder of the job.",
+    help="The file of the service. The program of the service finds the files of the job in the "
+    "folder `model`. Without this option, the service gets the resources, image, setup and "
+    "folder of the job.",
 )
 @click.option(
     "--from",
@@ -84,7 +85,7 @@ def command(
         return
     there = named(project, service)
     click.echo(f"service {service} is at {served.url}/ (revision {served.revision})")
-    click.echo(f"it serves {found.what} of job {name}")
+    click.echo(f"the service serves {found.what} of job {name}")
     click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
 
 

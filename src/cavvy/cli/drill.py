@@ -30,5 +30,5 @@ def preempt(name: str, project: str, notice: str) -> None:
         raise CommandFailure(f"--notice {notice}: {error}", exit_code=2) from error
     with session() as client:
         job = client.drill_preempt(project, name, notice_s=length.total_seconds())
-    click.echo(f"{job.name}: its nodes will be reclaimed in {format_duration(length)}")
+    click.echo(f"{job.name}: the job's nodes will be reclaimed in {format_duration(length)}")
     click.echo(f"watch it resume: cavvy logs -f {named(project, job.name)}")

@@ -164,7 +164,8 @@ async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, the
 def _doubt(error: Exception) -> str:
     refused = getattr(error, "errno", 0) == errno.ECONNREFUSED
     return (
-        "; its server may not have started yet, or may listen on another address (--host)"
+        "; the program on the node may not have started yet, or may listen on another address "
+        "(--host)"
         if refused
         else ""
     )

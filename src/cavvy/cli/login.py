@@ -209,7 +209,7 @@ def _read_ca(file: str | None) -> str:
     except (ssl.SSLError, ValueError) as error:
         raise CommandFailure(
             f"--ca-file: {file} contains no certificates in PEM",
-            "it must contain lines such as -----BEGIN CERTIFICATE-----",
+            "the file must contain lines such as -----BEGIN CERTIFICATE-----",
             2,
         ) from error
     return text

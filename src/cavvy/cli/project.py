@@ -51,8 +51,8 @@ def move(
 ) -> None:
     """Move a project below another one, with the projects below it.
 
-    Its jobs, costs, budgets and own policies stay with it. Roles, policies and budgets of the
-    projects above it change.
+    The moved project keeps its jobs, costs, budgets and own policies. Roles, policies and budgets
+    of the projects above it change.
     """
     from cavvy.client.account_wire import ProjectMove
     from cavvy.client.accounts import AccountClient

@@ -44,8 +44,8 @@ def _server_options(command: Callable[..., None]) -> Callable[..., None]:
 def start(**chosen: str | None) -> None:
     """Start the server in the background, unless it is running.
 
-    Other commands start it, too, if it is not running. These commands use the settings file, so put
-    options that must apply to every start into that file.
+    Other commands also start the server if it is not running. These commands use the settings file,
+    so put options that must apply to every start into that file.
     """
     from cavvy.client.embedded import ensure_server
     from cavvy.client.state import default_home, server_holds_lock
@@ -73,8 +73,8 @@ def start(**chosen: str | None) -> None:
     help="If another server is active, wait and take over when that server has ended.",
 )
 def run(wait: bool, **chosen: str | None) -> None:
-    """Run the server in the foreground, for service managers and containers. It writes its log to
-    standard error, does not stop when it is idle, and ends on SIGTERM; jobs keep running.
+    """Run the server in the foreground, for service managers and containers. The server writes its
+    log to standard error, does not stop when it is idle, and ends on SIGTERM; jobs keep running.
     """
     import os
     import sys

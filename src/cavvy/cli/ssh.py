@@ -1,5 +1,5 @@
-"""`cavvy ssh`: opens a shell or runs a command on a job's node. It also connects plain `ssh`,
-`scp`, `sftp` and editors to the node.
+"""`cavvy ssh`: opens a shell or runs a command on a job's node. The command also connects plain
+`ssh`, `scp`, `sftp` and editors to the node.
 """
 
 import sys
@@ -33,8 +33,8 @@ def command(
     setup: bool,
     stdio: bool,
 ) -> None:
-    """Open a shell on a job's node, or run a command there. Both start in the folder and
-    environment of the job's work.
+    """Open a shell on a job's node, or run a command there. Shells and commands start in the folder
+    and environment of the job's work.
 
     The connection goes through the control plane, so the node needs no public address. `cavvy ssh
     --setup` writes ~/.ssh/config.d/cavvy. After that, plain `ssh NAME`, scp, sftp, rsync and

@@ -11,7 +11,8 @@ from cavvy.cli.view.token_limits import read_seconds, scopes_option, show_scopes
 def command() -> None:
     """Create, list and revoke access tokens.
 
-    A token acts for an account. Its scopes, its project and its expiry limit what it can do.
+    A token acts for an account. The scopes, the project and the expiry of a token limit what the
+    token can do.
     """
 
 

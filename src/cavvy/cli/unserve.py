@@ -17,7 +17,7 @@ _QUIET_S = 5  # seconds of waiting before a message names the reason
 @click.option("--no-wait", is_flag=True, help="Do not wait until the replicas have ended.")
 @needless_yes_option
 def command(name: str, project: str, no_wait: bool) -> None:
-    """End a service. Its replicas finish their open requests and stop; requests that wait for a
+    """End a service. The replicas finish their open requests and stop; requests that wait for a
     replica are answered with 404. The bill of the service is kept.
     """
     from cavvy.client import ApiError

@@ -1,5 +1,6 @@
 """The synchronous client of the API. The client has one method per route and returns typed answers.
-It repeats requests where that is safe, and uploads only blobs that the server does not have.
+The client repeats requests where that is safe, and uploads only blobs that the server does not
+have.
 """
 
 import os
@@ -390,7 +391,8 @@ class ApiClient:
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
 
     def stop_machine(self, project: str, name: str) -> wire.MachineView:
-        """Stop the machine's jobs and release its nodes. Its name and settings are kept."""
+        """Stop the machine's jobs and release its nodes. The machine's name and settings are
+        kept."""
         return self._ask(machine_path(project, name) + "/stop", wire.MachineView, method="POST")
 
     def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:

@@ -30,7 +30,7 @@ def make_pack(blobs: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def read_pack(data: bytes) -> dict[str, bytes]:
-    """Return the blobs of a pack by name. Their hashes are not checked. Raises TornPack."""
+    """Return the blobs of a pack by name, without checking their hashes. Raises TornPack."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(data):

@@ -346,7 +346,7 @@ class NodeListing(Answer, frozen=True, kw_only=True):
 
 
 class StopAsk(Ask, frozen=True, kw_only=True):
-    """Stops a job. Its events show the reason."""
+    """Stops a job. The job's events show the reason."""
 
     reason: str = "stopped by the user"
 

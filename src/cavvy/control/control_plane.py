@@ -349,7 +349,7 @@ class ControlPlane:
         await _close(former)
 
     async def drop_account(self, account: str) -> None:
-        """Stop using the provider with this name, if one exists. Its gangs are not removed."""
+        """Stop using the provider with this name, if one exists, without removing its gangs."""
         former = self._providers.pop(account, None)
         self._tasks.drop(account)
         self.pool.expire()

@@ -121,7 +121,7 @@ def check_chain(
         expected = head.number + 1
         if sealed.number != expected:
             missing = "is missing" if sealed.number > expected else "is out of order"
-            raise ChainBroken(expected, f"it {missing}; record {sealed.number} comes next")
+            raise ChainBroken(expected, f"the record {missing}; record {sealed.number} comes next")
         text = sealed.text.encode()
         if hash_text(text) != sealed.hash:
             raise ChainBroken(expected, "the record's text does not match its stored hash")
@@ -137,7 +137,10 @@ def check_chain(
             )
         for name in ("number", "at", "account", "project", "outcome"):
             if getattr(record, name) != getattr(sealed, name):
-                raise ChainBroken(expected, f"its {name} differs from the number in its text")
+                raise ChainBroken(
+                    expected,
+                    f"the record's field `{name}` differs from the value in the record's text",
+                )
         head = ChainHead(record.number, sealed.hash)
         yield record, head
 

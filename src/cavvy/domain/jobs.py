@@ -258,8 +258,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def stop_outcome(self) -> AttemptOutcome | None:
-        """The outcome of an attempt that ends because of the requested stop. It is None if no stop
-        was requested.
+        """The outcome of an attempt that ends because of the requested stop; None if no stop was
+        requested.
         """
         if self.stop_cause is None:
             return None

@@ -72,9 +72,9 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 
 
 class CandidateRevision(Struct, frozen=True, kw_only=True):
-    """The revision under test, with the user who started it and its terms. Its replicas are stored
-    with those of the service. `ready_at` is the time when its first replica was ready. With
-    `withdrawn`, the user has returned to the old revision.
+    """The revision under test, with the user who started it and its terms. The revision's replicas
+    are stored with those of the service. `ready_at` is the time when the first of these replicas
+    was ready. With `withdrawn`, the user has returned to the old revision.
     """
 
     revision: int

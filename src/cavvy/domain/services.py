@@ -140,8 +140,8 @@ class UpdateStrategy(StrEnum):
 
 class ServiceUpdate(Struct, frozen=True, kw_only=True):
     """The terms under which new revisions take over. A canary gets `weight` percent of the
-    requests. It takes over after it has answered `requests` requests, or after the time `within`,
-    without enough evidence against it.
+    requests. The canary takes over after it has answered `requests` requests, or after the time
+    `within`, without enough evidence against it.
     """
 
     strategy: UpdateStrategy = UpdateStrategy.ROLLING
@@ -272,9 +272,9 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     },
     ReplicaState.READY: {
         ReplicaState.UNHEALTHY: "the replica failed its probe too often in a row",
-        ReplicaState.DRAINING: "fewer replicas are needed, a new revision replaces it, or its node "
-        "will be reclaimed",
-        ReplicaState.ENDING: "its node was lost",
+        ReplicaState.DRAINING: "fewer replicas are needed, a new revision replaces the replica, "
+        "or its node will be reclaimed",
+        ReplicaState.ENDING: "the replica's node was lost",
     },
     ReplicaState.UNHEALTHY: {
         ReplicaState.READY: "the replica answered its probe again",
@@ -290,7 +290,7 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     ReplicaState.ENDED: {},
 }
 SERVICE_TAG = "service"  # for a replica's job: the name of its service
-# The provider of the server's machine. Its replicas share the machine's ports with the gateway.
+# The provider of the server's machine. Replicas there share the machine's ports with the gateway.
 HERE = "local"
 
 # states in which a replica may get requests

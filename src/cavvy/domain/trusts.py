@@ -1,5 +1,5 @@
-"""Trusts: which tokens of other systems this server accepts, and which accounts and roles their
-bearers get.
+"""Trusts: which tokens of other systems this server accepts, and which accounts and roles the
+bearers of the tokens get.
 
 Such a token is an ID token of OpenID Connect: issued by a CI system for one of its jobs, or by an
 identity provider for a person. The server exchanges it for a token of an account.
@@ -116,10 +116,10 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
     if not isinstance(subject, str) or not subject:
         raise ClaimsRefused("the token has no claim sub")
     if not isinstance(name, str) or not name:
-        raise ClaimsRefused(f"it has no claim {trust.account_claim}")
+        raise ClaimsRefused(f"the token has no claim {trust.account_claim}")
     # Some providers leave email_verified out; admins can require it as a claim of the trust.
     if trust.account_claim == "email" and claims.get("email_verified", True) not in (True, "true"):
-        raise ClaimsRefused("its issuer has not verified the email address")
+        raise ClaimsRefused("the token's issuer has not verified the email address")
     groups = claims.get(trust.groups_claim)
     member_of = groups if isinstance(groups, list) else []
     return SignIn(

@@ -129,8 +129,8 @@ class ArrivalGaps:
 def choose_size(
     waiting: Sequence[WaitingRequest], times: BatchTimes, most: int, free: int, now: float
 ) -> int:
-    """Return how many of the waiting requests, at least one, form the next batch. They are divided
-    evenly among the `free` slots of the replicas.
+    """Return how many of the waiting requests, at least one, form the next batch. The requests are
+    divided evenly among the `free` slots of the replicas.
     """
     most = min(most, 2 * max(times.largest, 1))
     smallest_s = times.bound_s(1)

@@ -33,11 +33,11 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: Host
     port: Port
     concurrency: Count | None = None  # None: the service's setting applies
-    rate_micros: Annotated[int, msgspec.Meta(ge=0)] = 0  # its price per hour
+    rate_micros: Annotated[int, msgspec.Meta(ge=0)] = 0  # the price of the replica per hour
     canary: bool = False  # whether it belongs to the revision that gets the service's canary share
     # requests are sent to replicas of the lowest tier that has room; see `balancing.py`
     tier: Annotated[int, msgspec.Meta(ge=0, le=15)] = 0
-    places: tuple[str, ...] = ()  # its region, country and area, as far as they are known
+    places: tuple[str, ...] = ()  # the replica's region, country and area, as far as they are known
 
 
 class Affinity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

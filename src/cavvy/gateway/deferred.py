@@ -106,7 +106,7 @@ class ResultRequest:
         self._calls.run(self._calls.show(self))
 
     def feed(self, payload: bytes, done: bool) -> bool:
-        return False  # it has no body
+        return False  # this kind of request has no body
 
     def abort(self) -> None:
         self.gone = True

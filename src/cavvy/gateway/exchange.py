@@ -57,8 +57,8 @@ class Exchange:
     started_at = 0.0
     held_bytes = 0
     attempts = 0
-    tells = False  # whether its sink must know when a replica takes it
-    avoid: "ReplicaPool | None" = None  # it failed this request
+    tells = False  # whether the sink must be told when a replica takes the request
+    avoid: "ReplicaPool | None" = None  # this replica failed the request
     upstream: "UpstreamConnection | None" = None
     responding = False
     failed = False  # the replica answers with a status of 500 or more
@@ -66,12 +66,12 @@ class Exchange:
     timer: TimerHandle | None = None
     affinity_key: int | None = None
     key_id = ""  # of the client's key
-    places: frozenset[str] = frozenset()  # its replica must be in all of them
-    work_mark = 0.0  # when it was given to the replica, in the replica's divided time
+    places: frozenset[str] = frozenset()  # the replica must be in all of these places
+    work_mark = 0.0  # when the replica got the request, in the replica's divided time
     price = b""  # a field of the response, if the service shows prices
-    part: "BatchPart | None" = None  # what it contributes to a batch, if it may be joined
-    carrier: "Exchange | None" = None  # the batch in which it was sent
-    batch: "JoinedBatch | None" = None  # its members, if it is a batch itself
+    part: "BatchPart | None" = None  # the request's share of a batch, if it may be joined
+    carrier: "Exchange | None" = None  # the batch in which the request was sent
+    batch: "JoinedBatch | None" = None  # the members, if this request is a batch itself
     _begun = _admitted = False
     _joins = False
     _prefix = b""

@@ -71,7 +71,7 @@ class ModelRoutes:
         if head.method == b"POST":
             if self._callable and not any(_may_call(each, head, clock) for each in self._callable):
                 message = "each service with a model needs one of its keys"
-                connection.refuse(401, AnswerCode.NO_KEY, message, head)  # its body is not read
+                connection.refuse(401, AnswerCode.NO_KEY, message, head)  # the body is not read
                 return None
             return ModelRequest(self, connection, head, now, clock)
         connection.reply(self._write_list(head, clock), head)

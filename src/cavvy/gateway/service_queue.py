@@ -135,7 +135,7 @@ class ServiceQueue:
         taken_s = work_s = now - exchange.started_at
         batch, batches = exchange.batch, self.batches
         if batch is not None and batch.spoiled:
-            return  # its members will be answered later
+            return  # the members of the batch will be answered later
         if batches is not None and not exchange.failed:
             if batch is not None:
                 work_s = batches.count_work_s(pool, batch.instances, taken_s)
@@ -513,7 +513,7 @@ class ServiceQueue:
         now = monotonic()
         for exchange in list(self._waiting):
             if exchange not in self._waiting:
-                continue  # it is in the batch of an earlier one
+                continue  # the request is in the batch of an earlier one
             position = self._choose(exchange)
             if position < 0 and exchange.is_bound:
                 continue

@@ -171,7 +171,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         read_as = (
             ""
             if found.kind == Dialect.CAVVY
-            else f"; it was read as a {found.what} of {found.kind}"
+            else f"; the file was read as a {found.what} of {found.kind}"
         )
         notes.outside(
             "service",
@@ -301,8 +301,8 @@ def _parse_other(
     params: Mapping[str, Scalar],
     overrides: str,
 ) -> Translation:
-    """Read a file of another tool by the rules of that tool. Such a file has environment variables
-    instead of parameters, so any entry in `params` is an error.
+    """Read a file of another tool by the rules of that tool. Files of other tools have environment
+    variables instead of parameters, so any entry in `params` is an error.
     """
     from cavvy.spec.problems import slug
     from cavvy.spec.tree import compose_all

@@ -31,7 +31,7 @@ from cavvy.importers.shapes import (
     optional,
 )
 
-Bounded = Callable[..., ShapeRule]  # its arguments are `low`, `high` and, if requested, `above`
+Bounded = Callable[..., ShapeRule]  # the arguments are `low`, `high` and, if requested, `above`
 
 
 class KeyTables:

@@ -247,8 +247,8 @@ def _change(miss: NearMiss) -> str:
             return f"allow {offer.region} in {field}"
 
 
-# Properties that some offers do not state. Such an offer fits only if the task does not set the
-# field.
+# Properties that some offers do not state. An offer without the property fits only if the task does
+# not set the field.
 _STATED: dict[Constraint, Callable[[Offer], object]] = {
     Constraint.CPUS: lambda offer: offer.vcpus,
     Constraint.MEMORY: lambda offer: offer.memory_mib,

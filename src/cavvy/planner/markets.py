@@ -10,11 +10,11 @@ from cavvy.planner.risk import SPOT_PREEMPTIONS_PER_HOUR
 from cavvy.planner.work import MACHINE_START
 
 # The weights of the priors: each prior counts as this many observations. The values are round
-# numbers. They are so low that a few real observations outweigh them.
+# numbers, and so low that a few real observations outweigh them.
 _PRIOR_HOURS = 10.0  # prior node-hours, with the preemption rate SPOT_PREEMPTIONS_PER_HOUR
 _PRIOR_BOOTS = 2.0  # prior boots, each of the time that `expect_boot` describes
 _PRIOR_LAUNCHES = 2.0  # prior launches, of which half were granted
-# The cooldown after a refusal. It doubles with each further refusal in a row.
+# The cooldown after a refusal. The cooldown doubles with each further refusal in a row.
 FIRST_REST = timedelta(seconds=60)
 # With a longer cooldown, spot that has returned would be noticed too late.
 LONGEST_REST = timedelta(minutes=10)

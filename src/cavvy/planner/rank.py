@@ -337,8 +337,8 @@ def _score(
     scored = _Scored(offer, course, rate, extras, None, _egress(offer, known), transfers)
     if course.wall_time is None:
         return scored
-    # The minimum is charged for the lifetime of each node. It is counted once, because replacement
-    # nodes are few and usually run longer than the minimum.
+    # The minimum is charged for the lifetime of each node. The minimum is counted once, because
+    # replacement nodes are few and usually run longer than the minimum.
     cost = scored.whole.over(max(course.wall_time, offer.minimum_charge))
     if transfers is not None:
         cost += transfers.cost

@@ -69,7 +69,7 @@ def start_time(offer: Offer) -> timedelta:
 
 def shape_of(offer: Offer, task: TaskSpec) -> tuple[object, ...]:
     """Return the properties of an offer that determine the estimate. Offers of the same shape
-    differ only in location and price. They may also differ in provider if no rate was measured on
+    differ only in location and price, and may also differ in provider if no rate was measured on
     this machine.
     """
     return (

@@ -234,8 +234,8 @@ class ServesNodes(Protocol):
 
 class KeepsNodes(Protocol):
     """A provider whose infrastructure keeps a gang's nodes after the gang's work for the next gang,
-    and bills them meanwhile. Such a gang counts as ended once its nodes have ended or are in use by
-    the next gang.
+    and bills them meanwhile. A gang with kept nodes counts as ended once its nodes have ended or
+    are in use by the next gang.
     """
 
     async def release(self, name: str) -> None:

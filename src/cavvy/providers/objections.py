@@ -71,4 +71,4 @@ def _object_to_options(task: TaskSpec, manifest: Manifest) -> list[Objection]:
 
 def _list_options(manifest: Manifest) -> str:
     names = [f"`{each}`" for each in sorted(manifest.options)]
-    return f"it has {listed(names, 'and')}" if names else "it has no options"
+    return f"the options are {listed(names, 'and')}" if names else "the provider has no options"

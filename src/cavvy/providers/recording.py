@@ -77,8 +77,8 @@ _SECRET = re.compile(
 _SCRIPTS = ("#!", "IyEv")  # how user data starts, as plain text and in Base64
 _PAGES = frozenset({"nexttoken", "nextpagetoken"})  # tokens that only name the next page of a list
 # Ids of AWS accounts, Azure subscriptions, Google projects and OCI tenancies; names of resource
-# groups; e-mail addresses; and AWS's names of identities. They are found within longer strings,
-# too.
+# groups; e-mail addresses; and AWS's names of identities. The pattern also finds them within longer
+# strings.
 _ACCOUNT = re.compile(
     r"(?<!\d)\d{12}(?!\d)|(?<=subscriptions/)[\w-]+|(?<=resourcegroups/)[^/\s?]+"
     r"|(?<=projects/)[\w:.-]+|[\w.+-]+@[\w-]+\.[\w.-]+|(?<=arn:)\S+"

@@ -13,9 +13,9 @@ MIB = 1 << 20
 
 def find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, Path]:
     """Find the local files to submit with the task. The result maps "" to the local path of the
-    working folder. It also maps the submitted path of each file outside the working folder to the
-    file's local path. `folder` is the folder of the task file. Raises FreezeError if one of the
-    files does not exist.
+    working folder. The result also maps the submitted path of each file outside the working folder
+    to the file's local path. `folder` is the folder of the task file. Raises FreezeError if one of
+    the files does not exist.
     """
     try:
         return _find_parts(task, source, folder)
@@ -39,7 +39,7 @@ def _find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, 
     for each in source.local:
         parts[each.inside] = find_local(each.source, folder)
         if not parts[each.inside].exists():
-            hint = f"it was searched for in {folder} and in the current folder"
+            hint = f"relative paths are searched for in {folder} and in the current folder"
             missing = f"the task's file or folder {parts[each.inside]} does not exist"
             raise FreezeError(missing, hint)
     return parts

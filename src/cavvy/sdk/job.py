@@ -133,7 +133,7 @@ class Job:
         return self.status()
 
     def remove(self) -> None:
-        """Delete the ended job with its log and checkpoints. Its bill is kept."""
+        """Delete the ended job with its log and checkpoints. The bill is kept."""
         with self._connections.use() as connection:
             connection.remove(self.project, self.id)
 

@@ -67,8 +67,8 @@ def make_recipe(task: TaskSpec, *, base: str = "") -> DockerfileRecipe:
 
 
 def make_dockerfile(task: TaskSpec, *, base: str = "") -> str:
-    """Return the result of `make_recipe` as one Dockerfile. Its build context is the working
-    folder.
+    """Return the result of `make_recipe` as one Dockerfile. The Dockerfile's build context is the
+    working folder.
     """
     recipe = make_recipe(task, base=base)
     text = recipe.text

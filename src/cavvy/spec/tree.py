@@ -443,7 +443,7 @@ def _explain(error: "MarkedYAMLError", notes: ProblemNotes) -> None:
     if "${{" in line:
         suggestion = "inside of { } or [ ], put `${{ … }}` in quotes"
     if begun is not None and begun.line + 1 != mark.line:
-        message += f" (it begins at line {begun.line + 1})"
+        message += f" (this part begins at line {begun.line + 1})"
     notes.add(mark, f"this is not YAML: {message}", suggestion=suggestion)
 
 

@@ -43,7 +43,7 @@ def read_credential(session: DatabaseSession, digest: str) -> AccountCredential 
         return None
     token = TOKENS.make(row)
     account = find_account(session, token.account)
-    if account is None:  # it was removed between the two statements
+    if account is None:  # the account was removed between the two statements
         return None
     return AccountCredential(
         token=token,

@@ -67,7 +67,8 @@ class BucketFolder:
             return list(pool.map(self.find, names))
 
     def list(self, name: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects whose names begin with `name`. Their keys do not contain the prefix."""
+        """Yield the objects whose names begin with `name`. The keys of the objects do not contain
+        the prefix."""
         after = ""
         while True:
             page, after = self._try(self._bucket.list, self._prefix + name, after)
@@ -164,7 +165,7 @@ class BucketFolder:
             and each.changed_at is not None
             and each.changed_at < older_than
         ]
-        again = self.find_all([each.key for each in unwanted])  # it may have been sent since
+        again = self.find_all([each.key for each in unwanted])  # objects may be new since
         unwanted = [
             each
             for each, now in zip(unwanted, again, strict=True)

@@ -290,7 +290,8 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
             return StoreUnusable(f"cannot write to {where}: {error}")
         case "XX001" | "XX002":
             return StoreUnusable(f"the database {where} is damaged: {error}")
-    # psycopg itself refuses a NUL character. Its error has the class DataError and no SQLSTATE.
+    # psycopg itself refuses a NUL character, with an error of the class DataError and without
+    # SQLSTATE.
     if state[:2] == "22" or type(error).__name__ == "DataError":
         return HashMismatch(f"the database cannot hold a value: {error}")
     # 25P03: this process stood still in a transaction until PostgreSQL ended it

@@ -197,7 +197,7 @@ class KeyRing:
         named by the old key's ID. After a crash between the two steps, the old key is still in use.
         """
         assert self.renewable
-        self._read_folder_key()  # it exists from now on
+        self._read_folder_key()  # the key exists from now on
         path = self._folder_key
         with explain_key_errors(path), FileLocks(path.with_name(".locks")).hold("key"):
             old = _load(path)  # another server may just have renewed it

@@ -286,7 +286,7 @@ class LogStore:
             files.create(segment)
         except OSError as error:
             raise _told(error, segment.path) from error
-        if log.segments and log.segments[-1].path == segment.path:  # it had no bytes
+        if log.segments and log.segments[-1].path == segment.path:  # the last segment had no bytes
             del log.segments[-1]
         log.segments.append(segment)
         while len(log.segments) > 2 and (

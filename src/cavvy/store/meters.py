@@ -170,7 +170,7 @@ def _read_uses(
                 found[name] += [VolumeUse(since=to_time(a), until=to_time(b)) for a, b in disks]
             elif disks:
                 found[name].append(VolumeUse(since=to_time(min(disks)[0]), until=None))
-            elif not charges:  # it starts; its charges will begin later
+            elif not charges:  # the attempt is starting; its charges will begin later
                 found[name].append(VolumeUse(since=decode_attempt(document).created_at, until=None))
     return found
 

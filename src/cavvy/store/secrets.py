@@ -68,7 +68,7 @@ class SecretSealer:
                 try:
                     return _decrypt(key.material, sealed[1:], _bound_to(project, name))
                 except StoreUnusable:
-                    pass  # it was encrypted with another key
+                    pass  # the value was encrypted with another key
         raise StoreUnusable(
             "none of the server's keys fits the value; restore the key that encrypted it"
         )

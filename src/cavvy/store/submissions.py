@@ -84,7 +84,7 @@ class SubmissionGroup:
         except Exception as error:  # noqa: BLE001 - each caller gets its error
             if len(submissions) == 1:
                 return [error]
-        # one of them cannot be stored, so store each by itself
+        # one of the submissions cannot be stored, so store each by itself
         return [answer for each in submissions for answer in await self._store([each])]
 
 

@@ -1,5 +1,5 @@
-"""Makes work profiles for `cavvy estimate` and `cavvy plan`. It runs one training step on fake
-tensors, so no device is needed, and records every operation as a GPU would run it.
+"""Makes work profiles for `cavvy estimate` and `cavvy plan`. The tracer runs one training step on
+fake tensors, so no device is needed, and records every operation as a GPU would run it.
 
 `script.py` runs a user's unchanged script on the device of `fake_device.py`, `trace.py` records and
 summarizes the step, and `operations.py` knows the kinds, FLOPs and bytes of operations.

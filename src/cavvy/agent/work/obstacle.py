@@ -19,7 +19,7 @@ NONE, ROOT, NAMESPACES, METADATA = "", "root", "namespaces", "metadata"
 # Where machines of clouds find their own credentials: AWS, Google Cloud, Azure and others; tasks of
 # ECS; Alibaba Cloud; AWS over IPv6.
 METADATA_ADDRESSES = ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254")
-_CONNECT_S = 0.7  # such a service is on the machine or one hop away
+_CONNECT_S = 0.7  # a metadata service is on the machine or one hop away
 
 
 def find_obstacle(folder: str, shown: str) -> str:

@@ -206,7 +206,7 @@ class ImageRepository:
         try:
             check_host(url)
             if monotonic() > self._until:
-                raise ValueError(f"its answers take more than {_MOST_S:.0f} s")
+                raise ValueError(f"the answers of the registry take more than {_MOST_S:.0f} s")
             with _OPENER.open(request, timeout=_WAIT_S) as reply:
                 return self._answer(reply)
         except urllib.error.HTTPError as error:
@@ -225,7 +225,7 @@ class ImageRepository:
             if len(body) > _LONGEST:
                 raise ValueError(f"an answer is longer than {_LONGEST >> 20} MiB")
             if monotonic() > self._until:
-                raise ValueError(f"its answers take more than {_MOST_S:.0f} s")
+                raise ValueError(f"the answers of the registry take more than {_MOST_S:.0f} s")
         return WebAnswer(status=reply.status, body=body)
 
 

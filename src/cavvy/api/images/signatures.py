@@ -183,7 +183,7 @@ def _load(pem: str) -> PublicKey:
         key = serialization.load_pem_public_key(pem.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise SignerKeyUnusable(
-            "it is not a public key in PEM form (`-----BEGIN PUBLIC KEY`)"
+            "the text is not a public key in PEM form (`-----BEGIN PUBLIC KEY`)"
         ) from error
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         return key

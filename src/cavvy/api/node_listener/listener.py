@@ -1,5 +1,5 @@
-"""The listener for nodes outside this machine. It serves the routes for agents and files by hash,
-but no routes for users.
+"""The listener for nodes outside this machine. The listener serves the routes for agents and files
+by hash, but no routes for users.
 """
 
 import socket

@@ -1,5 +1,5 @@
-"""The TLS settings of the listener for nodes. Only versions 1.2 and newer are allowed and, in
-version 1.2, only authenticated ciphers with forward secrecy.
+"""The TLS settings of the listener for nodes. Only TLS 1.2 and newer are allowed and, in TLS 1.2,
+only authenticated ciphers with forward secrecy.
 
 Busybox's downloader supports only SHA-1 signatures in the handshake, which OpenSSL allows only at
 security level 0. The server recognises this downloader by its first message, in which it sends an

@@ -34,7 +34,7 @@ BlobPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 
 
 class HeldCheckpoint(Answer, frozen=True, kw_only=True):
-    """A complete checkpoint. Its files are downloaded as blobs."""
+    """A complete checkpoint, whose files are downloaded as blobs."""
 
     number: int
     attempt: int

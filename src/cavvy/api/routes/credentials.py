@@ -49,8 +49,8 @@ async def list_own(request: Request, project: ProjectPath) -> Response:
 @router.put(
     "/{provider}",
     **document(
-        "Set a project's credential for a provider, after the server has tested it. It also "
-        "applies to the projects below.",
+        "Set a project's credential for a provider, after the server has tested it. The "
+        "credential also applies to the projects below this one.",
         rule=in_path(Permission.MANAGE),
         ask=wire.CredentialAsk,
         status=204,

@@ -200,7 +200,7 @@ def _upload(left: LeftUpload) -> wire.CleanupItem:
 
 def _over(orphan: OrphanGang) -> OrphanGang:
     """Return the gang. If the gang's job has ended, the returned reason is that the gang is being
-    removed. Such a gang is billed until its removal is complete.
+    removed; the gang is billed until its removal is complete.
     """
     return (
         orphan

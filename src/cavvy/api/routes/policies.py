@@ -53,7 +53,7 @@ async def list_general(request: Request) -> Response:
 @router.put(
     "/projects/{project}/policy",
     **document(
-        "Replace the policy of a project. It also applies to the projects below.",
+        "Replace the policy of a project. The policy also applies to the projects below this one.",
         rule=in_path(Permission.MANAGE),
         ask=wire.PolicyAsk,
         status=204,

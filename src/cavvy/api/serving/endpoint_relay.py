@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class EndpointRelay:
-    """The port of one endpoint. It listens as long as the replica is kept."""
+    """The port of one endpoint. The port listens as long as the replica is kept."""
 
     def __init__(
         self, service: str, replica: ServiceReplica, find: Callable[[], AnswersRequests | None]

@@ -66,7 +66,7 @@ class ReplicaRelays:
         if find() is None:
             if known is None:
                 self._relays[replica.id] = ReplicaRelay(service, replica, self._reach)
-        elif not isinstance(known, EndpointRelay):  # its account may have been unknown until now
+        elif not isinstance(known, EndpointRelay):  # its account may have been unknown
             if known is not None:
                 known.close()
             self._relays[replica.id] = EndpointRelay(service, replica, find)
@@ -84,7 +84,7 @@ class ReplicaRelays:
         """Return how far a replica is, as a tier of `nearness`."""
         relay = self._relays.get(replica_id)
         if relay is None:
-            return 0  # it runs on this machine
+            return 0  # the replica runs on this machine
         # endpoints are reached through their provider's API, and this is not measured
         return (relay.round_trips.tier or 0) if isinstance(relay, ReplicaRelay) else FARTHEST
 

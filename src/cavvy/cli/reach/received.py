@@ -57,7 +57,7 @@ def read_item(path: str, said: dict[str, Any]) -> CopyItem:
     """Return the attributes of a file, from an answer of a node. Raises CommandFailure."""
     item = understand({**said, "path": path}, CopyItem)
     if not isfinite(item.mtime):
-        raise _refuse(path, "its time is not a number")
+        raise _refuse(path, "the file's time is not a number")
     return item
 
 
@@ -86,20 +86,20 @@ def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
     """
     parts = item.path.split("/")
     if item.path.startswith("/"):
-        return "its name is an absolute path"
+        return "the name is an absolute path"
     if not {"", ".", ".."}.isdisjoint(parts):
-        return "its name has an empty component, `.` or `..`"
+        return "the name has an empty component, `.` or `..`"
     try:
         if b"\0" in os.fsencode(item.path + (item.link or "")):
-            return "its name has a NUL character"
+            return "the name has a NUL character"
     except UnicodeEncodeError:
-        return "its name is not valid text"
+        return "the name is not valid text"
     if item.path in kinds:
-        return "it is listed twice"
+        return "the name is listed twice"
     if kinds.get("/".join(parts[:-1])) != stat.S_IFDIR:
-        return "the list does not have its parent folder"
+        return "the parent folder of the file is not in the list"
     if (item.link is not None) != (item.kind == stat.S_IFLNK):
-        return "its type and its link target contradict each other"
+        return "the type and the link target of the file contradict each other"
     return ""
 
 

@@ -80,8 +80,8 @@ def find_gangs(
     client: "ApiClient", ledger: "Mapping[CellKey, BilledSum]", named: Collection[str]
 ) -> dict[str, str]:
     """Return the gang name of each attempt in the ledger, out of the names in the bill. If an
-    attempt took over a warm gang, that gang has another attempt's name. Such a gang is found
-    through the job, unless the job was removed.
+    attempt took over a warm gang, that gang has another attempt's name, and is found through the
+    job, unless the job was removed.
     """
     from cavvy.client import ApiError
     from cavvy.costs.reconcile import match_gangs

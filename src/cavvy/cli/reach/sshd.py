@@ -1,5 +1,5 @@
-"""An SSH server on standard input and output. It runs each request on a node, through the node's
-tunnel.
+"""An SSH server on standard input and output. The server runs each request on a node, through the
+node's tunnel.
 
 The server runs as the ProxyCommand of an SSH client. The client needs no authentication, because
 the user who started this process can already access the node. All nodes show the same host key,

@@ -18,7 +18,8 @@ _ENDED = {"done": "✓", "failed": "✗", "stopped": "✗"}
 
 
 class ProgressBar:
-    """The live line, as an object that `rich` can render. It fills the width of the terminal."""
+    """The live line, as an object that `rich` can render. The line fills the width of the
+    terminal."""
 
     def __init__(self, job: "JobDetail") -> None:
         from rich.spinner import Spinner

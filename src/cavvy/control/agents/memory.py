@@ -10,8 +10,8 @@ from cavvy.domain.values import replace
 from cavvy.store.contacts import GANG, AgentContact
 
 _KEPT = timedelta(days=1)
-# The value of `paid_until` when nothing limits the gang any more. It is not None, because other
-# servers and the database must replace the former time.
+# The value of `paid_until` when nothing limits the gang any more. The value is not None, because
+# other servers and the database must replace the former time.
 _NO_LIMIT = datetime(9999, 1, 1, tzinfo=UTC)
 
 

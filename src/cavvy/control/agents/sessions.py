@@ -301,7 +301,7 @@ class AgentSessions:
             unknown = await self._unknown(job, attempt, nodes, protocol)
             if unknown:
                 return await self._turn_away(
-                    attempt, rank, f"its protocol {protocol} does not support {unknown}"
+                    attempt, rank, f"the agent's protocol {protocol} does not support {unknown}"
                 )
             if (
                 job.task.encrypt

@@ -95,7 +95,7 @@ class ServiceStop(Struct, frozen=True, kw_only=True):
 def find_service_stop(
     states: Iterable[BudgetState], now: datetime, ahead: timedelta
 ) -> ServiceStop:
-    """Return the budgets that stop a service. Its replicas may take `ahead` to end."""
+    """Return the budgets that stop a service. The service's replicas may take `ahead` to end."""
     found = ServiceStop()
     for state in states:
         budget = state.budget

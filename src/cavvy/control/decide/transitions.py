@@ -236,7 +236,7 @@ def _end_work(
     if action.until is not None:
         ended = replace(ended, kept_since=now, kept_until=action.until)
         until = f"{action.until:%Y-%m-%d %H:%M:%S} UTC"
-        text = f"its nodes are kept and billed until {until} at the latest"
+        text = f"the nodes are kept and billed until {until} at the latest"
         events.append(make_event(rows.job, now, "kept", text, ended.number))
         if look.told is not None:  # a takeover by another job ends these charges
             charges = bill_gang(ended, look.told, now, final=False)

@@ -144,7 +144,7 @@ def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
         return replace(step, service=replace(service, former=None))
     if service.failures < _MOST_FAILURES or not service.wanted:
         return step
-    reason = "its revision was rolled back"
+    reason = "the replica's revision was rolled back"
     outcome = UpdateOutcome(
         revision=service.revision, end=UpdateEnd.FAILED, at=now, problem=service.problem
     )
@@ -276,7 +276,7 @@ def _end(
         evidence=found.evidence,
         problem=tried.problem,
     )
-    goes_on, reason = service.revision, "its revision was rolled back"
+    goes_on, reason = service.revision, "the replica's revision was rolled back"
     if end in PROMOTED:
         goes_on, reason = tried.revision, "a newer revision has taken over"
         service = as_revision(service, goes_on)

@@ -83,7 +83,8 @@ def read_bill(
         has = ", ".join(list(first[1])[:_MOST_NAMES])
         raise BillFileError(
             f"{file} lacks the column {wrong} of a {form.title}",
-            f"it has {has}; choose the format with --provider, or name columns with --map",
+            f"the file has the columns {has}; choose the format with --provider, or name columns "
+            "with --map",
         )
     return form, _read_lines(form, chain([first], rows))
 

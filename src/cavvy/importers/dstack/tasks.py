@@ -199,8 +199,9 @@ def join_commands(commands: list[str]) -> str:
 
 
 def _read_before(root: Node) -> str:
-    """Return commands that run before the author's commands. They set the variables whose values
-    are secrets, change the current folder, and activate the requested Python version.
+    """Return commands that run before the author's commands. The returned commands set the
+    variables whose values are secrets, change the current folder, and activate the requested Python
+    version.
     """
     folder, python = text_at(root, "working_dir") or _repo_path(root), text_at(root, "python")
     pairs = ((name, _read_secret(value)) for name, value, _ in _list_variables(child(root, "env")))

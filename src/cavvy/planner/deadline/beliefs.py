@@ -9,7 +9,7 @@ from cavvy.domain.markets import ObservationKind
 from cavvy.planner.markets import NO, cooldown_after
 from cavvy.planner.spot.view import UNSEEN, SpotQuote
 
-# After a refusal, spot may have returned without being observed. It is assumed to have been back
+# After a refusal, spot may have returned without being observed. Spot is assumed to have been back
 # for this share of the time since the refusal. If spot returned only once at a random time, the
 # mean share would be one half. Spot that comes and goes returned more recently than that.
 _AGE_SHARE = 0.25

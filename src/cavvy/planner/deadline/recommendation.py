@@ -1,5 +1,5 @@
-"""Recommends the next step of a job with a deadline. It converts stored observations to the view
-that the policy expects, and the policy's decision to offers.
+"""Recommends the next step of a job with a deadline. The module converts stored observations to the
+view that the policy expects, and the policy's decision to offers.
 """
 
 from collections.abc import Collection, Mapping

@@ -14,7 +14,7 @@ from cavvy.planner.estimate.settings import StepSettings
 from cavvy.planner.estimate.transfer import MeasuredRate, carry
 
 COUNTS = (1, 2, 3, 4, 6, 8, 10, 16)  # the numbers of accelerators per node that providers offer
-# The part of the nominal memory that drivers and error correction use. It is about the difference
+# The part of the nominal memory that drivers and error correction use: about the difference
 # that the vendors' tools show.
 _RESERVED_MIB = 512
 

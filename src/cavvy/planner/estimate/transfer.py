@@ -42,8 +42,8 @@ def carry(
     precision: str,
     prior: ExponentPrior | None = None,
 ) -> float:
-    """Return the expected rate on `count` accelerators of kind `device`. It follows the power law
-    rate = c · FLOPs^a · bandwidth^b · count^n, whose constants are fitted to `measured`.
+    """Return the expected rate on `count` accelerators of kind `device`. The rate follows the power
+    law rate = c · FLOPs^a · bandwidth^b · count^n, whose constants are fitted to `measured`.
 
     The prior gives arithmetic and memory traffic about the same weight. Measurements on several
     kinds of accelerators change these weights. Raises ValueError without measurements.

@@ -1,5 +1,5 @@
-"""The core of the deadline policy `auto`. It learns how long spot stays available in each market,
-computes a price of slack, and compares staying with moving.
+"""The core of the deadline policy `auto`. The policy learns how long spot stays available in each
+market, computes a price of slack, and compares staying with moving.
 
 The slack is the time to the deadline that the remaining work does not need. With one market, the
 policy follows the thresholds of `cycle`. With several markets, it follows these thresholds in its

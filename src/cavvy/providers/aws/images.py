@@ -20,9 +20,9 @@ _DEEP_LEARNING = (
 # This image has NVIDIA's open kernel modules, which need a GPU of Turing (2018) or newer:
 # https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/
 _OLDEST_GPU = 2018
-# This image has the proprietary modules of driver R570. It supports P3 (V100), and G3 (M60) except
-# g3.16xlarge, according to the release notes "Deep Learning Base Proprietary Nvidia Driver AMI".
-# R580 is the last driver branch for these GPUs.
+# This image has the proprietary modules of driver R570. R570 supports P3 (V100), and G3 (M60)
+# except g3.16xlarge, according to the release notes "Deep Learning Base Proprietary Nvidia Driver
+# AMI". R580 is the last driver branch for these GPUs.
 _PROPRIETARY = (
     "/aws/service/deeplearning/ami/{arch}/base-proprietary-nvidia-driver-amazon-linux-2"
     "/latest/ami-id"

@@ -18,8 +18,8 @@ _USED_BY = {
     INTERFACES: ("virtualMachine", "privateEndpoint"),
     ADDRESSES: ("ipConfiguration", "natGateway"),
 }
-# The time between two checks. It is longer than a creation, because Azure makes the interface
-# before the machine.
+# The time between two checks. This time is longer than a creation takes, because Azure makes the
+# interface before the machine.
 _EVERY = timedelta(minutes=10)
 
 

@@ -90,7 +90,7 @@ class Clusters:
         """Return the current state of one cluster."""
         told = await self._api.cluster(name)
         if told is None:
-            return Cluster(name=name, why_not="it does not exist")
+            return Cluster(name=name, why_not="the cluster does not exist")
         return read_cluster(told)
 
     async def _price(self, cluster: Cluster) -> Offer | str:
@@ -175,9 +175,9 @@ def read_cluster(told: Json) -> Cluster:
     state = str(outer.get("provisioningState"))
     why_not = ""
     if state != "Succeeded":
-        why_not = f"its provisioning state is {state}"
+        why_not = f"the provisioning state is {state}"
     elif str(inner.get("osType") or "Linux") != "Linux":
-        why_not = f"its system is {inner['osType']}; Linux is needed"
+        why_not = f"the machines run {inner['osType']}; Linux is needed"
     return Cluster(
         name=str(told["name"]),
         id=str(told["id"]),

@@ -222,12 +222,13 @@ class AzureMlService:
         why_not = cluster.why_not
         if not why_not and request.nodes > cluster.most_nodes:
             why_not = (
-                f"it has at most {cluster.most_nodes} nodes, and the job needs {request.nodes}"
+                f"the cluster has at most {cluster.most_nodes} nodes, and the job needs "
+                f"{request.nodes}"
             )
         if not why_not and cluster.size.lower() != request.offer.instance_type.lower():
-            why_not = f"its machines are {cluster.size} now"
+            why_not = f"the machines are {cluster.size} now"
         if why_not:
-            raise CloudFault(409, _FULL, f"the cluster {cluster.name}: {why_not}")
+            raise CloudFault(409, _FULL, f"{cluster.name}: {why_not}")
         return cluster
 
     async def _make_job(self, request: JobRequest) -> CommandJobRequest:

@@ -1,4 +1,5 @@
-"""A cloud of virtual machines in memory, on a clock that tests move. It fails as real clouds do."""
+"""A cloud of virtual machines in memory, on a clock that tests move. The cloud fails as real clouds
+do."""
 
 import asyncio
 import itertools
@@ -31,7 +32,7 @@ from cavvy.providers.vm.provider import VmProvider
 MANIFEST = Manifest(
     name="memory-cloud",
     title="a cloud in memory",
-    docs="it exists in tests only",
+    docs="this provider exists in tests only",
     abilities=ABILITIES,
     unsupported={
         feature: "this cloud is a test"

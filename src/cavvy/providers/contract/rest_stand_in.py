@@ -114,7 +114,7 @@ class RestStandIn(ABC):
     root = ""  # the path of the API's address
     key = "the-secret-key"
     key_file = "{key}\n"  # the content of a file with the key
-    settings: Mapping[str, Scalar] = {}  # that the provider needs besides the key
+    settings: Mapping[str, Scalar] = {}  # settings that the provider needs besides the key
     denied = CloudFault(401, "unauthorized", "the key is wrong")
     # how the API reports faults of the cloud in memory, by their codes; others stay as they are
     faults: Mapping[str, CloudFault] = {}

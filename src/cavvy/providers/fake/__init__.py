@@ -27,13 +27,13 @@ MANIFEST = Manifest(
     docs="A simulated cloud in the server's memory. The simulated cloud costs nothing, and "
     "follows a script of prices, capacity and faults.",
     unsupported={
-        Feature.IMAGE: "its nodes are simulated and run no containers",
-        Feature.BUILD: "its nodes are simulated and build no images",
-        Feature.LOGIN: "its nodes are simulated and pull no images",
+        Feature.IMAGE: "the nodes are simulated and run no containers",
+        Feature.BUILD: "the nodes are simulated and build no images",
+        Feature.LOGIN: "the nodes are simulated and pull no images",
         Feature.VOLUMES: "the cloud is simulated and stores no data",
-        Feature.MOUNTS: "its nodes are simulated and have no file systems",
-        Feature.NETWORK: "its nodes are simulated and have no network",
-        Feature.DISK: "its nodes are simulated and have no disks",
+        Feature.MOUNTS: "the nodes are simulated and have no file systems",
+        Feature.NETWORK: "the nodes are simulated and have no network",
+        Feature.DISK: "the nodes are simulated and have no disks",
     },
     abilities=(SIGNALS_CHANGES, RUNS_AGENTS_HERE, CLOSEABLE),
     settings=(

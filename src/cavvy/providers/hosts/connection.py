@@ -154,7 +154,7 @@ class HostConnection:
         _, err = await process.communicate()
         if process.returncode != 0:
             raise Refused(
-                f"{self.address.name}: its SSH server does not forward Unix sockets "
+                f"{self.address.name}: the SSH server does not forward Unix sockets "
                 f"({err.decode('utf-8', 'replace').strip()[-200:]}); agents need this forwarding: "
                 "set `AllowStreamLocalForwarding yes` in its sshd_config"
             )
@@ -192,7 +192,7 @@ class HostConnection:
                     return
         except ValueError as error:  # the line is longer than the reader's limit
             raise CannotConnect(
-                f"{self.address.name}: its login shell prints a line of more than 64 KiB"
+                f"{self.address.name}: the login shell prints a line of more than 64 KiB"
             ) from error
         await self.closed()
         raise explain(self.address, self.said)
@@ -248,14 +248,14 @@ def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
     name = address.name
     if "Host key verification failed" in said:
         if address.ours:
-            return LoginRefused(f"{name}: its host key differs from the recorded one ({said})")
+            return LoginRefused(f"{name}: the host key differs from the recorded one ({said})")
         return LoginRefused(
-            f"{name}: its host key is not in known_hosts, or differs from the key there ({said}). "
+            f"{name}: the host key is not in known_hosts, or differs from the key there ({said}). "
             f"Run `ssh {name}` once and compare the key{address.host_key_hint}"
         )
     if "Permission denied" in said or "Too many authentication failures" in said:
         if address.ours:
-            return LoginRefused(f"{name}: it does not accept this server's key ({said})")
+            return LoginRefused(f"{name}: the host does not accept this server's key ({said})")
         return LoginRefused(
             f"{name}: none of your keys is accepted ({said}). Make `ssh {name}` work without a "
             "password: run ssh-copy-id, or ssh-add if your key has a passphrase"

@@ -261,7 +261,7 @@ class SshLink(Generic[_H]):
         said = {name: value for name, value in words if name != "has"}
         if not {"base", "system"} <= said.keys():
             raise CannotConnect(
-                f"{self.entry.name}: its shell does not run a plain script; it printed "
+                f"{self.entry.name}: the login shell does not run a plain script; it printed "
                 f"{out[-200:]!r}"
             )
         if not said["system"].startswith("Linux "):

@@ -386,7 +386,7 @@ class JoinProvider:
         if (found and found.session) == (before and before.session):
             return
         if found is not None:
-            self._known.pop(name, None)  # it may have reported other facts
+            self._known.pop(name, None)  # a machine with a new session may report other facts
             self._arrived.set()
         self._fleet.announce(name)
 

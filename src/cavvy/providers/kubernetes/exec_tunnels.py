@@ -125,8 +125,8 @@ class ExecTunnels:
     async def _bring_python(self, pod: str, host: str) -> None:
         if host != platform():
             raise Refused(
-                "its image has no python3 (3.8 or newer), and the server's Python cannot be "
-                f"copied into it, since that is for {platform()}, not {host}"
+                "the pod's image has no python3 (3.8 or newer), and the server's Python cannot be "
+                "copied into the pod, because this Python is for {platform()}, not {host}"
             )
         bundle = await asyncio.to_thread(pack_python, self._cache)
         async with self._api.run(

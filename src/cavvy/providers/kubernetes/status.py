@@ -112,7 +112,7 @@ def read_record(raw: Object) -> PodGangRecord | None:
             name=raw["metadata"]["name"],
             uid=raw["metadata"]["uid"],
             nodes=int(data["nodes"]),
-            # it is never missing
+            # the field is never missing
             asked_at=read_time(data["asked_at"]) or datetime.now(UTC),  # noqa: TID251
             seen=msgspec.json.decode(data.get("seen", "[]"), type=tuple[PodRank, ...]),
             pool=data.get("pool", ""),
@@ -163,7 +163,7 @@ def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
         return replace(rank, ended_at=latest, preempted=True, reason=taken)
     if node in lost:
         return replace(
-            rank, ended_at=now, unseen=True, reason=f"its node {node} is lost: {lost[node]}"
+            rank, ended_at=now, unseen=True, reason=f"the pod's node {node} is lost: {lost[node]}"
         )
     return replace(rank, reason=taken or _why_waiting(status, state, node))
 
@@ -309,7 +309,9 @@ def _over(record: PodGangRecord, ranks: Sequence[PodRank], stuck: tuple[str, ...
     )
     codes = [r.exit.exit_code for r in ranks if r.exit is not None and r.exit.exit_code is not None]
     ended = PodGangEnd(
-        reason=record.refusal or ("removed" if removed else worst.reason) or "its agents exited",
+        reason=record.refusal
+        or ("removed" if removed else worst.reason)
+        or "the gang's agents exited",
         preempted=not removed and any(rank.preempted for rank in ranks),
         exit_code=next((code for code in codes if code), codes[0] if codes else None),
         at=max(rank.ended_at for rank in ranks if rank.ended_at),

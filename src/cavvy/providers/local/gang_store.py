@@ -503,7 +503,7 @@ class LocalGangStore(Struct):
         """Write delayed records, and delete the records of gangs that ended long ago."""
         if settle():
             for path in self._scan("gangs"):
-                # its end was recorded while the disk was full
+                # the end of this gang was recorded while the disk was full
                 if self._over(path.name) is not None:
                     self._discard(path)
         self._learn_ends()

@@ -20,10 +20,11 @@ class JobState(StrEnum):
 
     WAITING = "waiting"  # accepted, but no instance is billed yet
     RUNNING = "running"  # billed
-    # its instances are gone, and the service would start it again; the layer stops it
+    # the job's instances are gone, and the service would start the job again; the layer stops the
+    # job
     RECLAIMED = "reclaimed"
-    # its work has ended, and the service keeps and bills its instances for the next job; needs the
-    # trait `BillEnd.REPORTED`
+    # the job's work has ended, and the service keeps and bills the job's instances for the next
+    # job; needs the trait `BillEnd.REPORTED`
     KEPT = "kept"
     ENDED = "ended"
 

@@ -38,7 +38,7 @@ DIALECT = BatchDialect(
 _DELETED = "91"  # JOB_SUBSTATE_TERMINATED in PBS's job.h: qdel ended the job
 _WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME in PBS's job.h
 _ENDS: dict[object, str] = {
-    0: "its agents exited",
+    0: "the gang's agents exited",
     _WALLTIME: "the job reached its walltime",
     **dict.fromkeys(  # JOB_EXEC_KILL_VMEM, JOB_EXEC_KILL_MEM
         (-26, -27), "the job used more memory than requested"

@@ -168,11 +168,11 @@ def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, b
     if worst is not None:
         return worst.reason, False
     if job.get("status") == "STOPPED":
-        return "its job was stopped in Ray, not by Cavvy", True
+        return "the Ray job was stopped in Ray, not by Cavvy", True
     if job.get("status") == "FAILED":
         lines = str(job.get("message") or "").strip().splitlines()
-        return f"its Ray job failed: {lines[-1][:300] if lines else 'Ray gives no reason'}", False
-    return "its agents exited", False
+        return f"the Ray job failed: {lines[-1][:300] if lines else 'Ray gives no reason'}", False
+    return "the gang's agents exited", False
 
 
 def _has_ended(rank: RayRank | None) -> bool:

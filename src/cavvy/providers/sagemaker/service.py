@@ -36,8 +36,9 @@ from cavvy.providers.vm.records import make_mark
 _SHOWN = timedelta(hours=6)  # `list` returns ended jobs for this long after their last change
 _QUOTA = "ResourceLimitExceeded"
 _GONE = frozenset({"ResourceNotFound"})
-# DescribeTrainingJob also reports a missing job with the code of wrong arguments. Its one argument
-# is a name that SageMaker accepted when the job was created, so the name is not what is wrong.
+# DescribeTrainingJob also reports a missing job with the code of wrong arguments. The call's one
+# argument is a name that SageMaker accepted when the job was created, so the error means that the
+# job is missing.
 _UNKNOWN = "ValidationException"
 # "How Amazon SageMaker AI Runs Your Training Image", in the guide for developers:
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo.html

@@ -163,7 +163,8 @@ class SageMakerEndpoints:
         try:
             return await self._aws.call(region, "describe_endpoint", EndpointName=name)
         except CloudFault as fault:
-            # its one argument is a name that SageMaker accepted, so the name is not what is wrong
+            # the one argument is a name that SageMaker accepted before, so the error means that the
+            # name is unknown
             if fault.code == _INVALID:
                 return None
             raise

@@ -200,7 +200,7 @@ class RestClient:
             raise self._fault(error) from error
         except (OSError, http.client.HTTPException) as error:
             raise CloudFault(0, "no reply", str(error) or type(error).__name__) from error
-        except ValueError as error:  # its text may contain the token
+        except ValueError as error:  # the error's text may contain the token
             raise CloudFault(0, "no reply", type(error).__name__) from error
 
     def _prove(self, method: str, url: str, data: bytes | None) -> Mapping[str, str]:

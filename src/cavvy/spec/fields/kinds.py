@@ -38,7 +38,7 @@ class WrongValue(ValueError):
 
 
 class ValueKind(Protocol):
-    """A kind of value. It reads nodes of the file."""
+    """A kind of value, which reads nodes of the file."""
 
     @property
     def words(self) -> str:
@@ -315,7 +315,7 @@ class SectionSpec(Struct, frozen=True):
 
 
 class SectionReader:
-    """Reads one section of one file. Its methods refer to fields by their keys."""
+    """Reads one section of one file. The methods refer to fields by their keys."""
 
     def __init__(self, section: SectionSpec, node: MapNode, notes: ProblemNotes) -> None:
         self.section = section

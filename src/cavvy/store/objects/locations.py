@@ -21,7 +21,7 @@ from cavvy.store.objects.http import WebPages
 from cavvy.store.objects.s3 import XmlBucket
 from cavvy.store.objects.signing import AmazonKey, GoogleKey, NoSigner, RequestSigner
 
-# Names of the keys that projects may set as secrets. Those in the server's environment are used for
+# Names of the keys that projects may set as secrets. Keys in the server's environment are used for
 # every project.
 KEYS = (
     *(

@@ -14,7 +14,7 @@ LARGEST = 2**16  # maximum number of elements; larger buffers are assumed to be 
 
 
 class ModelBuffers:
-    """Those small buffers of a model that are saved in checkpoints."""
+    """The small buffers of a model that are saved in checkpoints."""
 
     def __init__(self, model: nn.Module, mesh: Any) -> None:
         saved = model.state_dict(keep_vars=True)

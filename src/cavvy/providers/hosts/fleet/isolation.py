@@ -51,7 +51,7 @@ class FleetIsolation:
             return
         now = asyncio.get_running_loop().time()
         for name in [name for name in self._obstacles if not self._is_up(name)]:
-            del self._obstacles[name], self._asked_at[name]  # its agents may have changed
+            del self._obstacles[name], self._asked_at[name]  # the host's agents may have changed
         old = [
             name
             for name in self._links

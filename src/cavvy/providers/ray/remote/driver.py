@@ -33,9 +33,9 @@ DRAIN_S = 1.0  # interval between checks for nodes that are being drained
 BEAT_S = 30.0  # maximum interval between checks of the control plane
 # values of NodeDeathInfo.Reason that mean that the node ended in order and was not lost
 ENDINGS = {
-    1: "it was shut down",
-    3: "it was preempted",
-    4: "it was removed as idle",
+    1: "the node was shut down",
+    3: "the node was preempted",
+    4: "the node was removed as idle",
 }
 UNSURE = getattr(ray.exceptions, "ActorUnavailableError", ())
 
@@ -270,11 +270,11 @@ class RayGang:
         how = ENDINGS.get(found.get("DeathReason", 0), "") if not found.get("Alive", True) else ""
         taken = bool(how) or (node in self.draining and not found.get("Alive", True))
         if taken:
-            reason = "Ray reclaimed the node: " + (how or "it was drained")
+            reason = "Ray reclaimed the node: " + (how or "the node was drained")
         elif not found.get("Alive", True):
-            reason = "its node is lost: " + (found.get("DeathReasonMessage") or "it is dead")
+            reason = "the node is lost: " + (found.get("DeathReasonMessage") or "the node is dead")
         else:
-            reason = "its Ray actor died: " + str(error).strip().splitlines()[0][:300]
+            reason = "the rank's Ray actor died: " + str(error).strip().splitlines()[0][:300]
         say("lost", rank=rank, reason=reason, preempted=taken)
 
     def look(self) -> None:
