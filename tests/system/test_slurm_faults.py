@@ -91,7 +91,7 @@ async def _forgotten(place: SlurmPlace) -> None:
         assert (seen.state, seen.exit_code, seen.reason) == (
             GangState.ENDED,
             0,
-            "the gang's agents exited",
+            "the agents exited",
         )
         assert [node.started_at for node in seen.nodes] == [
             node.started_at for node in before[gang.name]

@@ -184,7 +184,7 @@ BAD = {"event": "ended", "rank": 1, "code": 0, "exit": {"exit_code": 3, "reason"
 @pytest.mark.parametrize(
     ("status", "events", "reason", "preempted"),
     [
-        ("SUCCEEDED", [], "the gang's agents exited", False),
+        ("SUCCEEDED", [], "the agents exited", False),
         ("SUCCEEDED", [LOST], "the node is lost: gone", False),
         ("SUCCEEDED", [TAKEN], "Ray reclaimed the node: the node was preempted", True),
         ("SUCCEEDED", [BAD], "exit code 3", False),

@@ -234,7 +234,7 @@ def test_what_slurm_forgot_is_told_by_the_job_itself() -> None:
     written = record(begun="1 n[1-2]", end="0 2")
     assert (
         judge_forgotten(written, [AgentExit(outcome="succeeded", exit_code=0)] * 2, *times).reason
-        == "the gang's agents exited"
+        == "the agents exited"
     )
     failed = judge_forgotten(
         written, [AgentExit(outcome="exit", exit_code=3, reason="code 3")], *times

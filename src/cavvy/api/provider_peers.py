@@ -28,7 +28,7 @@ class ProviderPeers:
     async def ask(self, server: str, provider: str, call: str, body: bytes) -> bytes:
         found = self._share.find_server(server)
         if found is None:
-            raise OSError("it has ended")
+            raise OSError("that server has ended")
         try:
             answer = await self._peers.send(found, f"{NODES}{provider}/{call}", body, self._now())
         except ValueError as error:

@@ -87,7 +87,7 @@ def _explain(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         known = {
             "KEY_VALUES_MISMATCH": "the key does not belong to the certificate",
-            "NO_START_LINE": "one of them is not in PEM",
+            "NO_START_LINE": "one of the two files is not in PEM",
         }
         return known.get(error.reason or "", str(error))
     return str(getattr(error, "strerror", None) or error)

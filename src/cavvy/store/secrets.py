@@ -96,7 +96,7 @@ class _SealedParts(Struct, frozen=True):
 def _split(sealed: bytes) -> _SealedParts:
     """Raises StoreUnusable."""
     if sealed[:1] != _VERSION or len(sealed) < 2:
-        raise StoreUnusable("it is damaged")
+        raise StoreUnusable("the encrypted value is damaged")
     key_end = 2 + sealed[1]
     end = key_end + 2 + int.from_bytes(sealed[key_end : key_end + 2], "big")
     return _SealedParts(

@@ -126,7 +126,7 @@ SHAPES: Mapping[str, ShapeRule] = {
     ),
     "cron_line": text("a cron line such as 0 8 * * mon-fri", check=_check_cron),
     "instance_name": written(
-        "an instance's name", check=lambda value: "" if value else "it is empty"
+        "an instance's name", check=lambda value: "" if value else "the name is empty"
     ),
     "python": fitting("a Python version such as 3.12", _is_python),
     "port_text": _make_port("a port such as 8080, 80:8080 or *:8080", r"\d{1,5}|\*"),

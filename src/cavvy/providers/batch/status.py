@@ -91,7 +91,7 @@ def judge_forgotten(
     elif worst is None and not record.end.startswith("0 "):
         reason = f"the gang's agents failed: they ended with exit code {record.end.split()[0]}"
     else:
-        reason = worst.reason if worst is not None and worst.reason else "its agents exited"
+        reason = worst.reason if worst is not None and worst.reason else "the agents exited"
     preempted = not record.removing and any(each.outcome == "preempted" for each in exits)
     return JobEnd(reason=reason, preempted=preempted, began=began, ended_at=ended_at)
 

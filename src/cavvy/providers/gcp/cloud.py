@@ -255,7 +255,9 @@ class GcpCloud:
             state=MachineState.ENDED,
             ended_at=datetime.fromisoformat(at),
             preempted=preempted,
-            reason="Compute Engine preempted the machine" if preempted else "it was deleted",
+            reason="Compute Engine preempted the machine"
+            if preempted
+            else "the machine was deleted",
         )
 
 

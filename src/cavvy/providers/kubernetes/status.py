@@ -309,9 +309,7 @@ def _over(record: PodGangRecord, ranks: Sequence[PodRank], stuck: tuple[str, ...
     )
     codes = [r.exit.exit_code for r in ranks if r.exit is not None and r.exit.exit_code is not None]
     ended = PodGangEnd(
-        reason=record.refusal
-        or ("removed" if removed else worst.reason)
-        or "the gang's agents exited",
+        reason=record.refusal or ("removed" if removed else worst.reason) or "the agents exited",
         preempted=not removed and any(rank.preempted for rank in ranks),
         exit_code=next((code for code in codes if code), codes[0] if codes else None),
         at=max(rank.ended_at for rank in ranks if rank.ended_at),

@@ -455,7 +455,7 @@ class LocalGangStore(Struct):
                 f"failed{self._complaint(gang.intent.name, lost[0])}"
             )
         else:
-            reason = first.reason if first is not None and first.reason else "its agents exited"
+            reason = first.reason if first is not None and first.reason else "the agents exited"
         ended = LocalGangEnd(
             name=gang.intent.name,
             installation=gang.intent.installation,

@@ -38,7 +38,7 @@ DIALECT = BatchDialect(
 _DELETED = "91"  # JOB_SUBSTATE_TERMINATED in PBS's job.h: qdel ended the job
 _WALLTIME = -29  # JOB_EXEC_KILL_WALLTIME in PBS's job.h
 _ENDS: dict[object, str] = {
-    0: "the gang's agents exited",
+    0: "the agents exited",
     _WALLTIME: "the job reached its walltime",
     **dict.fromkeys(  # JOB_EXEC_KILL_VMEM, JOB_EXEC_KILL_MEM
         (-26, -27), "the job used more memory than requested"
@@ -208,7 +208,7 @@ def _explain_end(row: BatchJobRow, code: object, comment: str) -> str:
     if row.cancelled:
         return "the job was deleted in PBS, not by Cavvy"
     if row.broke:
-        return "its agents failed"
+        return "the agents failed"
     return _ENDS.get(code, f"PBS ended the job: {comment}" if comment else "PBS ended it")
 
 

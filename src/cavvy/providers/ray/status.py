@@ -172,7 +172,7 @@ def _why(record: RayGangRecord, job: Object, told: DriverOutput) -> tuple[str, b
     if job.get("status") == "FAILED":
         lines = str(job.get("message") or "").strip().splitlines()
         return f"the Ray job failed: {lines[-1][:300] if lines else 'Ray gives no reason'}", False
-    return "the gang's agents exited", False
+    return "the agents exited", False
 
 
 def _has_ended(rank: RayRank | None) -> bool:

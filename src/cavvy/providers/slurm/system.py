@@ -50,8 +50,8 @@ _PHASES = {
 # The final states of jobs. CANCELLED means that Cavvy cancelled the job if its gang is marked as
 # removed, and otherwise that a person did.
 _ENDS = {
-    "COMPLETED": "the gang's agents exited",
-    "FAILED": "its agents failed",
+    "COMPLETED": "the agents exited",
+    "FAILED": "the agents failed",
     "CANCELLED": "the job was cancelled in Slurm, not by Cavvy",
     "PREEMPTED": "Slurm gave its nodes to a job with higher priority",
     "TIMEOUT": "the job reached Slurm's time limit",

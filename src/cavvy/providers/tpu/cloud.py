@@ -235,7 +235,7 @@ class TpuCloud:
         )
         for each in ours:
             if _verb(each) == "delete" and each.get("done") and not each.get("error"):
-                return replace(machine, reason="it was deleted", ended_at=ended_at(each))
+                return replace(machine, reason="the node was deleted", ended_at=ended_at(each))
         for each in ours:
             failed = read_operation(each)
             if _verb(each) == "create" and failed is not None:

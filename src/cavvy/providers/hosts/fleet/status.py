@@ -145,7 +145,7 @@ def _say_end(ranks: Sequence[RankStatus], first: AgentExit | None) -> str:
         if not rank.seen.in_order:
             complaint = f": {rank.seen.complaint}" if rank.seen.complaint else ""
             return f"the agent of rank {rank.number} on {rank.host} was killed or failed{complaint}"
-    return first.reason if first is not None and first.reason else "the gang's agents exited"
+    return first.reason if first is not None and first.reason else "the agents exited"
 
 
 def see_living(intent: FleetIntent, ranks: Sequence[RankStatus]) -> GangSeen:
