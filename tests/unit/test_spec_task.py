@@ -264,7 +264,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("env: {T: x}\nsecrets: [T]", "3:1", "in `env` and in `secrets`"),
         ("checkpoint: /data", "2:13", "write a relative path"),
         ("checkpoint: a/../../b", "2:13", "without .."),
-        ("checkpoint: .", "2:13", "name a folder inside it"),
+        ("checkpoint: .", "2:13", "name a folder inside the working folder"),
         ("checkpoint: s3://bucket/x", "2:13", "is a URL"),
         ("checkpoint: {every: 5m}", "2:13", "`checkpoint.path` is missing"),
         ("checkpoint: {path: }", "2:14", "`checkpoint.path` is empty"),

@@ -461,7 +461,7 @@ def _usable_text(answer: _Alternative) -> str:
         if offered.live
         else "no provider is configured"
     )
-    return f"none of these providers: {reason}"
+    return f"none of them: {reason}"
 
 
 def _rejections_out(answer: _Alternative) -> None:

@@ -147,8 +147,8 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def need_torch() -> None:
-    """Check that PyTorch is installed. Raises CommandFailure if it is not. The package Grain is not
-    required, because plain loops and scripts with their data in memory do not use it.
+    """Check that PyTorch is installed. Raises CommandFailure if PyTorch is missing. The package
+    Grain is not required, because plain loops and scripts with their data in memory do not use it.
     """
     from importlib.util import find_spec
 

@@ -84,7 +84,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     storage: Callable[[JobRecord], str]  # returns the folder of a job, which outlives its attempts
     # where checkpoints are stored; None if every provider has access to `storage`
     folders: CheckpointFolders | None = None
-    read_blob: ReadBlob | None = None  # reads blobs of frozen folders
+    read_blob: ReadBlob | None = None  # reads the files of submitted working folders
     # the server's environment variables, which may contain storage keys for all projects
     environment: Mapping[str, str] = field(default_factory=dict)
     # reads the prices of outgoing data; None means that all data is free

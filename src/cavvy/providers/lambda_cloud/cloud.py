@@ -162,7 +162,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told.get("name") or ""),
-        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=told.get("private_ip") or told.get("ip"),
         ssh=SshTarget(address=str(told["ip"])) if told.get("ip") else None,
         tags={str(each["key"]): str(each["value"]) for each in told.get("tags") or ()},

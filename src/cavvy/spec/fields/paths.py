@@ -35,7 +35,7 @@ def inner_path(text: str) -> str:
     elif ".." in parts:
         wrong, hint = "leads out of the working folder", "write a path without .."
     elif not parts:
-        wrong, hint = "is the working folder itself", "name a folder inside it"
+        wrong, hint = "is the working folder itself", "name a folder inside the working folder"
     elif _SCHEME_LIKE.match(path):
         wrong, hint = "is a URL", "name a folder; Cavvy stores its files outside of the node"
     else:

@@ -154,7 +154,7 @@ class AsyncSaver:
     def _collect(
         self, model: Any, optimizers: list[Any], facts: Facts
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the tensors of the run and its facts. The model's tensors are not copied."""
+        """Return the run's tensors and the run's facts. The model's tensors are not copied."""
         plain, tensors = kept_objects.encode(self.objects)
         state = gather(model, optimizers) | ({"things": tensors} if tensors else {})
         return state, facts() | {"things": plain}
