@@ -57,8 +57,14 @@ def test_step_time_of_models_that_calibration_has_not_seen(
 def test_step_time_of_published_measurements(published: list[Step]) -> None:
     mpt = off([each for each in published if each.source == "MPT"])
     assert len(mpt) > 70
-    assert statistics.median(mpt) <= 0.10
+    assert statistics.median(mpt) <= 0.05
+    assert max(mpt) <= 0.30
     assert len(published) - len(mpt) > 70
+
+
+def test_no_vision_model_is_far_off(published: list[Step]) -> None:
+    """Attention whose heads are mixed by tiny products (cait) was once off by 142 %."""
+    assert max(off([each for each in published if each.source == "RTX3090"])) <= 0.40
 
 
 def test_the_shipped_constants_are_those_of_the_fit(

@@ -211,18 +211,18 @@ def summarize(
 def _count_kernels(tape: TraceTape, fused: list[int]) -> list[dict[str, Any]]:
     """Return the distinct kernels, each with the number of times that it runs."""
     ops: Counter[tuple[Any, ...]] = Counter()
-    cast = _list_casts(tape)
+    fixed = _list_fixed(tape)
     for event, bytes_left in zip(tape.events, fused, strict=True):
-        fixed = sum(
-            tape.storages[each].bytes
-            for each in {*event.reads, *(each for each in event.writes if each in cast)}
-            if each in cast or _is_kept(tape, each)
-        )
+        # A look-up reads a part of a table for each sample, so what it reads grows with the batch.
+        reads = set() if event.kind == "index" else {*event.reads} & fixed
+        writes = {*event.writes} & fixed
+        fixed_bytes = sum(tape.storages[each].bytes for each in reads | writes)
         what = (event.kind, event.name, event.dtype, event.backward, event.flops, event.bytes)
-        ops[*what, fixed, bytes_left, event.size] += 1
+        is_fixed = bool(writes) and len(writes) == len({*event.writes})
+        ops[*what, fixed_bytes, is_fixed, bytes_left, event.size] += 1
     names = (
         *("kind", "name", "dtype", "backward", "flops", "bytes"),
-        *("fixed_bytes", "fused_bytes", "size"),
+        *("fixed_bytes", "fixed_result", "fused_bytes", "size"),
     )
     return [dict(zip(names, key, strict=True), count=count) for key, count in ops.items()]
 
@@ -242,6 +242,50 @@ def _list_casts(tape: TraceTape) -> set[int]:
         for each in event.writes
         if each >= 0
     }
+
+
+def _list_fixed(tape: TraceTape) -> set[int]:
+    """Return the storages whose size does not depend on the batch: parameters and their gradients,
+    parameters cast to another type, and gradients before they are cast or added.
+    """
+    kept = {
+        number
+        for number, each in enumerate(tape.storages)
+        if each.kept in ("parameter", "gradient")
+    }
+    return kept | _list_casts(tape) | _list_raw_gradients(tape)
+
+
+def _list_raw_gradients(tape: TraceTape) -> set[int]:
+    """Return the storages that become gradients of parameters only by casts and additions. Their
+    shapes are those of the parameters.
+    """
+    grads = {number for number, each in enumerate(tape.storages) if each.kept == "gradient"}
+    readers: dict[int, list[KernelEvent]] = {}
+    for event in tape.events:
+        for each in event.reads:
+            readers.setdefault(each, []).append(event)
+
+    def only_becomes(number: int, event: KernelEvent) -> bool:
+        size = tape.storages[number].bytes
+        return (
+            event.kind in ("copy", "pointwise")
+            and all(each in grads for each in event.writes)
+            # An unknown operation, which counts as pointwise, may sum over the batch.
+            and all(size <= 2 * tape.storages[each].bytes for each in event.writes)
+        )
+
+    raw = set[int]()
+    # in reverse, because the readers of a storage run after the kernel that writes it
+    for event in reversed(tape.events):
+        for each in event.writes:
+            read_by = readers.get(each)
+            if each < 0 or tape.storages[each].kept or not read_by:
+                continue
+            if all(only_becomes(each, reader) for reader in read_by):
+                raw.add(each)
+                grads.add(each)
+    return raw
 
 
 def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
@@ -288,8 +332,8 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
     """Return the memory in use at the moments when it is highest, in bytes, without parameters and
     buffers. The moment of the peak depends on the batch size and on the sharding of the gradients.
 
-    A moment is (activations, cast parameters, gradients). The cast parameters are the part of the
-    activations that does not grow with the batch.
+    A moment is (activations, fixed, gradients). `fixed` is the part of the activations that does
+    not grow with the batch: cast parameters, and gradients before they are cast.
     """
     changes = _list_size_changes(tape, gone)
     alive = [0, 0, 0]
@@ -307,14 +351,14 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
 
 def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
     """Return the changes of memory at each event, by the index of the event. A change is a kind (0:
-    activations, 1: cast parameters, 2: gradients) and a number of bytes.
+    activations, 1: activations of a fixed size, 2: gradients) and a number of bytes.
     """
-    cast = _list_casts(tape)
+    fixed = _list_casts(tape) | _list_raw_gradients(tape)
     changes: dict[int, list[tuple[int, int]]] = {}
     for number, storage in enumerate(tape.storages):
         if number in gone or storage.kept in ("parameter", "buffer"):
             continue
-        which = 2 if storage.kept == "gradient" else 1 if number in cast else 0
+        which = 2 if storage.kept == "gradient" else 1 if number in fixed else 0
         changes.setdefault(storage.born, []).append((which, storage.bytes))
         if storage.died is not None and storage.kept != "gradient":
             changes.setdefault(storage.died, []).append((which, -storage.bytes))

@@ -56,10 +56,10 @@ class MeasuredError(Struct, frozen=True, kw_only=True):
 # From docs/reference/estimate.md: the errors on one H200 if each family of models in turn is left
 # out of the calibration, and the errors if each accelerator in turn is left out.
 ERRORS = {
-    ModelKind.TRANSFORMER: MeasuredError(median=0.05, most=0.27, steps=18),
-    ModelKind.RESIDUAL: MeasuredError(median=0.14, most=0.22, steps=10),
+    ModelKind.TRANSFORMER: MeasuredError(median=0.07, most=0.27, steps=18),
+    ModelKind.RESIDUAL: MeasuredError(median=0.1, most=0.21, steps=10),
 }
-ELSEWHERE = MeasuredError(median=0.15, most=0.51, steps=181, is_share=True)
+ELSEWHERE = MeasuredError(median=0.1, most=0.48, steps=191, is_share=True)
 
 
 def find_kind(profile: WorkProfile) -> ModelKind:

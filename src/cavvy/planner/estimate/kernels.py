@@ -15,47 +15,46 @@ class KernelConstants(Struct, frozen=True, kw_only=True):
 
     # The rates of large matrix products, as shares of the best measured rate of any shape
     # (`DeviceRates.achieved`)
-    half: float = 0.8755
-    tf32: float = 0.4872
-    fp32: float = 0.9351
+    half: float = 0.8447
+    tf32: float = 0.4826
+    fp32: float = 0.93
     # Half-precision products with inner length k reach k / (k + depth) of the rate. For a slower
     # precision, `depth` is multiplied by (its peak / the half-precision peak).
-    depth: float = 209.9
+    depth: float = 405
 
     # rates as shares of the rate of large matrix products
-    conv: float = 0.8977  # convolutions in half precision
-    wide_conv: float = 0.7155  # convolutions in tf32 and fp32
-    conv_depth: float = 96.32  # the same as `depth`, but for convolutions
+    conv: float = 0.8138  # convolutions in half precision
+    wide_conv: float = 0.71  # convolutions in tf32 and fp32
+    conv_depth: float = 102.6  # the same as `depth`, but for convolutions
     # Convolutions with n results per pixel reach n / (n + conv_columns) of their rate.
-    conv_columns: float = 36.46
-    grouped_conv: float = 0.3008
-    attention: float = 0.2532  # attention in half precision
-    wide_attention: float = 0.682  # attention in tf32 and fp32
-    # Attention reaches a smaller share on faster devices: the share falls with this power of the
-    # half-precision peak.
-    attention_falloff: float = 0.2858
+    conv_columns: float = 36.38
+    grouped_conv: float = 0.2977
+    # the matrix products of fused attention in half precision on an H200, forward and backward
+    attention: float = 0.6154
+    attention_backward: float = 0.543
+    wide_attention: float = 0.6765  # attention in tf32 and fp32
     # convolutions with one channel per group, as a share of the fp32 peak
-    depthwise_rate: float = 0.1465
+    depthwise_rate: float = 0.1455
 
     # Real bandwidths grow more slowly than those of the data sheets: with the power (1 -
     # bandwidth_falloff).
-    bandwidth_falloff: float = 0.1661
+    bandwidth_falloff: float = 0.187
     # shares of the bandwidth
     # reading operands and writing results of products, dense convolutions and attention
-    operands: float = 0.4997
-    depthwise: float = 0.3298
-    pointwise: float = 0.4878
-    copy: float = 0.8224
-    batch_norm: float = 0.4382
-    group_norm: float = 0.3115
-    layer_norm: float = 0.3712
-    softmax: float = 0.4254
-    pooling: float = 0.3974  # also interpolation
-    look_up: float = 0.4044  # embeddings, indexing and scatter operations
-    reduction: float = 0.4114  # sums, means, maxima and scans (cumulative sums)
+    operands: float = 0.5014
+    depthwise: float = 0.3277
+    pointwise: float = 0.5188
+    copy: float = 0.5194
+    batch_norm: float = 0.4395
+    group_norm: float = 0.3206
+    layer_norm: float = 0.4752
+    softmax: float = 0.501
+    pooling: float = 0.4027  # also interpolation
+    look_up: float = 0.3839  # embeddings, indexing and scatter operations
+    reduction: float = 0.4568  # sums, means, maxima and scans (cumulative sums)
     # A half-precision convolution whose memory format is not channels-last moves its bytes this
     # many more times, at the full bandwidth.
-    layout: float = 8.489
+    layout: float = 8.424
 
 
 class KernelSetting(Struct, frozen=True, kw_only=True):
@@ -90,6 +89,22 @@ _TILE, _SPLIT, _PROCESSORS = 128, 512, 132
 # Rows and columns of a product are padded to a multiple of this, in half and in full precision
 # (NVIDIA, "Matrix Multiplication Background User's Guide": dimensions aligned to 128 bytes).
 _PAD_HALF, _PAD_WIDE, _PAD_CONV = 64, 32, 32
+_PAD_DEPTH = 32  # the part of the inner length that one iteration of a library kernel multiplies
+
+# Fused attention, from published measurements of the kernels of FlashAttention-2 alone, not from
+# steps of models: forward and backward on an H100 by number of keys and width of heads (Shah et al.
+# 2024, "FlashAttention-3", figures 5 and 6), and the best shares of the peak on an A100 (Dao 2023,
+# "FlashAttention-2": 73 % forward, 63 % backward).
+#
+# The share of the rate of large products falls with this power of the half-precision peak, because
+# the kernels do not use the newest instructions.
+_ATTENTION_FALLOFF = 0.42
+# FP32 operations for the softmax of one score, forward and backward
+_SOFTMAX, _SOFTMAX_BACKWARD = 10, 24
+# A row of queries takes as long as if it had this many more keys: for incomplete blocks and for the
+# start and end of a row. The backward pass has larger blocks. Causal attention also computes the
+# whole of the blocks on the diagonal, and its rows differ in length.
+_MORE_KEYS, _MORE_KEYS_BACKWARD, _MORE_KEYS_CAUSAL = 80, 250, 250
 
 _NORMS = {
     "native_group_norm": "group_norm",
@@ -158,9 +173,7 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
     rate = _rate(kernel, setting)
     flops = kernel.flops * setting.scale
     if kind == "attention":
-        behind = (_H200_FLOPS / setting.device.half) ** constants.attention_falloff
-        share = constants.wide_attention if wide else constants.attention * behind
-        return flops / (rate * share)
+        return flops / (rate * constants.wide_attention) if wide else _attention(kernel, setting)
     if kind == "depthwise":
         return flops / (setting.device.fp32 * constants.depthwise_rate)
     if kind == "grouped_conv":
@@ -171,11 +184,34 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
         rate *= depth / (depth + constants.conv_depth * slower)
         rate *= columns / (columns + constants.conv_columns)
         return flops * _padded(columns, _PAD_CONV) * _padded(depth, _PAD_CONV) / rate
-    rate *= depth / (depth + constants.depth * slower)
     pad = _PAD_WIDE if wide else _PAD_HALF
     tiles = groups * ceil(rows / _TILE) * ceil(columns / _TILE) * max(1.0, depth / _SPLIT)
     busy = min(1.0, max(0.02, tiles / _PROCESSORS))
-    return flops * _padded(rows, pad) * _padded(columns, pad) / (rate * busy)
+    # Padding is multiplied like data. The fixed cost of a result, which `depth` states as an inner
+    # length, occurs only for the results that are written.
+    work = _padded(rows, pad) * _padded(columns, pad) * _padded(depth, _PAD_DEPTH)
+    work += constants.depth * slower / depth
+    return flops * work / (rate * busy)
+
+
+def _attention(kernel: KernelProfile, setting: KernelSetting) -> float:
+    """Return the seconds of fused attention in half precision: its matrix products, and the softmax
+    of its scores. Every row of queries takes as long as if it had some more keys.
+    """
+    constants, device = setting.constants, setting.device
+    heads, queries, keys, width = (max(1, each) for each in kernel.size)
+    products = 5 if kernel.backward else 2
+    flops = kernel.flops * setting.scale
+    whole = products * 2.0 * heads * queries * keys * width * setting.scale
+    share = constants.attention_backward if kernel.backward else constants.attention
+    share = min(1.0, share * (_H200_FLOPS / device.half) ** _ATTENTION_FALLOFF)
+    more = _MORE_KEYS_BACKWARD if kernel.backward else _MORE_KEYS
+    if flops < 0.75 * whole:
+        more += _MORE_KEYS_CAUSAL
+    scores = flops / (products * 2.0 * width)
+    softmax = _SOFTMAX_BACKWARD if kernel.backward else _SOFTMAX
+    seconds = flops / (_rate(kernel, setting) * share) + scores * softmax / device.fp32
+    return seconds * (1 + more / keys)
 
 
 def _padded(size: float, step: int) -> float:
@@ -189,11 +225,13 @@ def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, fl
     rows instead; in a product that computes the gradient of parameters, the inner length.
     """
     groups, rows, columns, depth = (max(1.0, float(each)) for each in kernel.size)
+    if kernel.kind == "matmul" and kernel.fixed_result:
+        return groups, rows, columns, max(1.0, depth * scale)
     if kernel.kind == "conv" or kernel.fixed_bytes:
         return groups, max(1.0, rows * scale), columns, depth
     if groups > 1:
         return max(1.0, groups * scale), rows, columns, depth
-    return groups, rows, columns, max(1.0, depth * scale)
+    return groups, max(1.0, rows * scale), columns, depth
 
 
 def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:

@@ -23,7 +23,7 @@ class KernelProfile(Struct, frozen=True, kw_only=True):
     backward: bool
     flops: float
     bytes: float
-    # the part of `bytes` that belongs to parameters and does not grow with the batch
+    # the part of `bytes` that belongs to parameters and gradients and does not grow with the batch
     fixed_bytes: float
     fused_bytes: float  # the bytes that are still moved if a compiler fuses kernels
     # For matrix products: their number, rows, columns and inner length. For convolutions: groups,
@@ -31,6 +31,8 @@ class KernelProfile(Struct, frozen=True, kw_only=True):
     # and width of a head.
     size: tuple[int, int, int, int]
     count: int
+    # Whether the size of the result does not grow with the batch, as for gradients of parameters.
+    fixed_result: bool = False
     name: str = ""  # PyTorch's name of the operation; "" in profiles of earlier versions
 
 
@@ -40,8 +42,8 @@ class PeakMemory(Struct, frozen=True, kw_only=True):
     """
 
     activations: float  # all tensors of the step except gradients
-    # the part of `activations` that does not grow with the batch: parameters that were cast to
-    # another type
+    # the part of `activations` that does not grow with the batch: parameters and gradients that
+    # were cast to another type
     fixed: float
     gradients: float
 
@@ -135,6 +137,9 @@ def _peaks(rows: list[list[float]]) -> tuple[PeakMemory, ...]:
 def _kernel(data: Mapping[str, object]) -> KernelProfile:
     size = data["size"]
     assert isinstance(size, list | tuple)
+    # Profiles of earlier versions lack the key. In these, a single product without fixed bytes
+    # computes the gradient of parameters.
+    is_gradient = data["kind"] == "matmul" and not data["fixed_bytes"] and size[0] == 1
     return KernelProfile(
         kind=str(data["kind"]),
         wide=data["dtype"] in ("float32", "float64"),
@@ -145,6 +150,7 @@ def _kernel(data: Mapping[str, object]) -> KernelProfile:
         fused_bytes=_number(data["fused_bytes"]),
         size=(int(size[0]), int(size[1]), int(size[2]), int(size[3])),
         count=int(_number(data["count"])),
+        fixed_result=bool(data.get("fixed_result", is_gradient)),
         name=str(data.get("name", "")),
     )
 

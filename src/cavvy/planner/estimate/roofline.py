@@ -20,18 +20,18 @@ class RooflineConstants(Struct, frozen=True, kw_only=True):
     """The calibrated constants of the time estimate."""
 
     kernels: KernelConstants = field(default_factory=KernelConstants)
-    update: float = 0.539  # share of the bandwidth that the optimizer's step reaches
+    update: float = 0.5695  # share of the bandwidth that the optimizer's step reaches
     # Microseconds of the host, including Python and autograd: to launch one forward kernel, to
     # launch one backward kernel, the additional time for a convolution, for each parameter tensor,
     # and for each optimizer step.
-    host_us: float = 22.29
-    host_backward_us: float = 37.39
-    host_conv_us: float = 67.63
-    host_tensor_us: float = 6.297
-    host_step_us: float = 2247.0
+    host_us: float = 22.67
+    host_backward_us: float = 36.64
+    host_conv_us: float = 67.85
+    host_tensor_us: float = 6.294
+    host_step_us: float = 2250
 
 
-# Fitted by `benchmarks/estimate.py --fit` (2026-11-22) on the measured steps of
+# Fitted by `benchmarks/estimate.py --fit` (2026-11-24) on the measured steps of
 # docs/reference/estimate.md.
 CALIBRATED = RooflineConstants()
 

@@ -1,0 +1,101 @@
+"""A trace of a small batch predicts the step of a large batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cavvy.planner.estimate.devices import device_of
+from cavvy.planner.estimate.memory import estimate_memory
+from cavvy.planner.estimate.profile import WorkProfile, read_profile
+from cavvy.planner.estimate.roofline import estimate_step
+from cavvy.planner.estimate.settings import StepSettings
+from cavvy.tracer.fake_device import fake_device
+from cavvy.tracer.trace import trace_step
+
+SMALL, LARGE, WORDS, LENGTH = 2, 64, 20_000, 32
+
+
+class Text(nn.Module):
+    """A language model whose parameters are larger than the activations of a small batch."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(512, 8, 2048, 0.0, batch_first=True)
+        self.words, self.layers = nn.Embedding(WORDS, 512), nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(512, WORDS, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layers(self.words(x))).flatten(0, 1)
+        return out
+
+
+class Images(nn.Module):
+    """A convolutional network with a large head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 64, 3, 2), nn.BatchNorm2d(64)
+        self.head = nn.Linear(64 * 49, WORDS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.adaptive_avg_pool2d(F.relu(self.norm(self.conv(x))), 7)
+        out: Tensor = self.head(x.flatten(1))
+        return out
+
+
+class Click(nn.Module):
+    """A recommender with a large table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(200_000, 64), nn.Linear(64 * LENGTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.table(x).flatten(1))
+        return out
+
+
+def text(batch: int) -> tuple[Tensor, Tensor]:
+    words = torch.zeros(batch, LENGTH, dtype=torch.long)
+    return words, words.flatten()
+
+
+def images(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(batch, 3, 64, 64), torch.zeros(batch, dtype=torch.long)
+
+
+def clicks(batch: int) -> tuple[Tensor, Tensor]:
+    return text(batch)[0], torch.zeros(batch, dtype=torch.long)
+
+
+def trace(model: Any, data: Any, batch: int, precision: str) -> WorkProfile:
+    with fake_device():
+        made = model()
+        x, y = data(batch)
+        return read_profile(
+            trace_step(made, lambda: F.cross_entropy(made(x), y), batch=batch, precision=precision)
+        )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [(lambda: Text(True), text), (lambda: Text(False), text), (Images, images), (Click, clicks)],
+    ids=["tied", "untied", "images", "clicks"],
+)
+def test_a_small_batch_predicts_a_large_one(
+    model: Callable[[], nn.Module], data: Callable[[int], Any], precision: str
+) -> None:
+    small, large = (trace(model, data, batch, precision) for batch in (SMALL, LARGE))
+    device, run = device_of("H200"), StepSettings(batch=LARGE)
+    assert device is not None
+    predicted, expected = (estimate_step(each, device, run) for each in (small, large))
+    assert predicted.device == pytest.approx(expected.device, rel=0.03)
+    peaks = [estimate_memory(each, run).peak for each in (small, large)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.03)
