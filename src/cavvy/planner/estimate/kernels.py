@@ -211,7 +211,7 @@ def _attention(kernel: KernelProfile, setting: KernelSetting) -> float:
     scores = flops / (products * 2.0 * width)
     softmax = _SOFTMAX_BACKWARD if kernel.backward else _SOFTMAX
     seconds = flops / (_rate(kernel, setting) * share) + scores * softmax / device.fp32
-    return seconds * (1 + more / keys)
+    return float(seconds * (1 + more / keys))
 
 
 def _padded(size: float, step: int) -> float:
