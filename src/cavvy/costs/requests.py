@@ -4,9 +4,9 @@ Whenever the bill has grown, the new amount is divided in proportion to time: th
 key's requests (requests that are in flight at the same moment share the replica equally), the time
 before the replica was ready (`cold start`), and the remaining time (`idle`). Each division posts
 entries that add up to zero: they subtract the amount from the bill's own kinds and add it to the
-kinds of the parts. Therefore, the parts add up exactly to the bill. If a gateway is killed, the
-time that it had counted but not reported is idle. Changes of a bill after its replica's end are
-idle, too.
+kinds of the parts. Therefore, the parts add up exactly to the bill. If a gateway or its
+server is killed, the time that it had counted since the last division is idle. Changes of a bill
+after its replica's end are idle, too.
 """
 
 from collections.abc import Iterable, Mapping
