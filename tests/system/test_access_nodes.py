@@ -284,7 +284,8 @@ def test_what_nobody_serves_is_told_with_what_to_do(client: ApiClient) -> None:
         assert talk(int(found[1]), b"x") == b""
         told = forward.stderr.readline().decode()
         assert told.startswith(
-            f"port {nobody} of the node: Connection refused; its server may not have started yet"
+            f"port {nobody} of the node: Connection refused; the program on the node may not have "
+            "started yet"
         ), told
     finally:
         forward.send_signal(signal.SIGINT)

@@ -127,7 +127,7 @@ def check_audit(ada: User, ben: User, exported: Path) -> None:
         "audit", "verify", str(exported), "--head", head, code=1
     )
     exported.write_text("".join([*lines[:2], *lines[3:]]))
-    assert "record 3: it is missing" in ben.cli("audit", "verify", str(exported), code=1)
+    assert "record 3: the record is missing" in ben.cli("audit", "verify", str(exported), code=1)
     exported.write_text("no record\n")
     assert "line 1: this is not a record" in ben.cli("audit", "verify", str(exported), code=1)
     assert "expected NUMBER:HASH" in ben.cli("audit", "verify", "--head", "x", code=2)
