@@ -175,8 +175,8 @@ async def test_the_oldest_agent_gets_no_work_that_it_would_do_by_halves(tmp_path
         assert not (tmp_path / "ran").exists()
         events = (await here.api.http.get(JOB + "/events")).json()["events"]
         told = (
-            "older than the server and was refused work: its protocol 1 does not support inputs "
-            "or outputs at a URL"
+            "older than the server and was refused work: the agent's protocol 1 does not support "
+            "inputs or outputs at a URL"
         )
         assert any(event["text"].endswith(told) for event in events)
 
