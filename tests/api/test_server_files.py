@@ -255,6 +255,8 @@ async def test_a_database_is_bound_to_one_bucket(tmp_path: Path) -> None:
     bound = BoundStore()
     await bind_bucket(bound, open_at("two"))
     await bind_bucket(bound, open_at("two"))
+    slash = BucketFolder(storage, "s3://data/two/", "two/", tmp_path, lambda: NOW)
+    await bind_bucket(bound, slash)  # the same place
     with pytest.raises(StateDirError, match="are in s3://data/two, not in s3://data/three"):
         await bind_bucket(bound, open_at("three"))
     storage.objects["copy/files.id"] = storage.objects["two/files.id"]

@@ -92,9 +92,10 @@ async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
     there = (await to_thread(bucket.get, _ID) or b"").decode()
     bound = await store.bind("files", there or secrets.token_hex(16))
     where = await store.bind("files_at", url)
-    if not there and where == url:
+    same = where.rstrip("/") == url.rstrip("/")
+    if not there and same:
         await to_thread(bucket.put, _ID, bound.encode())
-    elif bound != there or where != url:
+    elif bound != there or not same:
         raise StateDirError(
             "settings-invalid",
             f"the logs and uploaded files of this database are in {where}, not in {url}",
