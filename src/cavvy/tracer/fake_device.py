@@ -44,14 +44,15 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         self.assumed: dict[str, None] = {}
 
     def _assume(self, name: str, args: Any, made: "_Made") -> list[Any]:
-        """Make tensors of these shapes and types, and record the assumption. Returns [] if `made`
-        is empty.
+        """Make tensors of these shapes and types, and record the assumption, except that of a
+        single value. Returns [] if `made` is empty.
         """
         if not made:
             return []
         count, most = args[0].numel(), made[-1][0][0]
-        note = f"{_own_line()}: {name} of {count:,} values is assumed to return {most:,}"
-        self.assumed[note] = None
+        if count > 1:
+            note = f"{_own_line()}: {name} of {count:,} values is assumed to return {most:,}"
+            self.assumed[note] = None
         with self:
             return [args[0].new_empty(shape, dtype=dtype) for shape, dtype in made]
 
@@ -82,6 +83,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
             for each in filter(torch.is_tensor, tree_leaves(out) if routed else ()):
                 each.routed = routed, experts
+                # The samples for which any of the choices is this expert.
+                each.joined = name == "any"
             return out
 
     def __deepcopy__(self, memo: Any) -> "_Fake":
@@ -106,11 +109,13 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
     depend on values. Returns [] for other operations.
     """
     count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
+    share = routed // experts
     # If a mask has as many elements as the routed tensor, it selects an equal share for each
     # expert.
-    even = {routed: routed // experts, routed * experts: routed}
+    even = {routed: share, routed * experts: routed}
     if name == "nonzero":
-        return [((even.get(count, count), args[0].dim()), torch.int64)]
+        found = min(count, share) if getattr(args[0], "joined", False) else even.get(count, count)
+        return [((found, args[0].dim()), torch.int64)]
     if name == "masked_select":
         mask = args[1].numel()
         whole: Any = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]  # torch's

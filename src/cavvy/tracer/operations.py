@@ -186,6 +186,8 @@ class GpuSemantics(TorchFunctionMode):
             return args[0]
         elif func is torch.Tensor.to:
             return _moved(*args, **kwargs)
+        elif name == "parse_to":  # `Module.to`, whose integer arguments are numbers of devices
+            args = tuple("cpu" if type(each) is int else each for each in args)
         elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):
             return _cross_entropy(*args, **kwargs)
         elif name in _FLOAT32 and torch.is_autocast_enabled("cpu"):

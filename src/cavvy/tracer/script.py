@@ -11,10 +11,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.distributions import Distribution
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from cavvy.tracer.fake_device import fake_device
+from cavvy.tracer.one_process import TORCHRUN, one_process, torchrun_environment
 from cavvy.tracer.operations import as_on_gpu
 from cavvy.tracer.trace import TraceRecorder, summarize
 from cavvy.train.run import Run
@@ -43,13 +45,28 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
     )
     try:
         with _patched(), fake_device() as fake, as_on_gpu():
-            run_script(path, arguments)
+            _run_as_rank(path, arguments)
     except _Done:
         return {**watch.profile(name or path), "assumed": list(fake.assumed)}
     finally:
         for handle in handles:
             handle.remove()
     raise RuntimeError(f"{path} ended without an optimizer step: there is no step to measure")
+
+
+def _run_as_rank(path: str, arguments: Sequence[str]) -> None:
+    """Run a script as `python` would run it. If the script needs a variable that torchrun sets, run
+    the script again as the only rank of torchrun. Libraries start process groups if they find these
+    variables, so the first run does not have them.
+    """
+    try:
+        with one_process():
+            run_script(path, arguments)
+    except KeyError as error:
+        if not error.args or error.args[0] not in TORCHRUN:
+            raise
+        with one_process(), torchrun_environment():
+            run_script(path, arguments)
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
@@ -156,6 +173,8 @@ def _patched() -> Iterator[None]:
         ),
         (torch.autocast, "__init__", on_cpu),
         (Run, "resume", lambda _: False),
+        # Values of fake tensors cannot be checked.
+        (Distribution, "_validate_args", False),
     )
     with ExitStack() as stack:
         for where, name, new in changes:

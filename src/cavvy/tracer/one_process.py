@@ -1,0 +1,161 @@
+"""Runs a traced script in one process: without other ranks, and without workers of data loaders.
+
+A trace has one rank and one process. Process groups use the backend `fake` of PyTorch, whose
+collective operations return at once.
+"""
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import distributed
+from torch.distributed import device_mesh, distributed_c10d, fsdp
+from torch.utils.data import DataLoader
+
+TORCHRUN = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}  # the variables that torchrun sets for the only rank of a node
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Give a script a process group of one rank, wrappers of models that only call the model, and
+    data loaders without worker processes. `torchrun_environment` sets the rank's variables.
+    """
+    changes: list[tuple[Any, str, Any]] = [
+        (each, "init_process_group", _start_group)
+        for each in (distributed, distributed_c10d, device_mesh)
+    ]
+    changes += [
+        (distributed, "all_gather_object", _all_gather_object),
+        (distributed, "gather_object", _gather_object),
+        (torch.nn.parallel, "DistributedDataParallel", _OneRank),
+        (torch.nn.parallel.distributed, "DistributedDataParallel", _OneRank),
+        (fsdp, "FullyShardedDataParallel", _OneRank),
+        (fsdp, "fully_shard", _leave_whole),
+        (torch.multiprocessing, "spawn", _run_first),
+        (torch.multiprocessing, "start_processes", _run_first),
+        (torch.cuda, "set_device", lambda *_, **__: None),
+        (torch.cuda, "device_count", lambda: 1),
+        (torch.cuda, "current_device", lambda: 0),
+        (DataLoader, "__init__", _without_workers(DataLoader.__init__)),
+    ]
+    started = distributed.is_initialized()
+    with ExitStack() as stack:
+        for where, name, new in changes:
+            stack.enter_context(patch.object(where, name, new))
+        try:
+            yield
+        finally:
+            if distributed.is_initialized() and not started:
+                distributed.destroy_process_group()
+
+
+def torchrun_environment() -> AbstractContextManager[Any]:
+    """Set the variables that torchrun sets, for one rank."""
+    return patch.dict(os.environ, TORCHRUN)
+
+
+class _Mixed(torch.nn.Module):
+    """A model that computes in another type, if `use_policy` was called with the mixed precision of
+    fully sharded data parallelism. Autocast takes the place of this mixed precision.
+    """
+
+    _dtype: torch.dtype | None = None
+
+    def use_policy(self, policy: Any) -> None:
+        self._dtype = getattr(policy, "param_dtype", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._dtype is None:
+            return super().__call__(*args, **kwargs)
+        with torch.autocast("cuda", self._dtype):
+            return super().__call__(*args, **kwargs)
+
+
+class _OneRank(_Mixed):
+    """A wrapper of a model, in place of DistributedDataParallel and FullyShardedDataParallel. With
+    one rank, both compute what the model computes.
+    """
+
+    def __init__(self, module: torch.nn.Module, *_: Any, **options: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.use_policy(options.get("mixed_precision"))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @staticmethod
+    def no_sync(*_: Any, **__: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    join = summon_full_params = state_dict_type = no_sync
+
+    def register_comm_hook(self, *_: Any, **__: Any) -> None:
+        """Do nothing, because gradients are not sent."""
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+
+def _leave_whole(module: Any, *_: Any, **options: Any) -> Any:
+    """Act like `fully_shard`, with one rank: add the methods of `FSDPModule`, which do nothing, to
+    the module's class.
+    """
+    kind = type(module)
+    methods = {
+        name: lambda *_, **__: None for name in vars(fsdp.FSDPModule) if not name.startswith("_")
+    }
+    module.__class__ = type(kind.__name__, (_Mixed, kind), methods)
+    module.use_policy(options.get("mp_policy"))
+    return module
+
+
+def _run_first(function: Any, args: tuple[Any, ...] = (), *_: Any, **__: Any) -> None:
+    """Act like `torch.multiprocessing.spawn`, but run only the first process, in this process."""
+    function(0, *args)
+
+
+_init_process_group = distributed_c10d.init_process_group
+
+
+def _start_group(*_: Any, **__: Any) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    _init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+
+
+def _all_gather_object(objects: list[Any], own: Any, *_: Any, **__: Any) -> None:
+    objects[0] = own
+
+
+def _gather_object(own: Any, objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    if objects is not None:
+        objects[0] = own
+
+
+def _without_workers(before: Any) -> Any:
+    """Return a `DataLoader.__init__` that loads in the main process. A worker process would send
+    storages of tensors, which a fake tensor does not have.
+    """
+    signature = inspect.signature(before)
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs)
+        given.arguments["num_workers"] = 0
+        for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
+            given.arguments.pop(name, None)
+        before(*given.args, **given.kwargs)
+
+    return init
