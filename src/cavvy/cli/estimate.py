@@ -268,7 +268,7 @@ def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates
 
 def _title(profile: "WorkProfile", run: "StepSettings") -> str:
     batch, precision = run.batch or profile.batch, run.precision or profile.precision
-    title = f"{profile.name}: batch {batch}, {precision}"
+    title = f"{profile.name}: batch {batch}, {precision}, {run.optimizer or profile.optimizer}"
     title += f", {profile.parameters / 1e6:,.1f} M parameters"
     if run.accelerators > 1:
         title += f", {run.accelerators} per node, {'sharded' if run.shard else 'replicated'} state"

@@ -45,9 +45,6 @@ def one_process() -> Iterator[None]:
         (fsdp, "fully_shard", _leave_whole),
         (torch.multiprocessing, "spawn", _run_first),
         (torch.multiprocessing, "start_processes", _run_first),
-        (torch.cuda, "set_device", lambda *_, **__: None),
-        (torch.cuda, "device_count", lambda: 1),
-        (torch.cuda, "current_device", lambda: 0),
         (DataLoader, "__init__", _without_workers(DataLoader.__init__)),
     ]
     started = distributed.is_initialized()
@@ -146,14 +143,14 @@ def _gather_object(own: Any, objects: list[Any] | None = None, *_: Any, **__: An
 
 
 def _without_workers(before: Any) -> Any:
-    """Return a `DataLoader.__init__` that loads in the main process. A worker process would send
-    storages of tensors, which a fake tensor does not have.
+    """Return a `DataLoader.__init__` that loads in the main process, without pinned memory. A
+    worker process would send storages of tensors, which a fake tensor does not have.
     """
     signature = inspect.signature(before)
 
     def init(*args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs)
-        given.arguments["num_workers"] = 0
+        given.arguments |= {"num_workers": 0, "pin_memory": False}
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
             given.arguments.pop(name, None)
         before(*given.args, **given.kwargs)

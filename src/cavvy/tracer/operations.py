@@ -163,12 +163,8 @@ class GpuSemantics(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") is not None:
-            kwargs["device"] = (
-                "cpu"  # Fake tensors on another device need a torch that was built for that device.
-            )
         name = getattr(func, "__name__", "").strip("_")
+        args, kwargs = _on_cpu(name, args, dict(kwargs or {}))
         if name == "scaled_dot_product_attention":
             kwargs["dropout_p"] = 0.0
             args = args[:4]
@@ -182,12 +178,10 @@ class GpuSemantics(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         elif name in _RECURRENT and len(args) > 7:
             return _recurrent(name, *args)
-        elif func is torch.Tensor.cuda:
+        elif func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
         elif func is torch.Tensor.to:
             return _moved(*args, **kwargs)
-        elif name == "parse_to":  # `Module.to`, whose integer arguments are numbers of devices
-            args = tuple("cpu" if type(each) is int else each for each in args)
         elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):
             return _cross_entropy(*args, **kwargs)
         elif name in _FLOAT32 and torch.is_autocast_enabled("cpu"):
@@ -233,11 +227,24 @@ def _recurrent(
     for layer in range(0, len(weights), per * directions):
         ways = []
         for way in range(layer, layer + per * directions, per):
-            gates = F.linear(out, weights[way])
-            kept = torch.tanh(gates + F.linear(gates[..., :width], weights[way + 1]))
+            stop = way + min(per, 4)
+            into, across = weights[way:stop:2], weights[way + 1 : stop : 2]
+            gates = F.linear(out, *into)
+            kept = torch.tanh(gates + F.linear(gates[..., :width], *across))
             ways.append(kept[..., :width])
         out = torch.cat(ways, -1) if directions == 2 else ways[0]
     return (out, first, state[1]) if name == "lstm" else (out, first)
+
+
+def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments with the CPU as the device. Fake tensors on another device need a torch
+    that was built for that device.
+    """
+    if kwargs.get("device") is not None:
+        kwargs["device"] = "cpu"
+    if name == "parse_to":  # `Module.to`, whose integer arguments are numbers of devices
+        args = tuple("cpu" if type(each) is int else each for each in args)
+    return args, kwargs
 
 
 def _moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -6,52 +6,55 @@ import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.distributions import Distribution
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
+from cavvy.tracer.fake_cuda import fake_cuda
 from cavvy.tracer.fake_device import fake_device
 from cavvy.tracer.one_process import TORCHRUN, one_process, torchrun_environment
 from cavvy.tracer.operations import as_on_gpu
-from cavvy.tracer.trace import TraceRecorder, summarize
+from cavvy.tracer.step_watch import StepDone, StepWatch
 from cavvy.train.run import Run
 
 
-class _Done(BaseException):
-    """Raised to end a traced script. This class is not an `Exception`, so the script's own
-    `except Exception` does not catch it.
-    """
-
-
 def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str, Any]:
-    """Return the work profile of the first micro-batch of a script. The profile covers the first
-    forward pass up to the first `optimizer.step`, or up to the second forward pass if the script
-    accumulates gradients.
+    """Return the work profile of one step of a script: see `StepWatch`.
 
     The script runs as `python path arguments` would run it, but on fake tensors. The number of
-    samples is the first dimension of the model's input.
+    samples is the first dimension of the model's input. The script finds a GPU. If it fails, it
+    runs once more without a GPU.
 
-    Raises: RuntimeError: the script ended without an optimizer step.
+    Raises: RuntimeError: the script ended without an optimizer step. The script's own errors, of
+    its run with a GPU.
     """
-    watch = _FirstBatchWatch()
-    handles = (
-        torch.nn.modules.module.register_module_forward_pre_hook(watch.forward),
-        register_optimizer_step_pre_hook(watch.step),
-    )
     try:
-        with _patched(), fake_device() as fake, as_on_gpu():
-            _run_as_rank(path, arguments)
-    except _Done:
-        return {**watch.profile(name or path), "assumed": list(fake.assumed)}
-    finally:
-        for handle in handles:
-            handle.remove()
-    raise RuntimeError(f"{path} ended without an optimizer step: there is no step to measure")
+        with fake_cuda():
+            return _trace(path, arguments, name or path)
+    except ModuleNotFoundError:
+        raise
+    except Exception:
+        with suppress(Exception, SystemExit):
+            return _trace(path, arguments, name or path)
+        raise
+
+
+def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
+    with (
+        suppress(StepDone),
+        _patched(),
+        fake_device() as fake,
+        as_on_gpu(),
+        StepWatch() as watch,
+    ):
+        _run_as_rank(path, arguments)
+    profile = watch.profile(name)
+    if profile is None:
+        raise RuntimeError(f"{path} ended without an optimizer step: there is no step to measure")
+    return {**profile, "assumed": list(fake.assumed)}
 
 
 def _run_as_rank(path: str, arguments: Sequence[str]) -> None:
@@ -77,71 +80,6 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         runpy.run_path(path, run_name="__main__")
     finally:
         sys.argv, sys.path = before
-
-
-class _FirstBatchWatch:
-    """Records the first micro-batch: from the model's first forward pass to the first optimizer
-    step.
-    """
-
-    def __init__(self) -> None:
-        self._recorder = TraceRecorder()
-        self._model: torch.nn.Module | None = None
-        self._parameters: dict[int, torch.nn.Parameter] = {}
-        self._batch, self._micro, self._on = 0, 1, False
-        self._precision = self._optimizer = ""
-
-    def forward(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-        tensors = [
-            leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()
-        ]
-        # If the model gets only keyword arguments, its first module with a tensor input is used.
-        if tensors and not self._batch:
-            self._batch = tensors[0].shape[0]
-        if self._model is None and any(True for _ in module.parameters()):
-            self._model, self._on = module, True
-            self._recorder.watch(module)
-            half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-            self._precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
-                half or torch.float32, "fp32"
-            )
-            self._recorder.__enter__()  # type: ignore[no-untyped-call]  # as torch declares it
-        elif module is self._model and any(each.grad is not None for each in module.parameters()):
-            self._micro += 1
-            self._off()
-
-    def step(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-        if self._model is None:
-            return
-        self._off()
-        kind = type(optimizer).__name__.lower()
-        self._optimizer = (
-            "momentum" if kind == "sgd" and optimizer.defaults.get("momentum") else kind
-        )
-        every = [
-            *self._model.parameters(),
-            *(each for group in optimizer.param_groups for each in group["params"]),
-        ]
-        self._parameters = {id(each): each for each in every if each.requires_grad}
-        self._recorder.close(every)
-        raise _Done
-
-    def _off(self) -> None:
-        if self._on:
-            # as torch declares it
-            self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._on = False
-
-    def profile(self, name: str) -> dict[str, Any]:
-        made = summarize(
-            self._recorder.tape,
-            list(self._parameters.values()),
-            batch=self._batch or 1,
-            precision=self._precision,
-            optimizer=self._optimizer,
-            name=name,
-        )
-        return {**made, "run": {"accumulate": self._micro}}
 
 
 @contextmanager

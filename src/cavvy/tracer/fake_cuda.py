@@ -1,0 +1,106 @@
+"""Lets a traced script believe that this machine has one GPU, so that the script takes the branches
+that it takes on a GPU, such as autocast.
+"""
+
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+# The GPU that the script sees. The figures are those of an H100 SXM with 80 GB (NVIDIA's data
+# sheet). A trace contains none of them: it serves for all accelerators.
+_PROPERTIES = types.SimpleNamespace(
+    name="NVIDIA H100 80GB HBM3",
+    major=9,
+    minor=0,
+    total_memory=80 * 2**30,
+    multi_processor_count=132,
+    is_integrated=False,
+    is_multi_gpu_board=False,
+)
+_ZERO = """memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached
+max_memory_cached utilization"""
+_NOTHING = """set_device synchronize empty_cache reset_peak_memory_stats reset_max_memory_allocated
+reset_max_memory_cached reset_accumulated_memory_stats manual_seed manual_seed_all seed seed_all
+ipc_collect init set_per_process_memory_fraction set_sync_debug_mode set_rng_state set_rng_state_all
+set_stream"""
+
+
+class _Stream:
+    """A stream or an event, on which nothing waits. Serves as a context, too."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def elapsed_time(self, _: Any) -> float:
+        """Return milliseconds; the value is 1, like other values that a trace does not know."""
+        return 1.0
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, *_: Any) -> "_Stream":
+        return self
+
+    def wait_stream(self, *_: Any) -> None:
+        """Do nothing, as `wait_event`, `record`, `wait` and `synchronize`."""
+
+    wait_event = record = wait = synchronize = wait_stream
+
+
+_CUDA: dict[str, Any] = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "is_bf16_supported": lambda *_, **__: True,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "get_device_name": lambda *_: _PROPERTIES.name,
+    "get_device_capability": lambda *_: (_PROPERTIES.major, _PROPERTIES.minor),
+    "get_device_properties": lambda *_: _PROPERTIES,
+    "get_arch_list": lambda: ["sm_90"],
+    "mem_get_info": lambda *_: (_PROPERTIES.total_memory, _PROPERTIES.total_memory),
+    "memory_stats": lambda *_: {},
+    "memory_summary": lambda *_, **__: "",
+    "get_rng_state": lambda *_: torch.get_rng_state(),
+    "get_rng_state_all": lambda: [torch.get_rng_state()],
+    "device": lambda *_: nullcontext(),
+    "stream": lambda *_: nullcontext(),
+    "current_stream": lambda *_: _Stream(),
+    "default_stream": lambda *_: _Stream(),
+    "Stream": _Stream,
+    "Event": _Stream,
+    **{each: lambda *_, **__: 0 for each in _ZERO.split()},
+    **{each: lambda *_, **__: None for each in _NOTHING.split()},
+}
+_ACCELERATOR: dict[str, Any] = {
+    "is_available": lambda: True,
+    "current_accelerator": lambda *_, **__: torch.device("cuda"),
+    "device_count": lambda: 1,
+    "current_device_index": lambda: 0,
+    "synchronize": lambda *_: None,
+    "set_device_index": lambda *_: None,
+}
+
+
+@contextmanager
+def fake_cuda() -> Iterator[None]:
+    """Report one GPU in `torch.cuda` and `torch.accelerator`. Tensors stay fake, and computing on
+    the GPU is left to `fake_device` and `as_on_gpu`.
+    """
+    with ExitStack() as stack:
+        for module, changes in ((torch.cuda, _CUDA), (torch.accelerator, _ACCELERATOR)):
+            for name, new in changes.items():
+                if hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, new))
+        for name in ("range_push", "range_pop", "mark"):
+            stack.enter_context(patch.object(torch.cuda.nvtx, name, lambda *_, **__: 0))
+        yield

@@ -1,0 +1,202 @@
+"""Finds and records the step of a traced script."""
+
+import itertools
+import weakref
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._pytree import tree_leaves
+
+from cavvy.tracer.trace import TraceRecorder, summarize
+
+
+class StepDone(BaseException):
+    """Raised to end a traced script. This class is not an `Exception`, so the script's own
+    `except Exception` does not catch it.
+    """
+
+
+class StepWatch:
+    """Records one step, with hooks on all modules and optimizers while it is used as a context:
+
+    * With one optimizer, from the model's first forward pass up to the first `optimizer.step`, or
+      up to the second forward pass if the script accumulates gradients.
+    * With several optimizers, such as those of a generator and a discriminator, one round: from one
+      step of the first optimizer to its next step. If no model runs between the steps of the
+      optimizers, they are one step, as with one optimizer.
+    * Without an optimizer of PyTorch, up to the second forward pass after a backward pass. The
+      script is assumed to update parameters as SGD does.
+    """
+
+    def __init__(self) -> None:
+        self._model: torch.nn.Module | None = None
+        self._first: Optimizer | None = None
+        self._optimizers: list[Optimizer] = []
+        self._recorder = TraceRecorder()
+        self._made: dict[str, Any] | None = None
+        self._batch, self._micro, self._on = 0, 1, False
+        # whether a model ran since the last step, and before the step of another optimizer
+        self._ran, self._rounds = False, False
+        self._precision = ""
+        # whether a model has computed gradients, and the modules that ran before
+        self._trains, self._called = False, weakref.WeakSet[torch.nn.Module]()
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> "StepWatch":
+        begin, optimizers = Optimizer.__init__, self._optimizers
+
+        def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            begin(optimizer, *args, **kwargs)
+            optimizers.append(optimizer)
+
+        self._hooks.enter_context(patch.object(Optimizer, "__init__", init))
+        for handle in (
+            register_module_forward_pre_hook(self._forward),
+            register_optimizer_step_pre_hook(self._step),
+            register_optimizer_step_post_hook(self._stepped),
+        ):
+            self._hooks.callback(handle.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._off()
+        self._hooks.close()
+
+    def profile(self, name: str) -> dict[str, Any] | None:
+        """Return the work profile of the step, or None if the script has had no step."""
+        if self._made is None and not self._optimizers and self._has_gradients():
+            self._finish_without_optimizer()
+        return None if self._made is None else {**self._made, "name": name}
+
+    def _forward(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        has_parameters = any(True for _ in module.parameters())
+        if not self._trains and torch.is_grad_enabled() and has_parameters:
+            self._train(module)
+        tensors = [
+            leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()
+        ]
+        # If the model gets only keyword arguments, its first module with a tensor input is used.
+        if tensors and not self._batch:
+            self._batch = tensors[0].shape[0]
+        if self._model is None and has_parameters:
+            self._watch(module)
+        elif module is self._model and self._ran and self._first is None:
+            self._forward_again(module)
+        self._ran = True
+        if not self._trains:
+            self._called.add(module)
+
+    def _train(self, module: torch.nn.Module) -> None:
+        """Handle the first forward pass that computes gradients. Earlier passes of another model,
+        such as a teacher, belong to the step. Earlier passes of this model do not: it acted in an
+        environment, or was evaluated.
+        """
+        self._trains = True
+        if self._model is None:
+            return
+        self._batch, self._ran = 0, False
+        if module in self._called:
+            self._off()
+            self._recorder = TraceRecorder()
+        self._watch(module)
+
+    def _watch(self, module: torch.nn.Module) -> None:
+        self._model = module
+        self._recorder.watch(module)
+        half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        self._precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
+            half or torch.float32, "fp32"
+        )
+        self._start()
+
+    def _forward_again(self, module: torch.nn.Module) -> None:
+        """Handle a forward pass of the model before the first step."""
+        if not self._optimizers and self._has_gradients():
+            self._finish_without_optimizer()
+            raise StepDone
+        if any(each.grad is not None for each in module.parameters()):
+            self._micro += 1
+            self._off()
+
+    def _step(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        if self._model is None:
+            return
+        self._off()
+        if self._first is None:
+            self._first = optimizer
+            self._made = self._summarize([optimizer], self._micro)
+            if len(self._optimizers) == 1:
+                raise StepDone
+        elif optimizer is self._first:
+            if self._rounds:
+                self._made = self._summarize(self._optimizers, 1)
+            raise StepDone
+        else:
+            self._rounds |= self._ran
+
+    def _stepped(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        """Continue the record after a step. An optimizer whose step calls the model, such as
+        LBFGS, has ended the step if it is the only one.
+        """
+        if self._model is None:
+            return
+        if self._first is None:
+            self._off()
+            self._made = self._summarize([optimizer], 1)
+            raise StepDone
+        if optimizer is self._first:
+            self._recorder = TraceRecorder()
+            self._recorder.watch(self._model)
+            for each in self._list_parameters(self._optimizers):
+                self._recorder.see(each, "parameter")
+        self._ran = False
+        self._start()
+
+    def _start(self) -> None:
+        if self._on:
+            return
+        self._recorder.__enter__()  # type: ignore[no-untyped-call]  # as torch declares it
+        self._on = True
+
+    def _off(self) -> None:
+        if self._on:
+            # as torch declares it
+            self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._on = False
+
+    def _has_gradients(self) -> bool:
+        return any(each.backward for each in self._recorder.tape.events)
+
+    def _finish_without_optimizer(self) -> None:
+        self._off()
+        self._made = self._summarize([], 1)
+
+    def _list_parameters(self, optimizers: list[Optimizer]) -> list[torch.nn.Parameter]:
+        assert self._model is not None
+        groups = itertools.chain.from_iterable(each.param_groups for each in optimizers)
+        every = [*self._model.parameters(), *(each for group in groups for each in group["params"])]
+        return list({id(each): each for each in every}.values())
+
+    def _summarize(self, optimizers: list[Optimizer], micro: int) -> dict[str, Any]:
+        every = self._list_parameters(optimizers)
+        self._recorder.close(every)
+        kind = type(optimizers[0]).__name__.lower() if optimizers else "sgd"
+        if kind == "sgd" and optimizers and optimizers[0].defaults.get("momentum"):
+            kind = "momentum"
+        made = summarize(
+            self._recorder.tape,
+            [each for each in every if each.requires_grad],
+            batch=self._batch or 1,
+            precision=self._precision,
+            optimizer=kind,
+            name="",
+        )
+        return {**made, "run": {"accumulate": micro}}

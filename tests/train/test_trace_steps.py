@@ -1,0 +1,221 @@
+"""What a trace takes for the step of a script: with several optimizers, without an optimizer, and
+on the GPU that a script finds.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.optim import Optimizer
+
+from cavvy.tracer.script import trace_script
+
+HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
+
+
+def trace(folder: Path, script: str) -> dict[str, Any]:
+    (folder / "train.py").write_text(HEAD + script)
+    return trace_script(str(folder / "train.py"), [])
+
+
+def products(profile: dict[str, Any], *, backward: bool = False) -> float:
+    """FLOPs of the matrix products."""
+    flops: list[float] = [
+        each["flops"] * each["count"]
+        for each in profile["ops"]
+        if each["kind"] == "matmul" and each["backward"] == backward
+    ]
+    return sum(flops)
+
+
+ADVERSARIAL = """
+generator, critic = nn.Linear(8, 32, bias=False), nn.Linear(32, 1, bias=False)
+first = torch.optim.Adam(critic.parameters())
+second = torch.optim.SGD(generator.parameters(), lr=0.1)
+while True:
+    critic.zero_grad()
+    critic(torch.randn(16, 32)).mean().backward()
+    made = generator(torch.randn(16, 8))
+    critic(made.detach()).mean().backward()
+    first.step()
+    generator.zero_grad()
+    critic(made).mean().backward()
+    second.step()
+"""
+
+
+def test_several_optimizers_are_traced_for_one_round(tmp_path: Path) -> None:
+    profile = trace(tmp_path, ADVERSARIAL)
+    generator, critic = 2 * 16 * 8 * 32, 2 * 16 * 32
+    assert (profile["batch"], profile["run"], profile["optimizer"]) == (
+        16,
+        {"accumulate": 1},
+        "adam",
+    )
+    assert products(profile) == generator + 3 * critic
+    # The critic's weights get a gradient from each of its three losses, the generator's from one.
+    assert products(profile, backward=True) == 3 * critic + critic + generator
+    assert profile["parameters"] == 8 * 32 + 32
+
+
+def test_optimizers_that_step_together_are_one_step(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model = nn.Sequential(nn.Linear(8, 32, bias=False), nn.Linear(32, 4, bias=False))
+optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[1].parameters())]
+while True:
+    for _ in range(2):
+        model(torch.randn(16, 8)).sum().backward()
+    for each in optimizers:
+        each.step()
+        each.zero_grad()
+""",
+    )
+    assert (profile["batch"], profile["run"]) == (16, {"accumulate": 2})
+    assert products(profile) == 2 * 16 * (8 * 32 + 32 * 4)
+
+
+def test_an_optimizer_that_never_steps_changes_nothing(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model, other = nn.Linear(8, 4, bias=False), nn.Linear(3, 3)
+optimizer, late = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(other.parameters())
+for _ in range(2):
+    model(torch.randn(16, 8)).sum().backward()
+    optimizer.step()
+""",
+    )
+    assert products(profile) == 2 * 16 * 8 * 4
+    assert (profile["optimizer"], profile["parameters"]) == ("sgd", 8 * 4)
+
+
+def test_passes_that_act_or_evaluate_are_not_part_of_the_step(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+policy = nn.Linear(8, 4, bias=False)
+optimizer = torch.optim.Adam(policy.parameters())
+with torch.no_grad():
+    for _ in range(5):
+        policy(torch.randn(1, 8)).argmax().item()
+policy(torch.randn(128, 8)).sum().backward()
+optimizer.step()
+""",
+    )
+    assert (profile["batch"], products(profile)) == (128, 2 * 128 * 8 * 4)
+
+
+def test_a_teacher_is_part_of_the_step(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+teacher, student = nn.Linear(8, 4, bias=False), nn.Linear(8, 4, bias=False)
+optimizer = torch.optim.Adam(student.parameters())
+data = torch.randn(16, 8)
+with torch.no_grad():
+    target = teacher(data)
+F.mse_loss(student(data), target).backward()
+optimizer.step()
+""",
+    )
+    assert products(profile) == 2 * (2 * 16 * 8 * 4)
+    assert (profile["batch"], profile["parameters"]) == (16, 8 * 4)
+
+
+@pytest.mark.parametrize("zero", ["model.zero_grad()", "[each.grad.zero_() for each in own]"])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_script_may_update_parameters_by_itself(tmp_path: Path, zero: str, rounds: int) -> None:
+    """All parameters of a recurrent network get a gradient, as on a GPU."""
+    profile = trace(
+        tmp_path,
+        f"""
+model = nn.LSTM(8, 8, 2)
+own = list(model.parameters())
+for _ in range({rounds}):
+    model(torch.randn(5, 16, 8))[0].sum().backward()
+    for each in own:
+        each.data.add_(each.grad, alpha=-0.1)
+    {zero}
+""",
+    )
+    assert (profile["batch"], profile["optimizer"]) == (5, "sgd")
+    # Each layer multiplies inputs by one matrix, and states by another, for four gates.
+    assert products(profile) == 2 * (2 * (2 * 5 * 16 * 8 * 4 * 8))
+
+
+def test_an_optimizer_may_call_the_model_itself(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model = nn.Linear(8, 4, bias=False)
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 8)).square().mean()
+    loss.backward()
+    return loss
+optimizer.step(closure)
+raise SystemExit("a second step")
+""",
+    )
+    assert (profile["batch"], profile["optimizer"]) == (16, "lbfgs")
+    assert products(profile) == 2 * 16 * 8 * 4
+
+
+GPU = """
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1, "this script needs a GPU"
+assert torch.accelerator.current_accelerator().type == "cuda"
+kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+assert torch.cuda.get_device_capability()[0] >= 8
+print(torch.cuda.get_device_properties(0).total_memory, torch.cuda.get_device_name())
+torch.cuda.manual_seed_all(0)
+torch.cuda.reset_peak_memory_stats()
+start, end, stream = torch.cuda.Event(enable_timing=True), torch.cuda.Event(), torch.cuda.Stream()
+model = nn.Linear(8, 4, bias=False).to(0)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+data = torch.utils.data.TensorDataset(torch.randn(64, 8))
+for (inputs,) in torch.utils.data.DataLoader(data, 16, pin_memory=True):
+    start.record()
+    with torch.cuda.stream(stream), torch.autocast("cuda", kind):
+        loss = model(inputs.pin_memory().cuda(non_blocking=True)).sum()
+    loss.backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    print(start.elapsed_time(end), torch.cuda.max_memory_allocated())
+    optimizer.step()
+"""
+
+
+def test_a_script_finds_a_gpu(tmp_path: Path) -> None:
+    profile = trace(tmp_path, GPU)
+    assert (profile["batch"], profile["precision"]) == (16, "bf16")
+    assert not torch.cuda.is_available()
+    assert not torch.accelerator.is_available()
+
+
+PLAIN = """
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(16, 8)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_script_that_fails_with_a_gpu_is_traced_without(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path, "if torch.cuda.is_available():\n    raise OSError('no driver')\n" + PLAIN
+    )
+    assert profile["batch"] == 16
+
+
+def test_a_script_that_fails_in_both_ways_is_told_of_the_first(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="with a GPU: True"):
+        trace(tmp_path, "raise OSError(f'with a GPU: {torch.cuda.is_available()}')\n")
+    begin = Optimizer.__init__
+    assert begin.__module__.startswith("torch")
