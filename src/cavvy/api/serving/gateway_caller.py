@@ -18,6 +18,7 @@ from cavvy.gateway.client_keys import SERVICE_KEY
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _PATH_MARKS = "/?=&%:;,@+$!*'()~[]-._"
+_MOST_INTERIM = 100  # interim answers before the answer
 _MOST_READ = MOST_BYTES + (1 << 17)  # a larger answer is cut off, and is then refused as too large
 # headers of a connection, not of a call; this module sets the body's length itself
 _DROPPED = frozenset(
@@ -58,7 +59,7 @@ class GatewayCaller:
             async with asyncio.timeout(timeout.total_seconds()):
                 reader, writer = await self._connect(service, port)
                 writer.write(head + body)
-                return _parse(await _read(reader))
+                return _parse(await _read(reader), call.method)
         except TimeoutError:
             return CallAnswer(problem=f"no answer within {timeout.total_seconds():g} s")
         except (OSError, HTTPException, ValueError) as error:
@@ -101,11 +102,13 @@ class GatewayCaller:
 class _ReadBytes:
     """Looks like the socket that `HTTPResponse` reads from."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data, self._start = data, start
 
     def makefile(self, mode: str) -> io.BytesIO:
-        return io.BytesIO(self._data)
+        file = io.BytesIO(self._data)
+        file.seek(self._start)
+        return file
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -116,17 +119,25 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
-def _parse(data: bytes) -> CallAnswer:
+def _parse(data: bytes, method: str) -> CallAnswer:
     """Raises HTTPException, ValueError."""
-    from socket import socket
-
-    answer = HTTPResponse(cast(socket, _ReadBytes(data)))
-    answer.begin()
-    while answer.status < 200:  # an interim answer; `begin` itself skips only the status 100
-        answer.begin()
+    answer, interim = _begin(data, 0, method), 0
+    while answer.status < 200:  # `begin` itself skips only the status 100
+        if (interim := interim + 1) > _MOST_INTERIM:
+            raise HTTPException(f"more than {_MOST_INTERIM} interim answers")
+        answer = _begin(data, answer.fp.tell(), method)
     headers = {name.lower(): value for name, value in answer.getheaders()}
     cut = len(data) >= _MOST_READ
     body = bytes(MOST_BYTES + 1) if cut else answer.read()
     for each in ("connection", "transfer-encoding", "content-length", "keep-alive", "date"):
         headers.pop(each, None)
     return CallAnswer(status=answer.status, headers=headers, body=body)
+
+
+def _begin(data: bytes, start: int, method: str) -> HTTPResponse:
+    """Return the answer whose head begins at `start`. Raises HTTPException, ValueError."""
+    from socket import socket
+
+    answer = HTTPResponse(cast(socket, _ReadBytes(data, start)), method=method)
+    answer.begin()
+    return answer
