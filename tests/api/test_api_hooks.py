@@ -175,6 +175,17 @@ async def test_a_full_queue_refuses_deliveries_but_knows_older_ones(api: Api) ->
     assert await count(api) == 2
 
 
+async def test_a_call_whose_result_was_deleted_is_not_shown(api: Api) -> None:
+    await post(api, b"{}")
+    (call,) = (await api.http.get(f"{SERVICE}/calls")).json()["calls"]
+    assert (await api.http.delete(f"{SERVICE}/calls?state=waiting")).json() == {"calls": 1}
+    missing = await api.http.get(f"{SERVICE}/calls/{call['id']}")
+    assert (missing.status_code, missing.json()["code"]) == (404, "call-not-found")
+    assert "no longer stored" in missing.json()["message"]
+    retried = await api.http.post(f"{SERVICE}/calls/{call['id']}/retry")
+    assert (retried.status_code, retried.json()["code"]) == (404, "call-not-found")
+
+
 async def test_an_ended_service_has_no_webhooks_and_slack_can_check_one(api: Api) -> None:
     body = b'{"type": "url_verification", "challenge": "3eZb"}'
     stamp = str(int(api.app_state.now().timestamp()))

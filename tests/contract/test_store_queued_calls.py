@@ -62,6 +62,7 @@ async def test_a_call_of_an_event_is_forgotten_and_not_added_again(store: Store)
     await calls.expire(NOW + timedelta(days=1))
     assert await calls.list("p", "s") == []
     assert await calls.count("p", "s") == {CallState.FORGOTTEN: 1}
+    assert (await calls.get("p", "s", "event")).state is CallState.FORGOTTEN
     assert await calls.add(pairs) == ["own"]
     with pytest.raises(StaleVersion):
         await calls.put(end(replace(make_call("event"), version=2)), b"late")

@@ -24,7 +24,7 @@ _INSERT = insert_into(
     "queued_calls", (*_CHANGED, "request", "source", *_KEY), "ON CONFLICT DO NOTHING"
 )
 _UPDATE = update_of("queued_calls", (*_CHANGED, "answer"), (*_KEY, "version"))
-_GET = f"SELECT document FROM queued_calls WHERE {_OWN} AND call_id = ?"
+_GET = f"SELECT document, state FROM queued_calls WHERE {_OWN} AND call_id = ?"
 _BODIES = f"SELECT request, answer FROM queued_calls WHERE {_OWN} AND call_id = ?"
 _DUE = (
     f"SELECT document FROM queued_calls WHERE {_OWN} AND state = 'waiting' "
@@ -64,12 +64,12 @@ class SqlQueuedCalls:
         return await self._write(add)
 
     async def get(self, project: str, service: str, call_id: str) -> QueuedCall:
-        """Return a call. Raises RowNotFound."""
+        """Return a call. If only its ID is stored, its state is FORGOTTEN. Raises RowNotFound."""
         values = (project, service, call_id)
         row = await self._read(lambda session: session.run(_GET, values).fetchone())
         if row is None:
             raise RowNotFound(f"the queue of service {service} has no call {call_id}")
-        return _decode(row[0])
+        return replace(_decode(row[0]), state=CallState(row[1]))
 
     async def bodies(self, call: QueuedCall) -> tuple[bytes, bytes]:
         """Return the bodies of a call's request and of its result."""

@@ -60,10 +60,15 @@ class QueuedCallRequests:
 
     async def get(self, project: str, service: str, call_id: str) -> tuple[QueuedCall, bytes]:
         """Return a call and the body of its result. Raises RowNotFound."""
+        call = await self._get_stored(project, service, call_id)
+        return call, (await self._calls.bodies(call))[1]
+
+    async def _get_stored(self, project: str, service: str, call_id: str) -> QueuedCall:
+        """Return a call of which more than the ID is stored. Raises RowNotFound."""
         call = await self._calls.get(project, service, call_id)
         if call.state is CallState.FORGOTTEN:
-            raise RowNotFound(f"the result of call {call_id} is no longer stored")
-        return call, (await self._calls.bodies(call))[1]
+            raise RowNotFound(f"call {call_id} is no longer stored")
+        return call
 
     async def list(
         self, project: str, service: str, state: CallState | None, after: str, limit: int
@@ -82,7 +87,7 @@ class QueuedCallRequests:
         RowNotFound.
         """
         if call_id is not None:
-            found: Sequence[QueuedCall] = [await self._calls.get(project, service, call_id)]
+            found: Sequence[QueuedCall] = [await self._get_stored(project, service, call_id)]
             return await self._revive(found)
         count, after = 0, ""
         while found := await self._calls.list(
