@@ -1,5 +1,6 @@
 """Kubernetes Deployments as services."""
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,12 @@ def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
         ("secretKeyRef", "configMapKeyRef", "configMapKeyRef has no equivalent"),
         ("emptyDir: {medium: Memory}", "secret: {secretName: a}", "secret has no equivalent"),
         ("nvidia-l4", "abacus", "abacus is not a GPU of the catalog"),
+        ("mountPath: /weights}", "mountPath: /weights, subPath: a}", "mount the volume"),
+        (
+            "key: token}}}",
+            "key: token}}}\n            - {name: URL, value: a$(HF_TOKEN)}",
+            "known only on the node",
+        ),
         ("      containers:", "      initContainers: [{}]\n      containers:", "in `setup`"),
         ("kind: Deployment\nmetadata", "kind: StatefulSet\nmetadata", "one Deployment"),
     ],
@@ -152,8 +159,39 @@ def test_what_the_service_would_lack_is_refused(old: str, new: str, said: str) -
 
 
 def test_quantities() -> None:
-    amounts = ["250m", "2", "1k", "1Gi", "0.5", "3M"]
-    assert [read_quantity(each) for each in amounts] == [0.25, 2, 1000, 1 << 30, 0.5, 3e6]
+    amounts = ["250m", "2", "1k", "1Gi", "0.5", "3M", "1Pi", "2E", "1e3"]
+    wanted = [0.25, 2, 1000, 1 << 30, 0.5, 3e6, 1 << 50, 2e18, 1000]
+    assert [read_quantity(each) for each in amounts] == wanted
+
+
+@pytest.mark.parametrize(
+    ("command", "run"),
+    [
+        # Kubernetes leaves references to other names, which the shell then runs
+        (["sh", "-c", "./serve $(hostname) $(date +%s)"], "./serve $(hostname) $(date +%s)"),
+        (["sh", "-c", "./serve $(MODEL) $$(MODEL) $$$$"], './serve "${MODEL}" $(MODEL) $$'),
+        (
+            ["./serve", "$(hostname)", "$(MODEL)-$$(MODEL)"],
+            "exec ./serve '$(hostname)' \"${MODEL}\"'-$(MODEL)'",
+        ),
+        (["./serve", "$$HOME", "$(MODEL"], "exec ./serve '$HOME' '$(MODEL'"),
+    ],
+)
+def test_references_mean_what_they_mean_in_kubernetes(command: list[str], run: str) -> None:
+    text = FILE.replace("[python, serve.py]", json.dumps(command))
+    text = text.replace("""          args: ["--model", "$(MODEL)", "--say", "it's $$(1)"]\n""", "")
+    assert read(text)[1].run == run
+
+
+def test_a_program_runs_in_its_folder_with_its_variables() -> None:
+    text = FILE.replace("command: [", "workingDir: /my app\n          command: [")
+    text = text.replace(
+        "value: tiny}",
+        "value: tiny}\n            - {name: PATHS, value: /m/$(MODEL):$(X):$$(MODEL)}",
+    )
+    _, task = read(text)
+    assert task.run.startswith("cd '/my app'\nexec python serve.py")
+    assert task.env == {"MODEL": "tiny", "PATHS": "/m/tiny:$(X):$(MODEL)"}
 
 
 @pytest.mark.parametrize("old", ["containers:\n", "replicas: 2", "50Gi", "maxReplicas: 6"])

@@ -1,7 +1,7 @@
 """Translates the objects of a Kubernetes file to a task with a service."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from shlex import quote
 
@@ -29,7 +29,7 @@ _AGENT = frozenset(
     ]
 )
 _SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("sh", "bash"))
-_VARIABLE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
 _NOTED = {
     "affinity": "`resources` determines which nodes fit",
@@ -110,27 +110,35 @@ def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
     scripts = [words[2]] if len(words) == 3 and _is_shell(words) else []
     if len(words) == 4 and _is_shell(words) and words[2].endswith('-c "$0"'):
         scripts = [words[3]]  # a script for the image's shell, in the form that `export` writes
+    names = {str(each.get("name")) for each in container.get("env") or ()}
     if scripts:
-        return _expand(scripts[0], lambda text: text).rstrip("\n")
-    return " ".join(["exec", *(_expand(each, quote) for each in words)])
+        run = _expand(scripts[0], names, lambda text: text).rstrip("\n")
+    else:
+        run = " ".join(["exec", *(_expand(each, names, quote) for each in words)])
+    folder = container.get("workingDir")
+    return run if folder is None else f"cd {quote(str(folder))}\n{run}"
 
 
 def _is_shell(words: Sequence[str]) -> bool:
     return words[0] in _SHELLS and words[1] == "-c"
 
 
-def _expand(text: str, write: Callable[[str], str]) -> str:
-    """Return the text with its variables in the shell's notation, converted from Kubernetes'
-    $(NAME), and with $ for $$."""
-    parts, start = list[str](), 0
-    for found in _VARIABLE.finditer(text):
-        if text[: found.start()].endswith("$"):
-            continue
-        before = text[start : found.start()]
-        parts += [write(before) if before else "", f'"${{{found[1]}}}"']
+def _expand(text: str, names: Collection[str], write: Callable[[str], str]) -> str:
+    """Return the text with references to variables in the shell's notation. As in Kubernetes,
+    $(NAME) is a reference if a variable has this name, and $$ means $:
+    https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container
+    """
+    parts, plain, start = list[str](), "", 0
+    for found in _REFERENCE.finditer(text):
+        plain += text[start : found.start()]
         start = found.end()
-    rest = text[start:]
-    return "".join([*parts, write(rest) if rest or not parts else ""]).replace("$$(", "$(")
+        if found[1] in names:
+            parts += [write(plain) if plain else "", f'"${{{found[1]}}}"']
+            plain = ""
+        else:
+            plain += "$" if found[0] == "$$" else found[0]
+    plain += text[start:]
+    return "".join([*parts, write(plain) if plain or not parts else ""])
 
 
 def _read_env(
@@ -147,8 +155,21 @@ def _read_env(
             reason = f"{next(iter(source))} has no equivalent; write a value"
             kept_keys.refuse(objects.mark, f"env.{name}", reason)
         elif name not in _AGENT:
-            env[name] = str(each.get("value", ""))
+            env[name] = _fill(str(each.get("value", "")), env)
+            unknown = {found[1] for found in _REFERENCE.finditer(str(each.get("value", "")))}
+            if unknown & {*secrets, *_AGENT}:
+                reason = "its value needs another variable that is known only on the node"
+                kept_keys.refuse(objects.mark, f"env.{name}", f"{reason}; set it in `command`")
     return env, tuple(secrets)
+
+
+def _fill(value: str, env: Mapping[str, str]) -> str:
+    """Return a variable's value with the values of the variables before it."""
+
+    def find(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else env.get(found[1], found[0])
+
+    return _REFERENCE.sub(find, value)
 
 
 def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> ServiceSpec | None:

@@ -15,8 +15,8 @@ _PRODUCTS = (
     "karpenter.k8s.aws/instance-gpu-name",
 )
 _BYTES: Mapping[str, float] = {
-    **{unit: 1000.0 ** (power + 1) for power, unit in enumerate("kMGT")},
-    **{f"{unit}i": 1024.0 ** (power + 1) for power, unit in enumerate("KMGT")},
+    **{unit: 1000.0 ** (power + 1) for power, unit in enumerate("kMGTPE")},
+    **{f"{unit}i": 1024.0 ** (power + 1) for power, unit in enumerate("KMGTPE")},
     "": 1.0,
 }
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -45,6 +45,9 @@ def read_volumes(objects: ServiceObjects, kept_keys: TranslationNotes) -> tuple[
         name = mount.get("name")
         source = sources.get(name, {})
         read_only = bool(mount.get("readOnly", False))
+        if mount.get("subPath") or mount.get("subPathExpr"):
+            reason = "a folder of a volume cannot be mounted; mount the volume"
+            kept_keys.refuse(objects.mark, f"volumeMounts.{name}.subPath", reason)
         made = next(_list_volumes(objects, source, str(mount.get("mountPath")), read_only), None)
         if made is not None:
             found.append(made)
@@ -59,7 +62,7 @@ def read_volumes(objects: ServiceObjects, kept_keys: TranslationNotes) -> tuple[
 def read_quantity(value: object) -> float:
     """Parse a quantity of Kubernetes, such as 500m, 16Gi or 2. Raises ValueError."""
     text = str(value).strip()
-    number = text.rstrip("kKMGTim")
+    number = text.rstrip("kKMGTPEim")
     unit = text[len(number) :]
     return float(number) / 1000 if unit == "m" else float(number) * _BYTES[unit]
 
