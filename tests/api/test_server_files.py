@@ -262,3 +262,20 @@ async def test_a_database_is_bound_to_one_bucket(tmp_path: Path) -> None:
     storage.objects["copy/files.id"] = storage.objects["two/files.id"]
     with pytest.raises(StateDirError, match="are in s3://data/two, not in s3://data/copy"):
         await bind_bucket(bound, open_at("copy"))
+
+
+@pytest.mark.anyio
+async def test_a_bucket_has_the_files_of_one_database(tmp_path: Path) -> None:
+    storage = MemoryBucket(NOW)
+
+    def open_at(name: str) -> BucketFolder:
+        return BucketFolder(storage, f"s3://data/{name}", f"{name}/", tmp_path, lambda: NOW)
+
+    first, other = BoundStore(), BoundStore()
+    await bind_bucket(first, open_at("one"))
+    del storage.objects["one/files.database"]  # as after an earlier version
+    await bind_bucket(first, open_at("one"))
+    with pytest.raises(StateDirError, match="s3://data/one has the .* of another database"):
+        await bind_bucket(other, open_at("one"))
+    await bind_bucket(other, open_at("two"))  # the refusal has bound the database to nothing
+    await bind_bucket(first, open_at("one"))

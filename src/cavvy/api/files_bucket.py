@@ -27,6 +27,7 @@ from cavvy.store.open import open_store
 SCHEMES = ("s3://", "gs://", "az://")
 IN_BUCKET = ("folders", "logs", "storage")  # folders of the bucket that belong to the database
 _ID = "files.id"  # the object with the ID of the files
+_OWNER = "files.database"  # the object with the ID of the database that has the files
 # Each server has a copy of these files in its state folder. The originals are in the database,
 # encrypted with the key of secrets.
 _SHARED = ("agents.key", "tls.pem", "token")
@@ -85,10 +86,18 @@ def open_bucket(url: str, root: str, environment: Mapping[str, str] = os.environ
 
 
 async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
-    """Check that the files of this database are in this bucket. A new database is bound to it.
+    """Check that the files of this database are in this bucket. A new database is bound to it,
+    unless the files are those of another database: the garbage collection would delete these.
     Raises StateDirError, StoreUnusable.
     """
-    url = bucket.url
+    url, mine = bucket.url, await store.bind("database", secrets.token_hex(16))
+    owner = (await to_thread(bucket.get, _OWNER) or b"").decode()
+    if owner not in ("", mine):
+        raise StateDirError(
+            "settings-invalid",
+            f"{url} has the logs and uploaded files of another database",
+            "set server.files to another bucket or to another folder of the bucket",
+        )
     there = (await to_thread(bucket.get, _ID) or b"").decode()
     bound = await store.bind("files", there or secrets.token_hex(16))
     where = await store.bind("files_at", url)
@@ -101,6 +110,8 @@ async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
             f"the logs and uploaded files of this database are in {where}, not in {url}",
             "set server.files to that place; a new bucket needs a new database",
         )
+    if not owner:
+        await to_thread(bucket.put, _OWNER, mine.encode())
 
 
 def refuse_other_form(folder: str, bucket: BucketFolder | None) -> None:

@@ -17,8 +17,8 @@ from cavvy.store.migrate import HEAD, SCHEMA, VERSION_TABLE, run_file
 
 _MEMORY = DatabaseDriver(url="sqlite:///:memory:", path=Path(":memory:"), journal="delete")
 _META = "meta"
-# Facts that hold only for one database: the folder with its files, and its address.
-_OF_ONE_DATABASE = ("files", "files_at")
+# Facts that hold only for one database: its ID, the folder with its files, and their address.
+_OF_ONE_DATABASE = ("database", "files", "files_at")
 _MODULUS = 1 << 256
 
 
