@@ -17,15 +17,18 @@ from cavvy.api.adopt import MOVED, adopt
 from cavvy.api.backup import back_up
 from cavvy.api.database import choose_bucket, choose_files, hold_alone, join_servers
 from cavvy.api.files_bucket import bind_bucket, join_bucket
+from cavvy.api.open_state import make_dependencies
 from cavvy.api.restore import restore
 from cavvy.api.state_dir import StateDir, StateDirError
+from cavvy.api.stored_files import FilesPlace, open_stored_files
+from cavvy.api.tokens import GangTokens
 from cavvy.domain.values import replace
 from cavvy.settings import Settings
 from cavvy.store.base import SealedSecret, Store, StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.bucket_logs import BucketLogs
 from cavvy.store.keys import KeyRing
-from cavvy.store.objects.locations import ObjectLocation
+from cavvy.store.objects.locations import OWN_FILES, ObjectLocation, merge_keys
 from cavvy.store.open import open_store
 from cavvy.store.secrets import SecretSealer
 
@@ -215,6 +218,11 @@ def test_an_archive_of_a_bucket_is_restored_into_another_bucket(
     [
         ("[providers.local]\nenabled = false\n", "the key of secrets would be in the state folder"),
         ('[secrets]\nkey = "env:KEY"\n', "jobs on the server's own machine need a folder"),
+        (
+            '[providers.local]\nenabled = false\n[secrets]\nkey = "env:KEY"\n'
+            '[server]\nresults_url = "s3://data/team/results"\n',
+            "where nodes of all projects write, overlaps",
+        ),
     ],
 )
 def test_a_bucket_needs_what_all_servers_can_have(
@@ -275,7 +283,28 @@ async def test_a_bucket_has_the_files_of_one_database(tmp_path: Path) -> None:
     await bind_bucket(first, open_at("one"))
     del storage.objects["one/files.database"]  # as after an earlier version
     await bind_bucket(first, open_at("one"))
-    with pytest.raises(StateDirError, match="s3://data/one has the .* of another database"):
+    with pytest.raises(StateDirError, match=r"s3://data/one has the .* of another database"):
         await bind_bucket(other, open_at("one"))
     await bind_bucket(other, open_at("two"))  # the refusal has bound the database to nothing
     await bind_bucket(first, open_at("one"))
+
+
+def test_the_control_plane_knows_the_servers_own_bucket(tmp_path: Path) -> None:
+    bucket = BucketFolder(MemoryBucket(NOW), "s3://data/team", "team/", tmp_path, lambda: NOW)
+    _, given = name_home(tmp_path)
+    for place, url in (
+        (FilesPlace(root=tmp_path, bucket=bucket, url="postgresql://x"), bucket.url),
+        (
+            FilesPlace(root=tmp_path),
+            "",
+        ),
+    ):
+        files = open_stored_files(given, place)
+        made = make_dependencies(
+            open_store(f"sqlite:///{tmp_path}/x.db"),
+            SecretSealer(KeyRing(tmp_path / "key")),
+            GangTokens(b"k" * 32),
+            files,
+            "",
+        )
+        assert merge_keys(made.environment, {}).get(OWN_FILES, "") == url

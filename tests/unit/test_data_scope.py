@@ -32,6 +32,7 @@ from cavvy.store.checkpoints.folders import CheckpointFolders
 from cavvy.store.memory import MemoryStore
 from cavvy.store.objects import threads
 from cavvy.store.objects.base import ObjectDenied, ObjectInfo, ObjectTryAgain, SignedRequest
+from cavvy.store.objects.locations import OWN_FILES
 from cavvy.store.objects.locations import ObjectLocation as Place
 
 KEYS = {
@@ -57,10 +58,11 @@ async def no_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
     return {}
 
 
-async def make_transfers() -> tuple[Transfers, MemoryStore, Attempt]:
+async def make_transfers(own: str = "") -> tuple[Transfers, MemoryStore, Attempt]:
     store = MemoryStore(make_id=lambda: "test")
     attempt = await begin(store, await submit(store, "j", task=TASK))
-    return Transfers(store, cast(ControlClock, Noon()), no_secrets, KEYS), store, attempt
+    keys = {**KEYS, OWN_FILES: own}
+    return Transfers(store, cast(ControlClock, Noon()), no_secrets, keys), store, attempt
 
 
 def meant(signed: SignedRequest) -> tuple[str, str, list[str]]:
@@ -80,6 +82,28 @@ def test_a_request_is_for_one_file_of_the_task_and_a_quarter_of_an_hour() -> Non
         part = (await transfers.output(attempt.gang, 0)).sign_part("r.txt", "upload", 2)
         assert meant(part) == ("PUT", "/b/out/r.txt", ["900"])
         assert parse_qs(urlsplit(part.url).query)["uploadId"] == ["upload"]
+
+    asyncio.run(scenario())
+
+
+def test_no_request_is_for_the_servers_own_files() -> None:
+    async def scenario() -> None:
+        transfers, _, attempt = await make_transfers("s3://b/in")
+        with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+            await transfers.input(attempt.gang, 0)
+        with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+            await transfers.open_url("default", "s3://b/")
+        await transfers.output(attempt.gang, 0)
+
+        async def open_checkpoints(url: str) -> None:
+            opener = BucketCheckpointOpener(
+                no_secrets, {**KEYS, OWN_FILES: "s3://b/kept/own"}, Noon().now
+            )
+            await opener.open_folder("p", "j", url, "blobs/")
+
+        await open_checkpoints("s3://b/other")
+        with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+            await open_checkpoints("s3://b/kept")
 
     asyncio.run(scenario())
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cavvy.store.objects.base import ObjectDenied, part_bytes
-from cavvy.store.objects.locations import merge_keys, open_place
+from cavvy.store.objects.locations import OWN_FILES, merge_keys, open_place, overlaps
 from cavvy.store.objects.signing import AmazonKey
 
 NOW = datetime(2013, 5, 24, tzinfo=UTC)
@@ -87,3 +87,43 @@ def test_nothing_is_fetched_from_the_servers_own_link(url: str, keys: dict[str, 
     found = open_place(url, keys, lambda: NOW)
     with pytest.raises(ObjectDenied, match="link-local"):
         found.place.head(found.key)
+
+
+FILES = "s3://company/team"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://company",
+        "s3://company/",
+        "s3://company/te",  # a listing has all keys that begin so
+        "s3://company/team",
+        "s3://company/team/logs/other/",
+        "S3://Company//%74eam/files.id",
+        "s3://company/a/../team/files.id",
+    ],
+)
+def test_the_servers_keys_open_nothing_where_its_own_files_are(url: str) -> None:
+    environment = {"AWS_ACCESS_KEY_ID": "server", "AWS_SECRET_ACCESS_KEY": "s", OWN_FILES: FILES}
+    assert overlaps(url, FILES)
+    assert overlaps(url, f"{FILES}/")
+    with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+        open_place(url, merge_keys(environment, {}), lambda: NOW)
+    mine = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "s"}
+    open_place(url, merge_keys(environment, mine), lambda: NOW)  # the rights of these keys decide
+    with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+        open_place(url, merge_keys(environment, {"AZURE_STORAGE_KEY": "x"}), lambda: NOW)
+
+
+@pytest.mark.parametrize("url", ["s3://company/teams/a", "s3://other/team/a", "s3://company/data"])
+def test_other_folders_of_the_same_bucket_are_opened(url: str) -> None:
+    environment = {"AWS_ACCESS_KEY_ID": "server", "AWS_SECRET_ACCESS_KEY": "s", OWN_FILES: FILES}
+    open_place(url, merge_keys(environment, {}), lambda: NOW)
+
+
+@pytest.mark.parametrize("url", ["s3://me@company/team", "s3://../company/team", "gs://a:80/b"])
+def test_a_bucket_has_no_name_that_means_something_else_in_a_url(url: str) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "server", "AWS_SECRET_ACCESS_KEY": "s"}
+    with pytest.raises(ObjectDenied, match="names no bucket"):
+        open_place(url, keys, lambda: NOW)

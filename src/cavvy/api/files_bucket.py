@@ -21,7 +21,7 @@ from cavvy.store.base import StoreUnusable
 from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.objects.base import ObjectBucket, ObjectError
-from cavvy.store.objects.locations import open_place
+from cavvy.store.objects.locations import open_place, overlaps
 from cavvy.store.open import open_store
 
 SCHEMES = ("s3://", "gs://", "az://")
@@ -63,6 +63,14 @@ def check_bucket(url: str, settings: Settings, *, uses_machine: bool) -> None:
             "settings-invalid",
             f"server.files is {url}, but jobs on the server's own machine need a folder",
             "set enabled = false in [providers.local], or set server.files to a folder",
+        )
+    results = settings.text("server.results_url")
+    if results and overlaps(results, url):
+        raise StateDirError(
+            "settings-invalid",
+            f"server.results_url ({results}), where nodes of all projects write, overlaps with "
+            f"server.files ({url})",
+            "set server.results_url to a folder outside of server.files",
         )
 
 

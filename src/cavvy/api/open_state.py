@@ -5,6 +5,7 @@ consists of the store, the providers and the control plane of one state folder.
 import logging
 import os
 from asyncio import to_thread
+from collections import ChainMap
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import date, datetime, timedelta
@@ -52,6 +53,7 @@ from cavvy.store.contacts import AgentContacts
 from cavvy.store.gateway_reports import GatewayReports
 from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid, KeyRing
 from cavvy.store.leases import ReplicaLeases
+from cavvy.store.objects.locations import OWN_FILES
 from cavvy.store.open import open_store
 from cavvy.store.reserve import StopNotes
 from cavvy.store.secrets import SecretSealer
@@ -497,7 +499,7 @@ def make_dependencies(
         storage=lambda job: str(files.folders.root / job.project / job.id),
         folders=files.folders,
         read_blob=lambda project, name: to_thread(read, project, name),
-        environment=os.environ,
+        environment=ChainMap({OWN_FILES: files.bucket_url}, os.environ),
         egress=lambda: to_thread(read_egress),
         egress_dates=lambda: to_thread(read_egress_dates),
     )

@@ -22,14 +22,15 @@ _MIB = 1 << 20
 
 class StoredFiles(Struct, frozen=True, kw_only=True):
     """The working folders, logs and checkpoints of a server, and the keys that encrypt them.
-    `deposits` includes the logs; the control plane uses it to apply results that nodes have stored
-    in a bucket.
+    `bucket_url` is "" unless they are in a bucket. `deposits` includes the logs; the control plane
+    uses it to apply results that nodes have stored in a bucket.
     """
 
     keys: FileKeys
     blobs: ProjectBlobs
     folders: CheckpointFolders
     deposits: DepositDependencies
+    bucket_url: str = ""
 
 
 class FilesPlace(Struct, frozen=True, kw_only=True):
@@ -54,6 +55,7 @@ def open_stored_files(settings: Settings, place: FilesPlace) -> StoredFiles:
         logs = BucketLogs(bucket.below("logs"), limit=limit, keys=keys)
     return StoredFiles(
         keys=keys,
+        bucket_url="" if bucket is None else bucket.url,
         blobs=ProjectBlobs(root / "folders", keys, bucket and bucket.below("folders")),
         folders=CheckpointFolders(
             root / "storage",

@@ -44,7 +44,12 @@ KEYS = (
 )
 # The values of these names are paths of files on the server, so projects must not set them.
 _FILES = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS")
+# Not a variable of the environment: the URL of the bucket with the server's own files. No key of
+# the server opens a URL of a project there.
+OWN_FILES = "server.files"
 SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
+_FAMILIES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+_BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
 
 
 class ObjectLocation(Struct, frozen=True, kw_only=True):
@@ -61,16 +66,41 @@ def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> di
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}
     kept = {name: environment[name] for name in KEYS if name in environment}
-    return {
-        name: value for name, value in kept.items() if name.partition("_")[0] not in families
-    } | own
+    keys = {name: kept[name] for name in kept if name.partition("_")[0] not in families} | own
+    reserved = environment.get(OWN_FILES, "")
+    if reserved and _FAMILIES.get(urlsplit(reserved).scheme.lower()) not in families:
+        keys[OWN_FILES] = reserved
+    return keys
+
+
+def overlaps(url: str, folder: str) -> bool:
+    """Return whether an object whose key begins with that of `url` may be in `folder`, or the
+    reverse."""
+    (one, key), (other, prefix) = _split(url), _split(folder)
+    if one != other:
+        return False
+    prefix = f"{prefix.rstrip('/')}/" if prefix.rstrip("/") else ""
+    unclear = not {".", ".."}.isdisjoint(key.split("/"))
+    return unclear or prefix.startswith(key) or f"{key}/".startswith(prefix)
+
+
+def _split(url: str) -> tuple[tuple[str, str], str]:
+    """Return the scheme and bucket of a URL, and its key."""
+    parts = urlsplit(url)
+    return (parts.scheme.lower(), parts.netloc.lower()), unquote(parts.path.lstrip("/"))
 
 
 def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> ObjectLocation:
-    """Open the store of a URL. Raises ObjectDenied if a key is missing or the scheme is unknown."""
+    """Open the store of a URL. Raises ObjectDenied if a key is missing or the scheme is unknown,
+    or if the server's own files are there.
+    """
     parts = urlsplit(url)
-    key = unquote(parts.path.lstrip("/"))
-    match parts.scheme.lower():
+    key, scheme = unquote(parts.path.lstrip("/")), parts.scheme.lower()
+    if scheme in _FAMILIES and not _BUCKET.fullmatch(parts.netloc):
+        raise ObjectDenied(f"{url} names no bucket")
+    if (reserved := keys.get(OWN_FILES)) and overlaps(url, reserved):
+        raise ObjectDenied(f"{url} is where the server keeps its own files: use another bucket")
+    match scheme:
         case "s3":
             return ObjectLocation(place=_open_s3(parts.netloc, keys, now), key=key)
         case "gs":
