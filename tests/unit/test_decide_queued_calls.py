@@ -23,7 +23,13 @@ from cavvy.domain.queued_calls import (
     StoredObject,
     names_parent,
 )
-from cavvy.domain.services import EventTrigger, QueueTerms, ReplicaCount, ServiceSpec
+from cavvy.domain.services import (
+    BatchRule,
+    EventTrigger,
+    QueueTerms,
+    ReplicaCount,
+    ServiceSpec,
+)
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
@@ -89,6 +95,9 @@ def test_more_calls_are_sent_than_the_replicas_can_work_on() -> None:
     assert count_at_once(spec) == 24
     assert count_at_once(replace(spec, queue=QueueTerms(at_once=5))) == 5
     assert count_at_once(replace(spec, concurrency=1000)) == 256
+    joined = replace(spec, concurrency=1, batch=BatchRule(most=16))
+    assert count_at_once(joined) == 96, "the batches of all replicas are full"
+    assert count_at_once(replace(joined, queue=QueueTerms(at_once=5))) == 5
 
 
 def test_each_version_of_an_object_is_one_call() -> None:

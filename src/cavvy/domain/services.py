@@ -154,7 +154,8 @@ class QueueTerms(Struct, frozen=True, kw_only=True):
     """The terms under which queued calls are sent. A call is sent `attempts` times at most. The
     pause after the first failure is `backoff`; it doubles with each failure. Results are stored for
     the time `keep`. `at_once` limits the calls that are sent at the same time; 0 means twice as
-    many as all replicas can work on. While `waiting` calls wait, no more are accepted.
+    many as all replicas can work on, with full batches if requests are joined. While `waiting`
+    calls wait, no more are accepted.
     """
 
     attempts: int = 5

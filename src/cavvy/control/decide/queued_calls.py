@@ -32,9 +32,13 @@ _EVENT_TYPE = "dev.cavvy.bucket.object.stored"
 
 def count_at_once(spec: ServiceSpec) -> int:
     """Return how many calls are sent at once. By default, the number is higher than all replicas
-    can process at once, so that the autoscaler sees calls that wait.
+    can process at once, so that the autoscaler sees calls that wait. With `batch`, a replica
+    processes as many as fill its batches.
     """
-    wanted = spec.queue.at_once or _PER_REPLICA * spec.replicas.most * spec.concurrency
+    slots = spec.replicas.most * spec.concurrency
+    if spec.batch is not None:
+        slots *= spec.batch.most
+    wanted = spec.queue.at_once or _PER_REPLICA * slots
     return max(1, min(wanted, MOST_AT_ONCE))
 
 
