@@ -1,15 +1,20 @@
 """A service whose requests the gateway joins, on a real server and with a real program."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import numpy as np
 import pytest
+from tests.system.test_deploy import ENV
 from tests.system.trust import User, user_at
+from tests.unit.test_model_server import WIDTH, write_model
 from tests.waits import START_S, wait_until
 
 from cavvy.client.queue_wire import QueuedCallAsk, find_call, list_calls, submit_call
@@ -17,6 +22,18 @@ from cavvy.client.queue_wire import QueuedCallAsk, find_call, list_calls, submit
 pytestmark = pytest.mark.system
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-batch"
+MODEL = f"""\
+name: tiny
+workdir: .
+resources: {{cpu: 0.1}}
+env: {json.dumps(ENV)}
+service:
+  engine: onnxruntime
+  model: tiny.onnx
+  concurrency: 1
+  replicas: {{max: 1}}
+  batch: 16
+"""
 
 
 @pytest.fixture
@@ -28,11 +45,14 @@ def user(tmp_path: Path) -> Iterator[User]:
             user.cli("server", "stop", code=None)  # it ends the gateway too
 
 
-def predict(url: str, *instances: float) -> dict[str, Any]:
+def predict(url: str, *instances: object) -> dict[str, Any]:
     body = json.dumps({"instances": instances}).encode()
     headers = {"Content-Type": "application/json"}
-    with urlopen(Request(url, body, headers), timeout=START_S) as reply:
-        return json.load(reply)
+    try:
+        with urlopen(Request(url, body, headers), timeout=START_S) as reply:
+            return json.load(reply)
+    except HTTPError as error:
+        return {"status": error.code, **json.load(error)}
 
 
 def test_requests_to_a_cold_service_are_answered_in_batches(user: User) -> None:
@@ -73,3 +93,31 @@ def test_queued_calls_fill_batches(user: User) -> None:
     assert [each["predictions"] for each in results] == [[n * n] for n in range(40)]
     assert max(each["batch"] for each in results) > 4, "four are in flight without batches"
     user.cli("unserve", "predict")
+
+
+def test_an_onnx_model_answers_batches_like_single_requests(user: User) -> None:
+    write_model(user.work)
+    url = user.json("serve", "--yes", user.task(MODEL, "model.yaml"))["url"]
+    rows = np.random.default_rng(3).standard_normal((40, WIDTH)).tolist()
+    path = f"{url}/v1/models/tiny:predict"
+    wrong = 17  # a request whose instance has another length
+    sent: list[list[float]] = [*rows[:wrong], [0.5], *rows[wrong:]]
+    with ThreadPoolExecutor(len(sent)) as pool:
+        replies = list(pool.map(lambda row: predict(path, row), sent))
+    computed = count_computed(url)
+    refused = replies.pop(wrong)
+    assert (refused["status"], "the shape [1]; expected [64]" in refused["error"]) == (400, True)
+    for row, reply in zip(rows, replies, strict=True):
+        [alone] = predict(path, row)["predictions"]
+        assert reply["predictions"][0] == pytest.approx(alone, rel=1e-5, abs=1e-5)
+    assert computed < len(sent), "also with the requests of a batch that was sent again"
+    traffic = user.json("services", "show", "tiny")["traffic"]
+    assert 1 < traffic["joined"] / traffic["batches"] <= 16
+    user.cli("unserve", "tiny")
+
+
+def count_computed(url: str) -> int:
+    """Return the number of requests that the model's server has answered."""
+    with urlopen(f"{url}/metrics", timeout=START_S) as reply:
+        counts = re.findall(rb"model_requests_total\S+ (\d+)", reply.read())
+    return sum(map(int, counts))

@@ -139,11 +139,21 @@ def test_each_target_is_read(target: str, kind: TargetKind, value: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"), [("vllm", "forms batches itself"), ("onnxruntime", "takes tensors")]
+    ("service", "said"),
+    [
+        ("engine: vllm, model: m, batch: 8", "forms batches itself"),
+        ("engine: onnxruntime, model: m, batch: {input: inputs}", "delete `input` and `output`"),
+        ("engine: onnxruntime, model: m, batch: 8, models: a", "streams, which cannot be divided"),
+    ],
 )
-def test_batches_are_refused_for_engines(engine: str, said: str) -> None:
+def test_batches_are_refused_where_the_gateway_cannot_divide_them(service: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        parse_file(f"service: {{engine: {engine}, model: m, batch: 8}}\n")
+        parse_file(f"service: {{{service}}}\n")
+
+
+def test_the_engine_of_onnx_models_may_have_batches() -> None:
+    text = "service: {engine: onnxruntime, model: m.onnx, batch: {max: 8, wait: 1ms}}\n"
+    assert read(text).batch == BatchRule(most=8, wait=timedelta(milliseconds=1))
 
 
 def test_batches_are_read_and_described() -> None:

@@ -1,4 +1,6 @@
-"""The HTTP routes of the Open Inference Protocol (version 2) for one model, and its metrics."""
+"""The HTTP routes of one model and its metrics: the Open Inference Protocol (version 2), and the
+prediction API of TensorFlow Serving, which is version 1 of KServe's protocol.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from .inference import WrongRequest
+from .instances import predict
 
 if TYPE_CHECKING:
     from .inference import CountedModel
@@ -46,32 +49,43 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         elif path == self._model():
             about = {"name": served.name, "versions": ["1"], **served.model.describe()}
             self._answer(200, {**about, "parameters": served.notes})
+        elif path == f"/v1/models/{served.name}":
+            self._answer(200, {"name": served.name, "ready": True})
         elif path == "/metrics":
             self._send(200, served.write_metrics().encode(), "text/plain; version=0.0.4")
         else:
             self._refuse(404, f"there is no {path}; this server has {self._model()}")
 
     def do_POST(self) -> None:
-        served = self.server.served
+        served, path = self.server.served, self.path.partition("?")[0]
         body = self._read_body()
         if body is None:
             return
-        if self.path.partition("?")[0] != self._model("/infer"):
+        predicts = path == f"/v1/models/{served.name}:predict"
+        if not predicts and path != self._model("/infer"):
             self._refuse(404, f"there is no {self.path}; post to {self._model('/infer')}")
             return
         started = time.perf_counter()
         try:
             request = json.loads(body)
-            outputs = served.model.infer(request)
+            answer = self._predict(request) if predicts else self._infer(request)
         except (WrongRequest, ValueError, RecursionError) as error:
             served.count("failure", time.perf_counter() - started)
             self._refuse(400, str(error))
             return
         served.count("success", time.perf_counter() - started)
+        self._answer(200, answer)
+
+    def _predict(self, request: Any) -> dict[str, Any]:
+        return {"predictions": predict(self.server.served.model, request)}
+
+    def _infer(self, request: Any) -> dict[str, Any]:
+        served = self.server.served
+        outputs = served.model.infer(request)
         answer = {"model_name": served.name, "model_version": "1", "outputs": outputs}
         if isinstance(request.get("id"), str):
             answer["id"] = request["id"]
-        self._answer(200, answer)
+        return answer
 
     def _model(self, rest: str = "") -> str:
         return f"/v2/models/{self.server.served.name}{rest}"

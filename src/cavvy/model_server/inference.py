@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ class WrongRequest(Exception):
 
 
 class OnnxModel:
-    """A loaded model. Several threads may call the model at the same time."""
+    """A loaded model. Several threads may call the model at the same time. `mixes` means that the
+    rows of a batch change each other's results.
+    """
 
     def __init__(self, path: Path, threads: int = 0) -> None:
         options = onnxruntime.SessionOptions()
@@ -43,6 +46,7 @@ class OnnxModel:
         )
         self.inputs = {each.name: each for each in self._session.get_inputs()}
         self.outputs = {each.name: each for each in self._session.get_outputs()}
+        self.mixes = _has_dynamic_scale(path)
 
     def describe(self) -> dict[str, Any]:
         """Return the inputs and outputs in the form of the protocol's model metadata."""
@@ -133,6 +137,14 @@ class CountedModel:
             if isinstance(value, (int, float)):
                 lines += [f"# TYPE model_{name} gauge", f"model_{name}{{{label}}} {value:g}"]
         return "\n".join([*lines, ""])
+
+
+def _has_dynamic_scale(path: Path) -> bool:
+    """Return whether a model computes the scale of its 8-bit activations from its input, which is
+    one scale for all rows of a batch. The names of a graph's operators are stored as plain text.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(b"DynamicQuantize") >= 0
 
 
 def _describe(tensor: Any) -> dict[str, Any]:

@@ -423,21 +423,22 @@ def _build(table: SectionReader) -> ServiceSpec | None:
 def _check_batch(table: SectionReader) -> None:
     """Refuse batches for programs whose responses the gateway cannot divide."""
     engine = table.get("engine")
-    if engine == "onnxruntime":
-        table.wrong(
-            "batch",
-            "the engine onnxruntime takes tensors, which the gateway does not join",
-            expected="a program that takes arrays of instances",
-            suggestion="delete `batch`",
-        )
+    batch = table.get("batch")
+    if engine == "onnxruntime" and isinstance(batch, BatchRule):
+        if (batch.input, batch.output) != (BatchRule().input, BatchRule().output):
+            table.wrong(
+                "batch",
+                "the engine onnxruntime takes `instances` and returns `predictions`",
+                suggestion="delete `input` and `output`",
+            )
     elif engine is not None:
         table.wrong(
             "batch",
             f"the engine {engine} forms batches itself",
-            expected="a program without batches of its own",
+            expected="the engine onnxruntime, or a program without batches of its own",
             suggestion="delete `batch`",
         )
-    elif table.get("models"):
+    if engine in (None, "onnxruntime") and table.get("models"):
         table.wrong(
             "batch",
             "responses of language models can be streams, which cannot be divided",
