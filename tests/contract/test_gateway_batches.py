@@ -116,7 +116,12 @@ def test_waiting_requests_are_sent_as_one(gateway: GatewayProcess, replica: Pred
     assert replica.batches[2:] == [[1, 2, 3], [4, 5, 6]], "four instances at most"
     assert [each.json["predictions"] for each in replies] == [[2, 4], [6], [8, 10], [12]]
     facts = gateway.facts("svc")
-    assert facts["batches"] == {"formed": 3, "joined": 6, "spoiled": 0}
+    assert facts["batches"] == {"formed": 3, "joined": 6, "spoiled": 0, "fit": None}
+    for _ in range(5):
+        predict(gateway, 1)
+    fit = gateway.facts("svc")["batches"]["fit"]
+    assert fit["slope_s"] > 0 or fit["base_s"] > 0
+    assert 1 <= fit["most"] <= 4
     assert facts["answered"] - before["answered"] == facts["arrivals"] - before["arrivals"] == 9
     assert (facts["in_flight"], facts["lost"], facts["refused"]) == (0, 0, 0)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 
@@ -39,6 +40,17 @@ def test_levels_are_added_and_counters_only_grow() -> None:
     assert count(totals) == 38
     totals = add(totals, b=tell(25))  # a's server is gone
     assert count(totals) == 38
+
+
+def test_of_several_fits_the_slowest_is_used() -> None:
+    fast = BatchFit(slope_s=0.1, base_s=1.0, most=8)
+    slow = BatchFit(slope_s=0.1, base_s=0.9, most=16)
+    totals = add(GatewayTotals(), a=tell(1, batch=fast), b=tell(1, batch=slow), c=tell(1))
+    assert totals.sum is not None
+    assert totals.sum.batch == slow
+    totals = add(GatewayTotals(), a=tell(1))
+    assert totals.sum is not None
+    assert totals.sum.batch is None
 
 
 def test_the_work_of_each_gateway_is_kept_apart() -> None:

@@ -18,6 +18,7 @@ from cavvy.control.decide.service import (
     state_of,
 )
 from cavvy.control.decide.traffic import ServiceTraffic, observe, scale
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.services import (
     ReadinessProbe,
@@ -215,6 +216,12 @@ def test_the_autoscaler_sees_what_happened_since_its_last_decision() -> None:
     assert market.cold_starts_s == (-1.0,)  # the fixture's replicas are ready before their order
     again = traffic(2, arrivals=3)
     assert sum(observe(make(), after, again, NOW).arrivals) == 3, "the gateway was started again"
+
+
+def test_the_autoscaler_sees_how_long_batches_take() -> None:
+    fit = BatchFit(slope_s=0.1, base_s=1.0, most=8)
+    seen = observe(make("ready"), traffic(1), traffic(2, arrivals=3, batch=fit), NOW)
+    assert seen.batch == fit
 
 
 def test_a_burst_to_a_cold_service_orders_replicas_and_one_request_orders_one() -> None:

@@ -12,6 +12,7 @@ from cavvy.gateway.batching import (
     ArrivalGaps,
     BatchTimes,
     WaitingRequest,
+    average_fits,
     choose_size,
     find_start,
     pays_to_wait,
@@ -138,6 +139,18 @@ def test_work_is_counted_as_in_full_batches() -> None:
     bounded_s = SLOPE + BASE / 4
     assert times.count_work_s(2, 0.022, 16, BASE + 4.5 * SLOPE) == pytest.approx(2 * bounded_s)
     assert BatchTimes().count_work_s(2, 0.5, 16, 9.0) == 0.5
+
+
+def test_the_models_of_replicas_are_averaged_for_requests() -> None:
+    replicas = [learn(), learn(base=3 * BASE), BatchTimes()]  # the last one is new
+    fit = average_fits(replicas, 2.0, 16, 9.0)
+    assert fit is not None
+    assert fit.slope_s == pytest.approx(2 * SLOPE), "a request has two instances"
+    assert (fit.base_s, fit.most) == (pytest.approx(2 * BASE), 8.0)
+    bounded = average_fits(replicas, 2.0, 16, 2 * BASE + 4.5 * SLOPE)
+    assert bounded is not None
+    assert bounded.most == 2.0, "four instances end in time"
+    assert average_fits([BatchTimes()], 1.0, 16, 9.0) is None
 
 
 VALUES = st.recursive(

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 
@@ -38,7 +39,8 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     `late` is the number of these that waited too long. `completed` requests ended, after
     `completed_s` seconds of service in total. `in_flight` requests are being served, for
     `in_flight_s` seconds so far in total. `backlog` requests wait. `reading` is the mean of the GPU
-    utilisation or of the metric over the ready replicas.
+    utilisation or of the metric over the ready replicas. `batch` is the time of a batch if waiting
+    requests are joined; None if they are not, or nothing was measured yet.
     """
 
     now_s: float
@@ -51,6 +53,7 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     in_flight_s: float = 0.0
     backlog: int = 0
     reading: float | None = None
+    batch: BatchFit | None = None
     markets: tuple[MarketObservation, ...] = ()
 
     @property

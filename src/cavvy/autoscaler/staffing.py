@@ -2,17 +2,20 @@
 replicas end.
 """
 
-from math import ceil, erf, exp, log10, pi, sqrt
+from math import ceil, erf, exp, inf, log10, pi, sqrt
 
 from cavvy.autoscaler.load import ServiceLoad
 from cavvy.autoscaler.observations import ServiceObservation
 from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.services import TargetKind
 
 # A reading this close to its target changes nothing, as in the autoscaler of Kubernetes.
 _TOLERANCE = 0.1
 # No service is measured long enough to promise fewer late requests than this share.
 _SMALLEST_SHARE = 1e-6
+# The exponent of the slots in the share of requests that wait for a batch; 1: independent slots
+_TOGETHER = 0.75
 
 
 def count_replicas(
@@ -23,7 +26,7 @@ def count_replicas(
     """
     match terms.kind:
         case TargetKind.QUEUE_WAIT:
-            return count_for_wait(load, terms, late)
+            return count_for_wait(load, terms, late, seen.batch)
         case TargetKind.CONCURRENCY:
             return ceil(load.erlangs / terms.target)
         case TargetKind.RATE:
@@ -48,7 +51,9 @@ def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
     return max(1, round(strictness * minutes))
 
 
-def count_for_wait(load: ServiceLoad, terms: ScalingTerms, late: float) -> int:
+def count_for_wait(
+    load: ServiceLoad, terms: ScalingTerms, late: float, batch: BatchFit | None = None
+) -> int:
     """Return the smallest number N of replicas for which at most the share `late` of requests waits
     longer than w = `wait_s`.
 
@@ -61,13 +66,17 @@ def count_for_wait(load: ServiceLoad, terms: ScalingTerms, late: float) -> int:
 
     This is the waiting time of a queue with many servers (Halfin and Whitt, 1981), with Hayward's
     approximation for uneven arrivals: they have the same effect as even arrivals with 1/z of the
-    load on 1/z of the slots.
+    load on 1/z of the slots. With batches, S is the share of a request in a full batch, and
+    requests also wait for batches that are not full: see `_late_share_of_batches`.
     """
     erlangs = load.erlangs
     if erlangs <= 0:
         return 0
     replicas = int(erlangs / terms.concurrency) + 1
-    while _late_share(load, replicas * terms.concurrency - erlangs, terms.wait_s) > late:
+    while (
+        _late_share(load, replicas * terms.concurrency - erlangs, terms.wait_s) > late
+        or _late_share_of_batches(load, batch, replicas * terms.concurrency, terms.wait_s) > late
+    ):
         replicas += 1
         if replicas >= terms.most:
             return terms.most
@@ -78,10 +87,44 @@ def _late_share(load: ServiceLoad, spare: float, wait_s: float) -> float:
     """Return the share of requests that wait longer than `wait_s` if the number of slots exceeds
     the load by `spare`.
     """
-    beta = spare / sqrt(load.erlangs * load.unevenness)
+    waits = _waiting_share(spare / sqrt(load.erlangs * load.unevenness))
+    return waits * exp(-spare * wait_s / (load.service_s * load.unevenness))
+
+
+def _waiting_share(beta: float) -> float:
+    """Return P(wait > 0)."""
     density = exp(-beta * beta / 2) / sqrt(2 * pi)
     below = (1 + erf(beta / sqrt(2))) / 2
-    if density < 1e-300:
+    return 1 / (1 + beta * below / density) if density >= 1e-300 else 0.0
+
+
+def _late_share_of_batches(
+    load: ServiceLoad, batch: BatchFit | None, slots: int, wait_s: float
+) -> float:
+    """Return the share of requests that wait longer than w = `wait_s` for a running batch.
+
+    A batch of n requests takes t(n) = A * n + B. A slot that becomes free takes the requests that
+    have arrived meanwhile. In the steady state these are as many as before, so with s slots
+
+        n = (rate / s) * t(n),  that is  n = rate * B / (s - rate * A),  but at least 1.
+
+    One slot takes waiting requests every t(n), so a request waits t(n) / 2 on average before its
+    own batch starts, and P(wait > w) = 1 - w / t(n). With several slots, a request waits for the
+    first of them. This would be (1 - w / t(n))^s if they became free independently of each other.
+    Their batches tend to end together, so the exponent is smaller; s^0.75 is an approximation that
+    was found by simulation. If the load would leave slots free without any batch, only the share
+    P(wait > 0) of the requests, at S = A + B, waits at all.
+    """
+    if batch is None:
         return 0.0
-    waits = 1 / (1 + beta * below / density)
-    return waits * exp(-spare * wait_s / (load.service_s * load.unevenness))
+    spare = slots - load.rate * batch.slope_s
+    size = max(1.0, load.rate * batch.base_s / spare) if spare > 0 else inf
+    if size > batch.most:
+        return 1.0
+    taken_s = batch.expect_s(size)
+    if taken_s <= wait_s:
+        return 0.0
+    alone = load.rate * batch.expect_s(1)
+    waits = _waiting_share((slots - alone) / sqrt(alone)) if alone < slots else 1.0
+    share: float = waits * (1 - wait_s / taken_s) ** (slots**_TOGETHER)
+    return share

@@ -10,7 +10,13 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from cavvy.gateway.batching import ArrivalGaps, WaitingRequest, choose_size, find_start
+from cavvy.gateway.batching import (
+    ArrivalGaps,
+    WaitingRequest,
+    average_fits,
+    choose_size,
+    find_start,
+)
 from cavvy.gateway.config import BatchTerms, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import RequestHead, ResponseHead
@@ -162,6 +168,8 @@ class ServiceBatches:
         self.terms = terms
         self._due_s = inf if route.slow_s is None else route.slow_s
         self._response_s = route.response_s
+        # A request that arrives while a batch runs waits for it, so both must end in time.
+        self._most_s = min(self._due_s / 2, self._response_s)
         self._wait_s = route.wait_s
         self._start_waiting = dispatch
         self._gaps = ArrivalGaps(max(_LONGEST_GAP * terms.wait_s, 1e-3))
@@ -261,8 +269,15 @@ class ServiceBatches:
         self._formed, self._joined, self._spoiled = old._formed, old._joined, old._spoiled
         self._gaps = old._gaps
 
-    def describe(self) -> BatchFacts:
-        return BatchFacts(formed=self._formed, joined=self._joined, spoiled=self._spoiled)
+    def describe(self, pools: Iterable["ReplicaPool"]) -> BatchFacts:
+        """Return the counts, and the mean of the models of these replicas."""
+        times = (pool.batch_times for pool in pools)
+        return BatchFacts(
+            formed=self._formed,
+            joined=self._joined,
+            spoiled=self._spoiled,
+            fit=average_fits(times, self._gaps.instances, self.terms.max, self._most_s),
+        )
 
     def count_spoiled(self) -> None:
         self._spoiled += 1
@@ -271,9 +286,7 @@ class ServiceBatches:
         """Record the time of a batch, or of a request that was not joined, and return the part of
         it that counts as work; see `BatchTimes`."""
         pool.batch_times.add(instances, taken_s)
-        # A request that arrives while a batch runs waits for it, so both must end in time.
-        most_s = min(self._due_s / 2, self._response_s)
-        return pool.batch_times.count_work_s(instances, taken_s, self.terms.max, most_s)
+        return pool.batch_times.count_work_s(instances, taken_s, self.terms.max, self._most_s)
 
     def _find(
         self, first: Exchange, waiting: Iterable[Exchange], pool: "ReplicaPool"

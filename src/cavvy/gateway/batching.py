@@ -11,9 +11,10 @@ the past batches of one replica. A larger batch shares b among more requests, so
             lowers the sum of the latencies; see `pays_to_wait`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil, inf, sqrt
 
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.values import Struct
 
 _KEEP = 0.98  # the weight of a batch falls to a third within fifty batches
@@ -101,9 +102,29 @@ class BatchTimes:
         if not self.known:
             return taken_s
         slope, base = self.fit()
-        if slope * most + base > most_s:
-            most = max(1, int((most_s - base) / slope)) if slope else 1
+        most = _bound_size(slope, base, most, most_s)
         return min(taken_s, instances * (slope + base / max(most, instances)))
+
+
+def _bound_size(slope: float, base: float, most: int, most_s: float) -> int:
+    """Return the number of instances in a full batch: `most`, or as many as end within `most_s`."""
+    if slope * most + base <= most_s:
+        return most
+    return max(1, int((most_s - base) / slope)) if slope else 1
+
+
+def average_fits(
+    replicas: Iterable[BatchTimes], instances: float, most: int, most_s: float
+) -> BatchFit | None:
+    """Return the mean of the replicas' models, for requests of so many `instances`; None if no
+    model is known.
+    """
+    fits = [each.fit() for each in replicas if each.known]
+    if not fits:
+        return None
+    slope, base = (sum(values) / len(fits) for values in zip(*fits, strict=True))
+    full = _bound_size(slope, base, most, most_s)
+    return BatchFit(slope_s=slope * instances, base_s=base, most=max(1.0, full / instances))
 
 
 class ArrivalGaps:

@@ -364,7 +364,7 @@ class ServiceQueue:
     # inside
 
     def _describe_batches(self) -> BatchFacts | None:
-        return None if self.batches is None else self.batches.describe()
+        return None if self.batches is None else self.batches.describe(self._replicas)
 
     def _describe_work(self, now: float) -> dict[str, dict[str, KeyWork]]:
         return {name: dict(each.describe(now)) for name, each in self._work.items() if each}

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from secrets import token_hex
 
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.place_loads import PlaceLoads
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import Struct, field
@@ -57,6 +58,7 @@ class BatchFacts(Struct, frozen=True, kw_only=True):
     formed: int  # batches of several requests
     joined: int  # the requests in them
     spoiled: int  # batches whose requests were sent again, each alone
+    fit: BatchFit | None = None  # the time of a batch, once enough were measured
 
 
 class ServiceFacts(Struct, frozen=True, kw_only=True):

@@ -396,6 +396,7 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         tried=None if facts.canary is None else _make_tried(facts.canary),
         work={facts.epoch: facts.work} if facts.work else {},
         places=facts.places,
+        batch=None if facts.batches is None else facts.batches.fit,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.place_loads import PlaceLoad, PlaceLoads
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.values import Struct, field, replace
@@ -82,7 +83,14 @@ def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
         keys_used=_latest([each.keys_used for each in told]),
         work={epoch: work for each in told for epoch, work in each.work.items()},
         places=_add_places([each.places for each in told]),
+        batch=_find_slowest(each.batch for each in told),
     )
+
+
+def _find_slowest(fits: Iterable[BatchFit | None]) -> BatchFit | None:
+    """Return the fit with the longest full batch. The gateways have the same replicas."""
+    known = (each for each in fits if each is not None)
+    return max(known, key=lambda each: each.expect_s(each.most), default=None)
 
 
 def _find_largest(values: Iterable[float | None]) -> float | None:

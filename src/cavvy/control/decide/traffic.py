@@ -11,6 +11,7 @@ from cavvy.autoscaler.observations import MarketObservation, ServiceObservation
 from cavvy.autoscaler.state import ScalingState
 from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
+from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.place_loads import PlaceLoads
 from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.service_updates import RevisionTraffic
@@ -66,6 +67,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     tried: RevisionTraffic | None = None
     work: Mapping[str, Mapping[str, Mapping[str, KeyWork]]] = field(default_factory=dict)
     places: PlaceLoads = field(default_factory=dict)
+    batch: BatchFit | None = None  # the time of a batch, if the service has batches
     whole: bool = True  # whether all gateways have reported their requests in flight
 
 
@@ -134,6 +136,7 @@ def observe(
         in_flight=traffic.in_flight,
         in_flight_s=traffic.in_flight_s,
         backlog=traffic.backlog,
+        batch=traffic.batch,
         markets=_observe_markets(service, now),
     )
 

@@ -1,0 +1,17 @@
+"""The time that replicas need for a batch of requests."""
+
+from cavvy.domain.values import Struct
+
+
+class BatchFit(Struct, frozen=True, kw_only=True):
+    """A batch of n requests takes `slope_s` * n + `base_s` seconds. `most` requests fill a batch,
+    on average: with more, the batch is too large or ends too late.
+    """
+
+    slope_s: float
+    base_s: float
+    most: float
+
+    def expect_s(self, requests: float) -> float:
+        """Return the expected time of a batch."""
+        return self.slope_s * requests + self.base_s
