@@ -5,10 +5,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.http_talk import Background, Reply, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn, Seen
+
+from cavvy.api.serving.front import make_traffic
+from cavvy.gateway.statistics import ServiceFacts
 
 KEYS = ("one", "two")
 SERVICE = {
@@ -119,9 +123,11 @@ def test_waiting_requests_are_sent_as_one(gateway: GatewayProcess, replica: Pred
     assert facts["batches"] == {"formed": 3, "joined": 6, "spoiled": 0, "fit": None}
     for _ in range(5):
         predict(gateway, 1)
-    fit = gateway.facts("svc")["batches"]["fit"]
-    assert fit["slope_s"] > 0 or fit["base_s"] > 0
-    assert 1 <= fit["most"] <= 4
+    told = msgspec.convert(gateway.facts("svc"), ServiceFacts, strict=False)
+    fit = make_traffic(told).batch  # what the autoscaler gets
+    assert fit is not None
+    assert 0 < fit.expect_s(1) <= fit.expect_s(fit.most)
+    assert 1 <= fit.most <= 4
     assert facts["answered"] - before["answered"] == facts["arrivals"] - before["arrivals"] == 9
     assert (facts["in_flight"], facts["lost"], facts["refused"]) == (0, 0, 0)
 
