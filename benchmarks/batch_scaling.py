@@ -9,7 +9,7 @@ batch only, *batches* also counts the wait for running batches (`staffing.py`). 
 The last column has the fewest replica-hours with which the blind rule has at least the same share
 of requests on time as the other one, if it may aim at any of `ASKED`.
 
-The fit is exact from the beginning; the gateway learns it from the first batches.
+The fit and the time of service are exact from the beginning; the gateway learns them.
 """
 
 import sys
@@ -80,7 +80,7 @@ class BatchedService(SimulatedService):
         self._begun_s -= began_s
         self.completed += size
         # as the gateway counts it: the share in a full batch
-        self.completed_s += size * (self.fit.slope_s + self.fit.base_s / self.fit.most)
+        self.completed_s += size * find_share_s(self.fit)
         if not replica.draining:
             heappush(self._free, (replica.busy, replica.number, replica))
             self._dispatch()
@@ -105,11 +105,16 @@ class RunPoint(Struct, frozen=True):
     size: float  # the mean number of requests in a batch
 
 
+def find_share_s(fit: BatchFit) -> float:
+    """Return the share of a request in a full batch."""
+    return fit.expect_s(fit.most) / fit.most
+
+
 def run(trace: RequestTrace, fit: BatchFit, wait_s: float, asked: float, told: bool) -> RunPoint:
     setting = ServiceSetting(concurrency=1, slo_wait_s=wait_s)
     service = BatchedService(trace, setting, fit)
     service.start_warm(0, 1)
-    terms = ScalingTerms(wait_s=wait_s, on_time=asked, least=1)
+    terms = ScalingTerms(wait_s=wait_s, on_time=asked, least=1, service_s=find_share_s(fit))
     controller = BatchController(terms, fit if told else None)
     second = 0
     while not service.done:

@@ -232,6 +232,16 @@ def test_a_burst_to_a_cold_service_orders_replicas_and_one_request_orders_one() 
     assert decide(single, backlog=1).orders == ("",)
 
 
+def test_fast_requests_need_no_replicas_for_a_time_that_was_only_assumed() -> None:
+    service, before = make("ready"), None
+    for second in range(1, 400):
+        count = 150 * second  # requests of 5 ms: three quarters of a replica
+        now = traffic(second, arrivals=count, answered=count, started=count, service_s=count / 200)
+        service = scale(service, before, now, NOW + timedelta(seconds=second))
+        before = now
+    assert service.target <= 2
+
+
 def test_a_decision_goes_on_from_the_stored_state() -> None:
     service = scale(make("ready"), None, traffic(1, arrivals=5), NOW)
     assert service.replicas[0].measured

@@ -30,6 +30,7 @@ from cavvy.domain.values import Struct, field, replace
 _decode_state = msgspec.json.Decoder(ScalingState).decode
 _READY = frozenset({ReplicaState.READY, ReplicaState.UNHEALTHY})
 _IDLE_BEFORE_S = 60
+_MEASURED_REQUESTS = 100  # from so many on, the measured time of service is used
 _FIRST_START_S = 10.0  # how long a start is assumed to take until one was measured
 
 
@@ -87,6 +88,15 @@ def make_terms(spec: ServiceSpec) -> ScalingTerms:
     )
 
 
+def _learn(terms: ScalingTerms, state: ScalingState) -> ScalingTerms:
+    """Return the terms with the measured time of service in place of the assumed one. The assumed
+    second would otherwise exceed the time of many requests that take milliseconds.
+    """
+    if state.load.completed < _MEASURED_REQUESTS:
+        return terms
+    return replace(terms, service_s=state.load.service_s)
+
+
 def scale(
     service: StoredService,
     before: ServiceTraffic | None,
@@ -105,7 +115,7 @@ def scale(
         # A rate that was measured over one second is not meaningful, because a new service was idle
         # before.
         seen = replace(seen, arrivals=(*[0] * _IDLE_BEFORE_S, *seen.arrivals))
-    decision, state = decide(make_terms(service.spec), state, seen)
+    decision, state = decide(_learn(make_terms(service.spec), state), state, seen)
     scaling = msgspec.json.encode(state).decode()
     service = _mark_seen(service)
     counts = zip(service.markets, decision.placement, strict=False)
