@@ -24,6 +24,7 @@ KEYED = {
     "batch": {"max": 8, "input": "inputs", "output": "outputs"},
     "keys": [{"id": each, "sha256": hashlib.sha256(each.encode()).hexdigest()} for each in KEYS],
 }
+WIDE = {"name": "wide", "hosts": ["wide.example"], "concurrency": 1, "batch": {"max": 16}}
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Predictor(ReplicaStandIn):
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
-    gateway = GatewayProcess(services=[SERVICE, KEYED])
+    gateway = GatewayProcess(services=[SERVICE, KEYED, WIDE])
     yield gateway
     gateway.remove()
 
@@ -70,7 +71,7 @@ def running() -> Iterator[Predictor]:
 def replica(gateway: GatewayProcess, running: Predictor) -> Iterator[Predictor]:
     running.reset()
     running.batches.clear()
-    for name in ("svc", "keyed"):
+    for name in ("svc", "keyed", "wide"):
         gateway.set_replicas(name, [running])
     yield running
     running.release.set()
@@ -171,6 +172,27 @@ def test_a_failed_batch_is_sent_again_one_by_one(
     assert [each.status for each in replies] == [200, status, 200]
     assert [replies[0].json["predictions"], replies[2].json["predictions"]] == [[2], [4]]
     assert gateway.facts("svc")["in_flight"] == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "sizes"), [("400", [1, 1, 1, 1, 4, 4, 8, 8, 16]), ("500", [*[1] * 16, 16])]
+)
+def test_a_large_batch_that_is_refused_is_halved(
+    gateway: GatewayProcess, replica: Predictor, bad: str, sizes: list[int]
+) -> None:
+    """A wrong request is found with fewer batches; an error of the replica concerns any request."""
+    predict(gateway, *range(8), host="wide.example")  # so that batches of 16 are permitted
+    replica.batches.clear()
+    rows: list[tuple[object]] = [(each,) for each in range(16)]
+    rows[4] = (bad,)
+    replies = predict_at_once(gateway, replica, *rows, host="wide.example")
+    assert sorted(map(len, replica.batches)) == sizes
+    assert replies.pop(4).status == int(bad)
+    assert [each.json["predictions"] for each in replies] == [
+        [2 * each] for each in range(16) if each != 4
+    ]
+    facts = gateway.facts("wide")
+    assert (facts["in_flight"], facts["backlog"]) == (0, 0)
 
 
 def test_an_overloaded_replica_gets_a_batch_once(

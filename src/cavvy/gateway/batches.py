@@ -1,7 +1,8 @@
 """Sends several waiting requests of a service to a replica as one, and divides the response.
 
 A batch is an exchange whose sink is a `JoinedBatch`. For the connection to the replica it is one
-request, for the queue all of its members. Members whose batch fails are sent again, each alone.
+request, for the queue all of its members. Members whose batch fails are sent again, each alone. If
+the replica refuses a large batch, which usually has one wrong request, its halves are sent first.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ _SCANNED = 1024  # waiting requests among which those are looked for that can be
 _RESPONSE_MAX = 64 << 20
 _IDS_MAX = 4096  # bytes of the field with the IDs; servers such as gunicorn refuse 8 KiB
 _LONGEST_GAP = 10  # of `wait_s`
+_HALVED = 8  # a batch of so many requests that is refused is sent again in halves
 _OF_LOAD = frozenset({429, 503})  # statuses that concern the replica, not a request
 # Fields in which joined requests may differ. The replica does not get them.
 _OF_ONE = frozenset(
@@ -50,9 +52,11 @@ _OF_WHOLE = frozenset(
 
 
 class BatchPart:
-    """The contribution of a request to a batch. Requests with the same `group` can be joined."""
+    """The contribution of a request to a batch. Requests with the same `group` can be joined. Those
+    of half a refused batch have a common `half`, and are joined only with each other.
+    """
 
-    __slots__ = ("body", "group", "instances", "request_id")
+    __slots__ = ("body", "group", "half", "instances", "request_id")
 
     def __init__(self, body: JoinableBody, out_head: bytes) -> None:
         start, *lines = out_head.split(b"\r\n")[:-2]
@@ -67,6 +71,7 @@ class BatchPart:
         self.body = body
         self.instances = len(body.instances)
         self.group = (b"\r\n".join((start, *shared)), body.others)
+        self.half: object | None = None
 
     def write(self, others: Sequence["BatchPart"], name: str) -> bytes:
         """Return the request of this part and `others`, as the replica receives it."""
@@ -97,6 +102,20 @@ class JoinedBatch:
         """Return the members whose clients still wait."""
         return [each for each in self.members if not each.gone]
 
+    def separate(self) -> None:
+        """Separate the members of a spoiled batch, so that a wrong request fails only itself."""
+        present = self.list_present()
+        refused = self._head is not None and 400 <= self._head.status < 500
+        if refused and len(present) >= _HALVED:
+            middle = len(present) // 2
+            for half in (present[:middle], present[middle:]):
+                mark = object()
+                for each in half:
+                    _part_of(each).half = mark
+        else:
+            for each in present:
+                each.part = None
+
     # what the replica's connection calls
 
     def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
@@ -123,7 +142,7 @@ class JoinedBatch:
     def end(self) -> None:
         """End each member's exchange; the members of a spoiled batch are queued again."""
         if self.spoiled:
-            self._pool.service.requeue_alone(self)
+            self._pool.service.requeue_spoiled(self)
             return
         for each in self.list_present():
             each.sink.end()
@@ -203,7 +222,7 @@ class ServiceBatches:
     ) -> bool:
         """Return whether the batch of this request should wait for others. If so, `dispatch` will
         be called."""
-        if free > 1 or not self.terms.wait_s or first.part is None:
+        if free > 1 or not self.terms.wait_s or first.part is None or first.part.half is not None:
             return False
         mine = self._find(first, waiting, pool)
         start_at = find_start(
@@ -296,11 +315,14 @@ class ServiceBatches:
         for number, each in enumerate(waiting):
             if total >= self.terms.max or number >= _SCANNED:
                 break
-            if each is first or each.part is None or each.part.group != part.group:
+            other = each.part
+            if each is first or other is None or other.half is not part.half:
+                continue
+            if other.group != part.group:
                 continue
             if each.avoid is not pool and pool.permits(each):
                 mine.append(each)
-                total += each.part.instances
+                total += other.instances
         return mine
 
     def _describe(self, exchange: Exchange, now: float) -> WaitingRequest:

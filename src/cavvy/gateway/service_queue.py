@@ -207,14 +207,14 @@ class ServiceQueue:
                 502, AnswerCode.LOST, "the replica ended in the middle of the request", None
             )
 
-    def requeue_alone(self, batch: JoinedBatch) -> None:
-        """Send each request of a batch again, alone, because the batch was answered with an error
-        or its response could not be divided."""
+    def requeue_spoiled(self, batch: JoinedBatch) -> None:
+        """Send the requests of a batch again, because the batch was answered with an error or its
+        response could not be divided."""
         if self.batches is not None:
             self.batches.count_spoiled()
         for each in batch.members:
             each.attempts -= 1
-            each.part = None
+        batch.separate()
         self._requeue_members(batch, monotonic())
 
     def refuse_answer(self, exchange: Exchange) -> None:

@@ -57,7 +57,7 @@ class ReplicaFacts(Struct, frozen=True, kw_only=True):
 class BatchFacts(Struct, frozen=True, kw_only=True):
     formed: int  # batches of several requests
     joined: int  # the requests in them
-    spoiled: int  # batches whose requests were sent again, each alone
+    spoiled: int  # batches whose requests were sent again, in halves or each alone
     fit: BatchFit | None = None  # the time of a batch, once enough were measured
 
 
