@@ -229,7 +229,7 @@ def measure_events(bench: Bench) -> dict[str, float]:
 def read_events(port: int, *, streams: int, count: int) -> int:
     """How many chunks came: events that a proxy read at once may be one chunk."""
     chunks = 0
-    request = write_request("GET", f"/chunks?n={count}&pause_ms=10")
+    request = write_request("GET", f"/chunks?n={count}&pause_ms=10&plain=1")
     with selectors.EpollSelector() as selector:
         for _ in range(streams):
             line = socket.create_connection(("127.0.0.1", port))

@@ -207,9 +207,10 @@ class GatewaySuite:
         calls = [Background(ask, plane.port, "POST", "/old", b"x") for _ in range(12)]
         assert {call.result().status for call in calls} == {200}
 
-    def test_events_pass_one_by_one(self, plane: Any, one: ReplicaStandIn) -> None:
+    @pytest.mark.parametrize("form", ["", "&plain=1"], ids=["with extensions", "plain"])
+    def test_events_pass_one_by_one(self, plane: Any, one: ReplicaStandIn, form: str) -> None:
         with Talk(plane.port) as talk:
-            talk.send(write_request("GET", "/chunks?n=3&paced=1"))
+            talk.send(write_request("GET", f"/chunks?n=3&paced=1{form}"))
             assert talk.read_until_head()[0] == 200
             for number in range(3):  # the replica writes the next one only when this one has come
                 assert talk.read_chunk() == b"data: %d\n\n" % number

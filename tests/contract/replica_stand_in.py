@@ -137,13 +137,16 @@ class ReplicaStandIn:
         return await self._do_echo(request, asked, reader, writer)
 
     async def _do_chunks(self, request: Seen, asked: dict[str, str], reader, writer) -> bool:
-        """Events, one chunk each; the client must have got one before the next is written."""
+        """Events, one chunk each; the client must have got one before the next is written. With
+        `plain`, the chunks have no extensions, as most servers write them.
+        """
+        note = b"" if "plain" in asked else b";note=1"
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         for number in range(int(asked["n"])):
             event = b"data: %d\n\n" % number
-            writer.write(b"%x;note=1\r\n%b\r\n" % (len(event), event))
+            writer.write(b"%x%b\r\n%b\r\n" % (len(event), note, event))
             await writer.drain()
             if "pause_ms" in asked:
                 await asyncio.sleep(int(asked["pause_ms"]) / 1000)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.hostile.gateway_fuzz import make_requests
 
 from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, hash_key, make_ring
-from cavvy.gateway.bodies import ChunkedBody
+from cavvy.gateway.bodies import ChunkedBody, as_chunk
 from cavvy.gateway.cold_starts import estimate_retry_s
 from cavvy.gateway.config import GatewayLimits, RateLimit
 from cavvy.gateway.heads import HeadError, parse_request
@@ -79,6 +79,56 @@ def test_a_chunked_body_is_read_however_it_is_cut(
         found += reader.feed(data)
         assert reader.rest == b"next"
     assert found == body
+
+
+_PIECES = st.one_of(
+    st.binary(min_size=1, max_size=40),
+    st.sampled_from([as_chunk(b"hello"), b"hello\r\n", b"5\r\n", b"\r\n", b"x" * 3000]),
+)
+
+
+@given(st.lists(_PIECES, max_size=6), st.lists(st.integers(1, 60)), st.booleans())
+def test_chunks_that_are_passed_on_as_they_are_leave_the_body_as_it_is(
+    bodies: list[bytes], cuts: list[int], whole: bool
+) -> None:
+    """Some bodies look like chunks, and the cuts may be anywhere: `whole` cuts after each chunk."""
+    written = [as_chunk(body) for body in bodies]
+    reader, passed, found = ChunkedBody(), 0, b""
+    data = b"".join(written)
+    while data:
+        cut = len(written.pop(0)) if whole else cuts.pop() if cuts else len(data)
+        piece, data = data[:cut], data[cut:]
+        if reader.is_whole_chunk(piece):
+            passed += 1
+            size, _, rest = piece.partition(b"\r\n")
+            found += rest[: int(size, 16)]
+        else:
+            found += reader.feed(piece)
+    assert found == b"".join(bodies)
+    if whole:
+        assert passed == sum(len(body) < 2048 for body in bodies)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"5;a=b\r\nhello\r\n",  # extensions are not passed on
+        b"05\r\nhello\r\n",
+        b"A\r\n0123456789\r\n",
+        b"+5\r\nhello\r\n",
+        b"5\nhello\r\n",
+        b"5\r\nhello\n\n",
+        b"5\r\nhell\r\n",
+        b"5\r\nhello!\r\n",
+        b"5\r\nhello\r\n0\r\n\r\n",
+        b"0\r\n\r\n",
+        b"\r\n",
+        b"",
+    ],
+)
+def test_other_bytes_are_not_passed_on_as_they_are(data: bytes) -> None:
+    assert ChunkedBody().is_whole_chunk(b"5\r\nhello\r\n")
+    assert not ChunkedBody().is_whole_chunk(data)
 
 
 def test_the_least_loaded_replica_is_chosen_in_turns() -> None:

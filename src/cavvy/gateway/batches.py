@@ -86,6 +86,8 @@ class BatchPart:
 class JoinedBatch:
     """The sink of a joined request: its members get their parts of the response."""
 
+    passes_chunks = False
+
     def __init__(self, members: Sequence[Exchange], pool: "ReplicaPool", output: str) -> None:
         self.members = members
         self.counts = [_part_of(each).instances for each in members]
@@ -130,6 +132,8 @@ class JoinedBatch:
             self._pieces.append(payload)
         if done:
             self._divide()
+
+    def pass_chunk(self, data: bytes) -> None: ...
 
     def send_interim(self, head: ResponseHead) -> None: ...
 

@@ -115,6 +115,8 @@ class ResultRequest:
 class DeferredSink:
     """Collects the response of a deferred call."""
 
+    passes_chunks = False
+
     def __init__(self, calls: "DeferredCalls", call_id: str, most_bytes: int) -> None:
         self._calls = calls
         self._call_id = call_id
@@ -142,6 +144,8 @@ class DeferredSink:
         elif done and self._head is not None and self.exchange is not None:
             start, *lines = self._head.fields.split(b"\r\n")[:-1]
             self._finish(start, lines, b"".join(self._pieces))
+
+    def pass_chunk(self, data: bytes) -> None: ...
 
     def send_interim(self, head: ResponseHead) -> None:
         """Ignore an interim response, because no client is connected to read it."""

@@ -22,11 +22,18 @@ if TYPE_CHECKING:
 class ResponseSink(Protocol):
     """The receiver of an exchange's response."""
 
+    @property
+    def passes_chunks(self) -> bool:
+        """Return whether `pass_chunk` may be called."""
+
     def respond(self, head: ResponseHead, payload: bytes, done: bool) -> None:
         """Receive the head of the response and the first bytes of its body."""
 
     def send(self, payload: bytes, done: bool) -> None:
         """Receive more bytes of the body."""
+
+    def pass_chunk(self, data: bytes) -> None:
+        """Receive a whole chunk of the body, which is written as `as_chunk` does."""
 
     def send_interim(self, head: ResponseHead) -> None:
         """Receive a response with a status below 200, except 101."""

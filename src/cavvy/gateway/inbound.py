@@ -303,6 +303,15 @@ class InboundConnection(asyncio.Protocol):
         elif data := self._frame(payload, done):
             self.transport.write(data)
 
+    @property
+    def passes_chunks(self) -> bool:
+        return self._chunked
+
+    def pass_chunk(self, data: bytes) -> None:
+        if self._request is not None:
+            self._moved = True
+            self.transport.write(data)
+
     def _frame(self, payload: bytes, done: bool) -> bytes:
         if not self._chunked:
             return payload

@@ -5,7 +5,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from cavvy.gateway.batching import BatchTimes
-from cavvy.gateway.bodies import Body, OpenBody, make_body
+from cavvy.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
 from cavvy.gateway.config import ReplicaAddress
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadError, ResponseHead
@@ -24,7 +24,17 @@ PRICE_FIELD = b"Cavvy-Price-Micros"
 class UpstreamConnection(asyncio.Protocol):
     """A connection to a replica. The connection serves one exchange at a time."""
 
-    __slots__ = ("_body", "_buffer", "_ends", "_exchange", "_tunnel", "closed", "pool", "transport")
+    __slots__ = (
+        "_body",
+        "_buffer",
+        "_chunks",
+        "_ends",
+        "_exchange",
+        "_tunnel",
+        "closed",
+        "pool",
+        "transport",
+    )
 
     transport: asyncio.Transport
 
@@ -32,6 +42,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.pool = pool
         self._exchange: Exchange | None = None
         self._body: Body | None = None  # None if the head of the response has not arrived
+        self._chunks: ChunkedBody | None = None  # the body, if its chunks may pass as they are
         self._buffer = b""
         self._tunnel = False
         self._ends = False  # whether the replica closes the connection after this response
@@ -40,7 +51,7 @@ class UpstreamConnection(asyncio.Protocol):
     def begin(self, exchange: Exchange) -> None:
         """Send the request, or the part of it that has arrived."""
         self._exchange = exchange
-        self._body = None
+        self._body = self._chunks = None
         exchange.upstream = self
         exchange.attempts += 1
         if not exchange.body_done or exchange.tells:
@@ -59,10 +70,12 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's types have no common base
 
     def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
+        exchange, chunks = self._exchange, self._chunks
         if exchange is None:  # a response without a request: the connection cannot be trusted
             self.closed = True
             self.transport.abort()
+        elif chunks is not None and chunks.is_whole_chunk(data):
+            exchange.sink.pass_chunk(data)
         elif self._tunnel:
             exchange.sink.send(data, False)
         else:
@@ -150,6 +163,8 @@ class UpstreamConnection(asyncio.Protocol):
         body = self._body = make_body(head.length)
         payload = body.feed(rest) if rest or not body.done else b""
         exchange.sink.respond(head, payload, body.done)
+        if isinstance(body, ChunkedBody) and exchange.sink.passes_chunks:
+            self._chunks = body
         if body.done and self._exchange is exchange:
             self._finish(exchange, reusable=not (head.close or body.rest or head.length == 0))
 
