@@ -93,6 +93,10 @@ def replicas() -> Iterator[list[ReplicaStandIn]]:
         each.stop()
 
 
+# what the gateway itself tells a replica
+_GIVEN = ("X-Forwarded-For", "X-Forwarded-Proto", "X-Request-Id")
+
+
 class GatewaySuite:
     def test_a_canary_gets_its_share_and_is_counted_apart(
         self, plane: Any, replicas: list[ReplicaStandIn]
@@ -149,6 +153,26 @@ class GatewaySuite:
         assert seen.get("x-forwarded-proto") == "http"
         assert [seen.get(name) for name in ("keep-alive", "te")] == [None, None]
         assert "x-private" in plane.lacks or seen.get("x-private") is None
+
+    @pytest.mark.parametrize("between", ["-", "_"])
+    @pytest.mark.parametrize("name", ["Forwarded", "X-Real-IP", *_GIVEN])
+    def test_fields_that_only_a_proxy_may_set_do_not_pass(
+        self, plane: Any, one: ReplicaStandIn, name: str, between: str
+    ) -> None:
+        """Some servers read `_` in a name as `-`."""
+        sent = name.replace("-", between)
+        with Talk(plane.port) as talk:
+            talk.send(
+                f"GET /echo HTTP/1.1\r\nHost: svc.example\r\n{sent}: 1.2.3.4\r\n\r\n".encode()
+            )
+            assert talk.read().status == 200
+        found = [
+            value
+            for key, value in one.seen[-1].headers
+            if key.lower().replace("_", "-") == name.lower()
+        ]
+        assert "1.2.3.4" not in found
+        assert len(found) == (name in _GIVEN)
 
     def test_a_chunked_body_arrives_whole(self, plane: Any, one: ReplicaStandIn) -> None:
         with Talk(plane.port) as talk:

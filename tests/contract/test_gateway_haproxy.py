@@ -154,6 +154,19 @@ def test_a_killed_process_is_started_again_with_its_services(
     assert after.arrivals == counted.arrivals + more, "what the killed process counted is not lost"
 
 
+def test_a_503_of_a_replica_is_not_taken_for_one_of_haproxy(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("svc", replicas[:1])
+    assert ask(plane.port, "POST", "/status?code=503").status == 503
+    gone = [ReplicaStandIn(name=name, port=free_port()) for name in ("gone", "away")]
+    plane.set_replicas("svc", gone)  # both refuse the connection, so HAProxy answers itself
+    reply = ask(plane.port, "POST", "/echo", b"x")
+    assert (reply.status, reply.json["error"]["code"]) == (502, "replica-lost")
+    assert reply.headers["x-request-id"] == reply.json["error"]["request_id"]
+    assert "x-cavvy-lost" not in reply.headers
+
+
 def test_another_set_of_services_loses_no_request(
     plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
 ) -> None:

@@ -17,14 +17,20 @@ HOLD = "hold"
 _TUNNEL_S = 3600.0
 _HARD_STOP = "10m"  # seconds in which a process that was replaced may finish its requests
 _IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
+# request fields that replicas do not get from clients, also with `_` in place of `-`
 _DROPPED = (
-    "Keep-Alive",
-    "Proxy-Connection",
-    "TE",
-    "Forwarded",
-    "X-Real-IP",
-    "X-Forwarded-Host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "forwarded",
+    "x-real-ip",
+    "x-forwarded-host",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-request-id",
 )
+_HELD = ("prefer", "cavvy-residency")  # request fields that only the gateway can handle
+_LOST = "X-Cavvy-Lost"  # marks HAProxy's own 503, which becomes a 502
 _ERRORS = {  # HAProxy's own answers
     400: "bad-request",
     408: "request-too-slow",
@@ -78,7 +84,7 @@ def write_configuration(
     parts = [
         _write_global(listener, limits),
         _write_frontend(listener, direct, limits.connections),
-        f"backend {HOLD}\n    server {HOLD} {listener.gateway_host}:{listener.gateway_port}\n",
+        _write_hold(listener),
         *(_write_backend(listener, service) for service in direct),
     ]
     return "\n".join(parts)
@@ -87,7 +93,8 @@ def write_configuration(
 def _write_global(listener: HaproxyListener, limits: GatewayLimits) -> str:
     errors = "".join(
         f"    http-error status {status} content-type application/json lf-string "
-        f'\'{{"error":{{"code":"{code}","message":"","request_id":"%[unique-id]"}}}}\'\n'
+        f'\'{{"error":{{"code":"{code}","message":"","request_id":"%[unique-id]"}}}}\''
+        f"{f' hdr {_LOST} 1' if status == 503 else ''}\n"
         for status, code in _ERRORS.items()
     )
     return f"""\
@@ -104,7 +111,7 @@ defaults
     option redispatch 1
     retries 1
     retry-on conn-failure empty-response
-    unique-id-format %{{+X}}o%pid-%Ts-%rt
+    unique-id-format %pid-%Ts-%rt
     timeout connect 5s
     timeout http-request {limits.head_s:g}s
     timeout http-keep-alive {limits.idle_s:g}s
@@ -122,19 +129,16 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
         "frontend clients",
         f"    bind {listener.host}:{listener.port}{tls}",
         f"    maxconn {connections}",
-        *(f"    http-request del-header {name}" for name in _DROPPED),
-        "    http-request wait-for-body time 1s if { req.hdr(expect) -i 100-continue }",
-        "    http-request del-header Expect",
-        "    http-request set-header X-Request-Id %[unique-id]",
-        "    http-request set-header X-Forwarded-Proto " + ("https" if tls else "http"),
-        "    http-request set-header X-Forwarded-For %[src]",
+        "    option forwardfor",
+        "    unique-id-header X-Request-Id",
         f"    http-request disable-l7-retry unless {{ method {_IDEMPOTENT} }} or "
         "{ req.hdr(idempotency-key) -m found }",
-        "    http-response set-var(txn.replied) bool(true)",
-        "    http-after-response set-header X-Request-Id %[unique-id]",
-        "    http-after-response set-status 502 if { status 503 } !{ var(txn.replied) -m bool }",
-        f"    use_backend {HOLD} if {{ req.hdr(prefer) -m found }}",
-        f"    use_backend {HOLD} if {{ req.hdr(cavvy-residency) -m found }}",
+        *_write_rare_rules(),
+        "    http-after-response set-header X-Request-Id %ID",
+        "    http-after-response allow unless { status 503 }",
+        f"    http-after-response set-status 502 if {{ res.hdr({_LOST}) -m found }}",
+        f"    http-after-response del-header {_LOST}",
+        f"    use_backend {HOLD} if {{ var(txn.held) -m bool }}",
         f"    use_backend {HOLD} if {{ path_beg /.cavvy/results/ }}",
     ]
     for service in direct:
@@ -144,6 +148,36 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
             f"{{ req.hdr(host),host_only,lower -m str {hosts} }}"
         )
     return "\n".join([*lines, f"    default_backend {HOLD}", ""])
+
+
+def _write_rare_rules() -> list[str]:
+    """Return the rules for fields that few requests have. One search of all names finds out whether
+    a request has such a field; one rule for each field would take more time.
+    """
+    dropped = "|".join(_DROPPED).replace("-", "[-_]")
+    rare = "|".join((dropped, "expect", *_HELD))
+    held = " or ".join(f"{{ req.hdr({name}) -m found }}" for name in _HELD)
+    return [
+        f"    http-request allow unless {{ req.hdr_names -m reg (?:^|,)(?:{rare})(?:,|$) }}",
+        f"    http-request del-header ^(?:{dropped})$ -m reg",
+        "    http-request wait-for-body time 1s if { req.hdr(expect) -i 100-continue }",
+        "    http-request del-header Expect",
+        f"    http-request set-var(txn.held) bool(true) if {held}",
+    ]
+
+
+def _write_hold(listener: HaproxyListener) -> str:
+    return f"""\
+backend {HOLD}
+    {_write_scheme(listener)}
+    server {HOLD} {listener.gateway_host}:{listener.gateway_port}
+"""
+
+
+def _write_scheme(listener: HaproxyListener) -> str:
+    """Return a rule of each backend: the frontend's last rules apply to few requests."""
+    scheme = "https" if listener.certificate else "http"
+    return f"http-request add-header X-Forwarded-Proto {scheme}"
 
 
 def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
@@ -156,6 +190,7 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
         )
     return f"""\
 backend {name_backend(service.name)}
+    {_write_scheme(listener)}
     {balance}
     http-reuse safe
     timeout server {service.response_s:g}s
