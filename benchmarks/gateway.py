@@ -190,6 +190,10 @@ def measure_requests(bench: Bench, seconds: float) -> dict[str, tuple[float, flo
     script.write_text("n=0\nrequest=function() n=n+1; return wrk.format('GET', '/x?' .. n) end\n")
     cases = {name: (*proxy, ()) for name, proxy in bench.proxies.items()}
     cases["embedded, no two heads alike"] = (*bench.proxies["embedded"], ("-s", str(script)))
+    post = bench.folder / "post.lua"  # HAProxy keeps no copy of requests that it may not repeat
+    post.write_text("wrk.method = 'POST'\n")
+    for name in ("plain HAProxy", "HAProxy plane"):
+        cases[f"{name}, POST"] = (*bench.proxies[name], ("-s", str(post)))
     best = dict.fromkeys(cases, (float("inf"), 0.0))
     for _ in range(SLICES):
         for name, (port, pid, more) in cases.items():
