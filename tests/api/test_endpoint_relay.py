@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 import pytest
+from tests.waits import patience
 
 from cavvy.api.serving.endpoint_relay import EndpointRelay
 from cavvy.domain.services import ServiceReplica
@@ -56,12 +57,23 @@ def use(endpoint: Endpoint, scenario: Callable[[Ask], Awaitable[None]]) -> None:
             return answer
 
         try:
-            await asyncio.sleep(0)  # the port listens from then on
+            async with patience():
+                while not await listens(relay.port):
+                    await asyncio.sleep(0.01)
             await scenario(ask)
         finally:
             relay.close()
 
     asyncio.run(run())
+
+
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
 
 
 def make_request(line: str, body: bytes = b"", more: str = "") -> bytes:
@@ -93,8 +105,36 @@ def test_a_lost_answer_closes_the_connection() -> None:
 
     async def scenario(ask: Ask) -> None:
         assert await ask(make_request("POST /invocations", b"1")) == b""
+        assert (await ask(make_request("GET /ping"))).split()[1] == b"200"
 
     use(endpoint, scenario)
+    assert len(endpoint.got) == 1
+
+
+def test_an_endpoint_that_is_gone_refuses_connections_until_it_is_back() -> None:
+    """So a request that the gateway repeats waits, and is not lost again."""
+    endpoint = Endpoint()
+    endpoint.loses, endpoint.up = True, False
+
+    async def run() -> None:
+        relay = EndpointRelay("s", REPLICA, lambda: endpoint)
+        async with patience():
+            while not await listens(relay.port):
+                await asyncio.sleep(0.01)
+            idle, waiting = await asyncio.open_connection("127.0.0.1", relay.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+            writer.write(make_request("POST /invocations", b"1"))
+            assert await reader.read() == b""
+            assert not await listens(relay.port)
+            assert await idle.read() == b""
+            writer.close()
+            waiting.close()
+            endpoint.up = True
+            while not await listens(relay.port):
+                await asyncio.sleep(0.01)
+        relay.close()
+
+    asyncio.run(run())
     assert len(endpoint.got) == 1
 
 

@@ -2,35 +2,36 @@
 
 The gateway sends requests to this port as to any replica. The server passes them to the provider,
 whose API signs them: neither the gateway nor HAProxy has credentials of a cloud. If an answer is
-lost, the connection is closed, so that the gateway decides whether the request is repeated.
+lost, the connection is closed, so that the gateway decides whether the request is repeated. While
+the endpoint is not in service, the port refuses connections, so that a repeated request waits.
 """
 
 import asyncio
 import json
 import logging
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import httptools
 
+from cavvy.api.serving.held_port import LOCAL, hold_port
 from cavvy.domain.services import ServiceReplica
 from cavvy.providers.abilities import AnswersRequests, ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import NotFound, ProviderError, Refused
 
-_LOCAL = "127.0.0.1"
 _CALLED, _PROBED = b"/invocations", b"/ping"
 # the largest body that SageMaker passes on, and more than others do (2026-11-24):
 # https://docs.aws.amazon.com/general/latest/gr/sagemaker.html
 _MOST_BYTES = 25 << 20
 _CHUNK = 1 << 16
+_PAUSE_S = 1.0  # seconds between two looks whether the endpoint is in service again
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large"}
 _log = logging.getLogger(__name__)
 
 
 class EndpointRelay:
-    """The port of one endpoint. The port listens as long as the replica is kept."""
+    """The port of one endpoint. The port stays the same as long as the replica is kept."""
 
     def __init__(
         self, service: str, replica: ServiceReplica, find: Callable[[], AnswersRequests | None]
@@ -38,12 +39,14 @@ class EndpointRelay:
         """`find` returns the provider, which changes with a project's credentials."""
         self.service, self.id = service, replica.id
         self._gang, self._find = replica.gang, find
-        self._socket = socket.socket()
-        self._socket.bind((_LOCAL, 0))
-        self.port = int(self._socket.getsockname()[1])
+        held = hold_port()
+        self.port = int(held.getsockname()[1])
         self._connections: set[asyncio.Task[None]] = set()
+        self._idle: set[asyncio.StreamWriter] = set()  # connections without a request
+        self._server: asyncio.Server | None = None
+        self._lost = asyncio.Event()  # the endpoint is not in service
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(lambda _: self._socket.close())  # even if it never ran
+        self._task.add_done_callback(lambda _: held.close())  # even if it never ran
 
     def close(self) -> None:
         self._task.cancel()
@@ -51,9 +54,37 @@ class EndpointRelay:
             each.cancel()
 
     async def _run(self) -> None:
-        server = await asyncio.start_server(self._accept, sock=self._socket, backlog=1024)
-        async with server:
-            await server.serve_forever()
+        await self._serve()
+        while True:
+            if await self._is_in_service():
+                await self._serve()
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _serve(self) -> None:
+        """Listen until the endpoint is lost."""
+        self._lost.clear()
+        self._server = await asyncio.start_server(
+            self._accept, LOCAL, self.port, backlog=1024, reuse_address=True
+        )
+        async with self._server:
+            await self._lost.wait()
+
+    def _refuse(self) -> None:
+        """Stop listening. The gateway sees this before the end of the connection whose answer was
+        lost, so it sends no request again that would be lost too.
+        """
+        if self._server is not None:
+            self._server.close()
+        for each in self._idle:
+            each.close()
+        self._lost.set()
+
+    async def _is_in_service(self) -> bool:
+        provider = self._find()
+        try:
+            return provider is not None and await provider.answers(self._gang)
+        except ProviderError:
+            return False
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -61,7 +92,7 @@ class EndpointRelay:
         self._connections.add(task)
         try:
             with suppress(OSError, httptools.HttpParserError):
-                while (got := await _read_request(reader, writer)) is not None:
+                while (got := await self._read_next(reader, writer)) is not None:
                     answer = await self._answer(got)
                     writer.write(_write_answer(answer, got))
                     await writer.drain()
@@ -70,9 +101,20 @@ class EndpointRelay:
         except ProviderError as error:
             extra = {"replica": self.id, "problem": str(error)}
             _log.warning("an endpoint's answer is missing", extra=extra)
+            if not await self._is_in_service():
+                self._refuse()
         finally:
             self._connections.discard(task)
             writer.close()
+
+    async def _read_next(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> "_Incoming | None":
+        self._idle.add(writer)
+        try:
+            return await _read_request(reader, writer)
+        finally:
+            self._idle.discard(writer)
 
     async def _answer(self, got: "_Incoming") -> ReplicaAnswer:
         """Return the endpoint's answer, or why there is none. Raises ProviderError."""

@@ -9,7 +9,6 @@ gateway's connections are refused, so no request is lost.
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -21,6 +20,7 @@ from cavvy.api.execs import JobExecs
 from cavvy.api.peers import PeerServers
 from cavvy.api.serving.endpoint_relay import EndpointRelay
 from cavvy.api.serving.exec_carrier import ExecCarrier
+from cavvy.api.serving.held_port import LOCAL, hold_port
 from cavvy.client.tunnel.mux import (
     NodeTunnel,
     RemoteError,
@@ -32,7 +32,6 @@ from cavvy.control.decide.nearness import FARTHEST, RoundTrips, add_round_trip
 from cavvy.domain.services import ServiceReplica
 from cavvy.providers.abilities import AnswersRequests
 
-_LOCAL = "127.0.0.1"
 _RANK = 0  # the rank that answers the requests of its replica
 _PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # seconds between two attempts to open a tunnel
 _MEASURED_S = 10.0  # seconds between two measurements of the round trip to a replica
@@ -124,7 +123,7 @@ class ReplicaRelay:
         self._replica, self._reach = replica, reach
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
-        self._held = _hold_port()  # the socket does not listen, so connections are refused
+        self._held = hold_port()  # the socket does not listen, so connections are refused
         self._closed = asyncio.Event()  # the socket no longer listens
         self._pause_s = _PAUSE_S
         self._task = asyncio.create_task(self._run())
@@ -156,7 +155,7 @@ class ReplicaRelay:
                 self._closed.clear()
                 self._server = await asyncio.start_server(
                     partial(self._carry, tunnel),
-                    _LOCAL,
+                    LOCAL,
                     self._held.getsockname()[1],
                     backlog=1024,
                     reuse_address=True,
@@ -188,7 +187,7 @@ class ReplicaRelay:
         """Return whether the program listens, and measure the round trip. Raises TunnelLost."""
         begun = monotonic()
         try:
-            (await tunnel.connect(_LOCAL, self._replica.port)).close()
+            (await tunnel.connect(LOCAL, self._replica.port)).close()
         except RemoteError:
             return False
         self.round_trips = add_round_trip(self.round_trips, monotonic() - begun)
@@ -211,7 +210,7 @@ class ReplicaRelay:
         self._writers.add(writer)
         sending = None
         try:
-            channel = tunnel.begin_connect(_LOCAL, self._replica.port)
+            channel = tunnel.begin_connect(LOCAL, self._replica.port)
             sending = asyncio.create_task(_send(reader, channel))
             while (piece := await channel.read()) is not None and piece[0] != EOF:
                 writer.write(piece[1])
@@ -228,16 +227,6 @@ class ReplicaRelay:
                 channel.close()
             self._writers.discard(writer)
             writer.close()
-
-
-def _hold_port() -> socket.socket:
-    """Return a socket with a free port. Linux allows another socket with the same option to listen
-    on this port, but does not assign the port to programs that request any free port.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((_LOCAL, 0))
-    return held
 
 
 async def _send(reader: asyncio.StreamReader, channel: TunnelChannel) -> None:

@@ -1,0 +1,15 @@
+"""Holds a port of this machine for one replica, also while nobody listens on it."""
+
+import socket
+
+LOCAL = "127.0.0.1"
+
+
+def hold_port() -> socket.socket:
+    """Return a socket with a free port. Linux allows another socket with the same option to listen
+    on this port, but does not assign the port to programs that request any free port.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((LOCAL, 0))
+    return held
