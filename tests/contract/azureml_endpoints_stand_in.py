@@ -40,9 +40,9 @@ SIZES = {  # by name: the kinds of compute targets that it may have
     "STANDARD_NC4AS_T4_V3": ["AmlCompute", "ComputeInstance"],
     "Standard_DS5_v2": ["ComputeInstance"],
     "Standard_D4s_v3": ["AmlCompute"],  # not for endpoints
-    "Standard_F2s_v2": ["AmlCompute"],  # without a price
+    "Standard_F2s_v2": ["AmlCompute"],  # the contract suite has no price of it
 }
-_DEPLOYABLE = {"standard_ds3_v2", "standard_nc4as_t4_v3"}
+_DEPLOYABLE = {"standard_ds3_v2", "standard_nc4as_t4_v3", "standard_f2s_v2"}
 NO_QUOTA = (
     'InferencingClient HttpRequest error, error detail: {"errors":{"VmSize":["Not enough quota '
     "available for Standard_DS3_v2 in SubscriptionId 0. Current usage/limit: 0/6. Additional "

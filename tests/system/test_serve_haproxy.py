@@ -17,13 +17,18 @@ from cavvy.gateway.haproxy.program import HaproxyMissing, find_haproxy
 pytestmark = pytest.mark.system
 
 
-@pytest.fixture
-def user(tmp_path: Path) -> Iterator[User]:
+def need_haproxy() -> None:
+    """Install HAProxy where it is missing. Skips the test if that fails."""
     try:
         find_haproxy()
     except HaproxyMissing as error:
         if why := install_packages(["haproxy"]):
             pytest.skip(f"{error}; {why}")
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    need_haproxy()
     with user_at(tmp_path) as user:
         try:
             yield user
