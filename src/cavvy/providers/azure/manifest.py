@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
-from cavvy.providers.azure.settings import KEY_FILE
+from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.notices import NoticeNode, NoticeReply, NoticeSource
 from cavvy.providers.settings import flag, number, text
@@ -76,11 +76,7 @@ MANIFEST = Manifest(
     options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
     settings=(
         KEY_FILE,
-        text(
-            "subscription",
-            "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "
-            "environment, or else the account's only subscription.",
-        ),
+        SUBSCRIPTION,
         text(
             "resource_group",
             "The resource group of all resources that Cavvy creates. The group must exist.",
@@ -138,11 +134,7 @@ MANIFEST = Manifest(
             "The resource id of a user-assigned managed identity that nodes get, so that work on "
             "the nodes uses Azure without keys. By default, nodes have no identity.",
         ),
-        text(
-            "endpoint",
-            "The address of Azure Resource Manager, which differs in national clouds.",
-            "https://management.azure.com",
-        ),
+        RESOURCE_MANAGER,
         text(
             "prices_endpoint",
             "The address of Azure's public list of prices, or of a mirror, for servers that "

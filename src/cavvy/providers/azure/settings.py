@@ -1,6 +1,7 @@
-"""The setting that every provider on Azure has in common."""
+"""The settings that several providers on Azure have in common."""
 
 from cavvy.providers.base import ProviderSetting, SettingKind
+from cavvy.providers.settings import text
 
 KEY_FILE = ProviderSetting(
     name="key_file",
@@ -8,4 +9,14 @@ KEY_FILE = ProviderSetting(
     consequence="The JSON file of a service principal with a secret, as `az ad sp create-for-rbac` "
     "prints it. By default, azure-identity searches for credentials in its usual order: variables "
     "of the environment, the identity of the machine, and the login of `az`.",
+)
+SUBSCRIPTION = text(
+    "subscription",
+    "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the environment, or "
+    "else the account's only subscription.",
+)
+RESOURCE_MANAGER = text(
+    "endpoint",
+    "The address of Azure Resource Manager, which differs in national clouds.",
+    "https://management.azure.com",
 )

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from cavvy.providers.azure.manifest import NOTICES
-from cavvy.providers.azure.settings import KEY_FILE
+from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import number, text
 from cavvy.providers.vm.abilities import ABILITIES
@@ -66,11 +66,7 @@ MANIFEST = Manifest(
     },
     settings=(
         KEY_FILE,
-        text(
-            "subscription",
-            "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "
-            "environment, or else the account's only subscription.",
-        ),
+        SUBSCRIPTION,
         text("resource_group", "The resource group of the workspace. Required."),
         text("workspace", "The name of the workspace. Required."),
         text(
@@ -94,11 +90,7 @@ MANIFEST = Manifest(
             unit="seconds",
             whole=True,
         ),
-        text(
-            "endpoint",
-            "The address of Azure Resource Manager, which differs in national clouds.",
-            "https://management.azure.com",
-        ),
+        RESOURCE_MANAGER,
         text(
             "history_endpoint",
             "The address of the service that stores when jobs started and why they ended. "

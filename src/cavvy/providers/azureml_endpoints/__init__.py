@@ -28,9 +28,5 @@ def make(
     service = AzureMlEndpoints(context, make_credential)
     runtime = AzureMlRuntime(service)
 
-    def close() -> None:
-        service.close()
-        runtime.close()
-
-    inner = make_provider(MANIFEST, context, service, close=close)
+    inner = make_provider(MANIFEST, context, service, close=service.close)
     return EndpointProvider(inner, runtime, context.now)

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from cavvy.providers.azure.settings import KEY_FILE
+from cavvy.providers.azure.settings import KEY_FILE, RESOURCE_MANAGER, SUBSCRIPTION
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.managed.endpoint_manifest import (
     ENDPOINT_ABILITIES,
@@ -47,11 +47,7 @@ MANIFEST = Manifest(
     options={"image": "the image, as for the setting `image`"},
     settings=(
         KEY_FILE,
-        text(
-            "subscription",
-            "The id of the subscription. The default is `AZURE_SUBSCRIPTION_ID` in the "
-            "environment, or else the account's only subscription.",
-        ),
+        SUBSCRIPTION,
         text("resource_group", "The resource group of the workspace. Required."),
         text("workspace", "The name of the workspace, whose region endpoints use. Required."),
         text(
@@ -81,10 +77,6 @@ MANIFEST = Manifest(
             unit="seconds",
             whole=True,
         ),
-        text(
-            "endpoint",
-            "The address of Azure Resource Manager, which differs in national clouds.",
-            "https://management.azure.com",
-        ),
+        RESOURCE_MANAGER,
     ),
 )

@@ -6,7 +6,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.azureml_endpoints.service import DEPLOYMENT, REQUEST_S, AzureMlEndpoints
 from cavvy.providers.base import Refused, TryAgain
-from cavvy.providers.managed.endpoint_http import EndpointHttp, keep_content_type
+from cavvy.providers.managed.endpoint_http import TOO_MANY, EndpointHttp, keep_content_type
 from cavvy.providers.managed.service import JobState
 
 # Selects the deployment, so that the endpoint needs no division of its traffic:
@@ -48,7 +48,7 @@ def read_answer(answer: ReplicaAnswer) -> ReplicaAnswer:
     if status == 408:  # the container is still working on the request
         return replace(kept, status=504)
     if status == 429:
-        return ReplicaAnswer(status=429, headers={"retry-after": "1"}, body=b"")
+        return TOO_MANY
     if status in (404, 424) or status >= 500:
         # the endpoint is being deleted, its container is not ready, or the answer is lost
         raise TryAgain(f"the endpoint of Azure ML answers {status}")

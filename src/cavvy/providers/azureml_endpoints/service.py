@@ -9,11 +9,12 @@ version of an environment, which all replicas with the same image share, and whi
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.providers.azure.account import AzureAccount, Credential
 from cavvy.providers.azure.cloud import FULL
 from cavvy.providers.azureml.api import WorkspaceApi
@@ -22,6 +23,7 @@ from cavvy.providers.azureml.sizes import WorkspaceSizes
 from cavvy.providers.azureml_endpoints.manifest import CONTRACT, DOCS, MANIFEST
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.endpoint_http import AT_ONCE
+from cavvy.providers.managed.endpoint_provider import ENDPOINT_TRAITS
 from cavvy.providers.managed.endpoint_tasks import (
     CALLED,
     PORT,
@@ -33,7 +35,7 @@ from cavvy.providers.managed.endpoint_tasks import (
 )
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
-from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
 from cavvy.providers.vm.records import make_mark
 from cavvy.providers.vm.rest import Json
@@ -67,16 +69,7 @@ _FAILED = frozenset({"Failed", "Canceled"})
 class AzureMlEndpoints:
     """Implements `ManagedService`. A job's id is the name of its endpoint."""
 
-    traits = ServiceTraits(
-        agents=False,
-        name_limit=63,
-        unique_names=True,
-        single=True,
-        # Azure does not document how long a new endpoint may be missing from lists
-        list_lag=timedelta(minutes=1),
-        bill_ends=BillEnd.DELETION,
-        quota_codes=frozenset({_QUOTA}),
-    )
+    traits = replace(ENDPOINT_TRAITS, bill_ends=BillEnd.DELETION, quota_codes=frozenset({_QUOTA}))
 
     def __init__(
         self,
@@ -207,7 +200,9 @@ class AzureMlEndpoints:
         return code, str(error.get("message") or "Azure reports no reason")
 
     async def _tidy(self, unused: Sequence[Json]) -> None:
-        """Delete endpoints that never got a deployment, because the server ended in between."""
+        """Delete endpoints that never got a deployment, because the server ended or the replica was
+        given up in between.
+        """
         now = self._now()
         if not self._leftovers.is_due("", now):
             return

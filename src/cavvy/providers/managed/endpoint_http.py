@@ -17,6 +17,8 @@ from cavvy.providers.base import TryAgain
 from cavvy.providers.redirects import NoRedirects
 
 AT_ONCE = 64  # requests to all endpoints of an account
+# the answer to a request that the cloud does not accept now
+TOO_MANY = ReplicaAnswer(status=429, headers={"retry-after": "1"}, body=b"")
 _HEADERS = ("content-type", "accept")  # of a request, which the container gets
 
 

@@ -3,7 +3,7 @@ the layer `vm` starts and removes like a machine.
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from cavvy.domain.messages import AgentCalls
@@ -12,7 +12,19 @@ from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import GangSeen, GangSpec, NotFound
 from cavvy.providers.managed.endpoint_agents import EndpointAgents
+from cavvy.providers.managed.service import ServiceTraits
+from cavvy.providers.vm.cloud import BillEnd
 from cavvy.providers.vm.provider import VmProvider
+
+ENDPOINT_TRAITS = ServiceTraits(
+    agents=False,
+    name_limit=63,
+    unique_names=True,
+    single=True,
+    # no cloud documents how long a new endpoint may be missing from lists
+    list_lag=timedelta(minutes=1),
+    bill_ends=BillEnd.REPORTED,
+)
 
 
 class EndpointCalls(Protocol):
@@ -23,6 +35,9 @@ class EndpointCalls(Protocol):
 
     async def invoke(self, job: str, request: ReplicaRequest) -> ReplicaAnswer:
         """See `AnswersRequests.invoke`."""
+
+    def close(self) -> None:
+        """End the threads of requests."""
 
 
 class EndpointProvider:
@@ -67,6 +82,7 @@ class EndpointProvider:
     async def close(self) -> None:
         self._agents.close()
         await self._inner.close()
+        self._calls.close()
 
     async def _find(self, gang: str) -> str:
         """Return the id of the endpoint's job. Raises NotFound."""

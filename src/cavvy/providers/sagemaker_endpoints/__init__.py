@@ -17,5 +17,5 @@ def make(context: ProviderContext) -> Provider:
 
     service = SageMakerEndpoints(context)
     runtime = SageMakerRuntime(context.settings)
-    inner = make_provider(MANIFEST, context, service, close=runtime.close)
+    inner = make_provider(MANIFEST, context, service)
     return EndpointProvider(inner, runtime, context.now)

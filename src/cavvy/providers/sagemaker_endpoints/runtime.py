@@ -12,7 +12,7 @@ from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.aws.account import AwsAccount, CallLimits
 from cavvy.providers.aws.errors import LATER, AwsFault, translate
 from cavvy.providers.base import TryAgain
-from cavvy.providers.managed.endpoint_http import AT_ONCE, EndpointThreads
+from cavvy.providers.managed.endpoint_http import AT_ONCE, TOO_MANY, EndpointThreads
 
 _READ_S = 70  # more than the 60 seconds that SageMaker gives a container
 _JSON = {"content-type": "application/json"}
@@ -80,7 +80,7 @@ def _read_fault(fault: AwsFault, region: str) -> ReplicaAnswer:
         or fault.status == 429
         or fault.code in LATER & {"ThrottlingException"}
     ):
-        return ReplicaAnswer(status=429, headers={"retry-after": "1"}, body=b"")
+        return TOO_MANY
     if fault.status >= 500 or fault.status == 0 or fault.code == "ValidationError":
         # the reply is lost, or the endpoint is being deleted
         raise TryAgain(f"InvokeEndpoint in {region}: {fault}") from fault

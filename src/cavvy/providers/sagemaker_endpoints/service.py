@@ -8,7 +8,6 @@ with it, or some time later if the server ended in between.
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -17,6 +16,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.aws.account import AwsAccount
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.managed.aws import AwsService
+from cavvy.providers.managed.endpoint_provider import ENDPOINT_TRAITS
 from cavvy.providers.managed.endpoint_tasks import (
     list_variables,
     object_to_endpoint,
@@ -25,10 +25,10 @@ from cavvy.providers.managed.endpoint_tasks import (
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.notebooks import NotebookEnds
-from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.sagemaker.offers import InstanceOffers
 from cavvy.providers.sagemaker_endpoints.manifest import CONTRACT, MANIFEST
-from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 
@@ -44,16 +44,7 @@ _FAILED = frozenset({"Failed", "UpdateRollbackFailed"})
 class SageMakerEndpoints:
     """Implements `ManagedService`. A job's id is `REGION/NAME` of its endpoint."""
 
-    traits = ServiceTraits(
-        agents=False,
-        name_limit=63,
-        unique_names=True,
-        single=True,
-        # SageMaker does not document how long a new endpoint may be missing from lists
-        list_lag=timedelta(minutes=1),
-        bill_ends=BillEnd.REPORTED,
-        quota_codes=frozenset({"ResourceLimitExceeded"}),
-    )
+    traits = replace(ENDPOINT_TRAITS, quota_codes=frozenset({"ResourceLimitExceeded"}))
 
     def __init__(self, context: ProviderContext, account: AwsAccount | None = None) -> None:
         self._settings, self._now = context.settings, context.now

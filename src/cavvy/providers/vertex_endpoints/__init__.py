@@ -18,9 +18,5 @@ def make(context: ProviderContext) -> Provider:
     service = VertexEndpoints(context)
     runtime = VertexRuntime(service)
 
-    def close() -> None:
-        service.close()
-        runtime.close()
-
-    inner = make_provider(MANIFEST, context, service, close=close)
+    inner = make_provider(MANIFEST, context, service, close=service.close)
     return EndpointProvider(inner, runtime, context.now)

@@ -6,6 +6,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import Refused, TryAgain
 from cavvy.providers.managed.endpoint_http import (
+    TOO_MANY,
     EndpointHttp,
     keep_content_type,
     read_error,
@@ -41,7 +42,7 @@ def read_answer(answer: ReplicaAnswer) -> ReplicaAnswer:
     if error is None or answer.status in (200, 400, 413):
         return replace(answer, headers=keep_content_type(answer))
     if answer.status == 429:
-        return ReplicaAnswer(status=429, headers={"retry-after": "1"}, body=b"")
+        return TOO_MANY
     if answer.status == 404 or answer.status >= 500:
         # the endpoint is being deleted, or the answer is lost
         raise TryAgain(f"rawPredict of Vertex AI: {answer.status} {error}")

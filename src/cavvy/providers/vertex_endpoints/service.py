@@ -9,7 +9,7 @@ between. Google makes, deploys and removes them by operations.
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from cavvy.domain.offers import Offer, Purchase
@@ -18,6 +18,7 @@ from cavvy.domain.values import replace
 from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.formats.vertex.request import strip_gpus
 from cavvy.providers.gcp.credentials import GoogleCredentials
+from cavvy.providers.managed.endpoint_provider import ENDPOINT_TRAITS
 from cavvy.providers.managed.endpoint_tasks import (
     CALLED,
     PORT,
@@ -30,11 +31,11 @@ from cavvy.providers.managed.endpoint_tasks import (
 from cavvy.providers.managed.image import find_image
 from cavvy.providers.managed.leftovers import MOST_DELETED, UNUSED, LeftoverSearch
 from cavvy.providers.managed.notebooks import NotebookEnds
-from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob, ServiceTraits
+from cavvy.providers.managed.service import JobRequest, JobState, ServiceJob
 from cavvy.providers.vertex.api import QUOTA, VertexApi
 from cavvy.providers.vertex.offers import VertexOffers, name_accelerator
 from cavvy.providers.vertex_endpoints.manifest import CONTRACT, MANIFEST
-from cavvy.providers.vm.cloud import NAME_PREFIX, BillEnd, CloudFault
+from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.records import INSTALLATION, make_mark
 from cavvy.providers.vm.rest import Json
 
@@ -48,16 +49,7 @@ _IMAGE = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|(\w+\.)?gcr\.io)/\S+")
 class VertexEndpoints:
     """Implements `ManagedService`. A job's id is `REGION/NAME` of its endpoint."""
 
-    traits = ServiceTraits(
-        agents=False,
-        name_limit=63,
-        unique_names=True,
-        single=True,
-        # Google does not document how long a new endpoint may be missing from lists
-        list_lag=timedelta(minutes=1),
-        bill_ends=BillEnd.REPORTED,
-        quota_codes=frozenset({QUOTA}),
-    )
+    traits = replace(ENDPOINT_TRAITS, quota_codes=frozenset({QUOTA}))
 
     def __init__(self, context: ProviderContext) -> None:
         self._settings, self._now = context.settings, context.now
