@@ -17,7 +17,6 @@ from tests.contract.azure_batch_stand_in import REGION, SPOT_USD, AzureBatchStan
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ProviderOptions, ResourceSpec, Scalar, TaskSpec
 from cavvy.domain.values import replace
@@ -33,6 +32,7 @@ from cavvy.providers.managed.provider import make_provider
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.provider import VmProvider
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("azure-batch", False, "a strict stand-in for an Azure Batch account")
 CONTEXT = ProviderContext(installation="any", home=Path())

@@ -17,7 +17,6 @@ from tests.contract.azureml_stand_in import LOW_USD, PREEMPTED, ROOT, AzureMlSta
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -41,6 +40,7 @@ from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.records import make_mark
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("azureml", False, "a strict stand-in for Azure Machine Learning's command jobs")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)

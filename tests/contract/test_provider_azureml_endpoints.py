@@ -4,6 +4,7 @@ and every reply against Azure's published API.
 
 import asyncio
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -11,6 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from tests.contract.azure_public import identity_variables
 from tests.contract.azureml_description import WORKSPACE
 from tests.contract.azureml_endpoints_description import RIGHTS
 from tests.contract.azureml_endpoints_stand_in import (
@@ -22,7 +25,7 @@ from tests.contract.endpoint_place import EndpointPlace
 from tests.contract.test_provider_azure import FileCredential, Token
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
+from cavvy.cli.main import cli
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.services import ReadinessProbe, ServiceSpec
 from cavvy.domain.tasks import TaskSpec, Transfer
@@ -41,12 +44,14 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
+from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.objections import list_objections, refuses_all
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("azureml-endpoints", False, "a strict stand-in for Azure ML's online endpoints")
 CONTEXT = ProviderContext(installation="any", home=Path(), settings=check_settings(MANIFEST, {}))
@@ -417,3 +422,35 @@ def test_a_fault_of_a_deployment_is_named_by_its_text() -> None:
     assert "how-to-manage-quotas" in quota.message
     other = CloudFault(400, "BadRequest", "the size is not supported")
     assert name_fault(other) is other
+
+
+def test_a_comparison_of_ways_has_the_price_of_the_cheapest_endpoint(
+    rest_server: RestServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = AzureMlEndpointsStandIn(MemoryCloud(replace(TRAITS, tags=True)), rest_server)
+    places = {**api.settings, "endpoint": api.url, "image": IMAGE}
+    table = "".join(f"{name} = '{value}'\n" for name, value in places.items())
+    (tmp_path / "settings.toml").write_text(f"[providers.azureml-endpoints]\n{table}")
+    (tmp_path / "service.yaml").write_text(
+        "{name: digits, run: serve, resources: {gpu: T4}, "
+        "service: {port: 8080, probe: {path: /ping}}}"
+    )
+    (tmp_path / "day.csv").write_text("start_s,requests\n0,8\n600,2\n1200,0\n")
+    variables = identity_variables(api.url)
+    for name, value in {
+        **variables,
+        "CAVVY_HOME": str(tmp_path / "home"),
+        "CAVVY_CONFIG": str(tmp_path / "settings.toml"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    command = ["plan", str(tmp_path / "service.yaml"), "--load", str(tmp_path / "day.csv")]
+    checked = CliRunner().invoke(cli, ["check", "azureml-endpoints"]).output
+    assert re.search(r"offers +3 in 1 regions", checked), checked
+    told = CliRunner().invoke(cli, [*command, "-o", "json"])
+    ways = {each["way"]: each for each in json.loads(told.stdout)["ways"]}
+    assert ways["managed endpoint"]["usd_month"] > 0
+    assert "azureml-endpoints/eastus Standard_NC4as_T4_v3" in ways["managed endpoint"]["price"]
+    told = CliRunner().invoke(cli, command)
+    assert "the price of azureml-endpoints was not compared with the cloud's bill" in told.output
+    told = CliRunner().invoke(cli, [*command, "--managed-price", "3"])
+    assert "was not compared" not in told.output

@@ -16,7 +16,6 @@ from tests.contract.only_sessions import check_only_sessions
 from tests.contract.test_provider_azure import FileCredential
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -37,6 +36,7 @@ from cavvy.providers.managed.service import JobState
 from cavvy.providers.registry import check_settings
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.provider import VmProvider
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("azureml-notebooks", False, "a strict stand-in for compute instances of Azure ML")
 SETTINGS = check_settings(MANIFEST, {})

@@ -23,7 +23,6 @@ from tests.contract.gcp_stand_in import (
 )
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -33,6 +32,7 @@ from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.gcp.cloud import GcpCloud
 from cavvy.providers.vm.cloud import CloudFault, MachineState
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("gcp", False, "a strict stand-in for the Compute Engine API")
 

@@ -13,7 +13,6 @@ import pytest
 from tests.contract.ibm_stand_in import HOME, IbmStandIn, image_id, make_subnet
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -30,6 +29,7 @@ from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer
 from cavvy.providers.ibm.cloud import IbmCloud, _read
 from cavvy.providers.vm.cloud import CloudFault, MachineState
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("ibm", False, "a strict stand-in for IBM Cloud's VPC API")
 CPU, L4, V100, H100 = "bx3d-8x40", "gx3-16x80x1l4", "gx2-8x64x1v100", "gx3d-160x1792x8h100"

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.contract.nebius_stand_in import CLUSTER, PROJECT, NebiusStandIn
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Fabric, NetworkNeed, ResourceSpec, TaskSpec
@@ -27,6 +26,7 @@ from cavvy.providers.nebius.api import flatten
 from cavvy.providers.nebius.cloud import NebiusCloud, _read, object_to
 from cavvy.providers.vm.cloud import CloudMachine, MachineState, SshTarget
 from cavvy.providers.vm.records import make_mark
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("nebius", False, "a strict stand-in for Nebius's gRPC API")
 

@@ -27,7 +27,6 @@ from tests.contract.oci_stand_in import (
 )
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -46,6 +45,7 @@ from cavvy.providers.oci.cloud import OciCloud
 from cavvy.providers.oci.credentials import OciCredentials
 from cavvy.providers.recording import FOLDER
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineState, SshTarget
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("oci", False, "a strict stand-in for the APIs of Oracle Cloud Infrastructure")
 A10, H100, V100 = "VM.GPU.A10.1", "BM.GPU.H100.8", "VM.GPU3.1"

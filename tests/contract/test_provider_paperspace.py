@@ -10,7 +10,6 @@ import pytest
 from tests.contract.paperspace_stand_in import GPU, H100, NETWORK, OWN, PLAIN, PaperspaceStandIn
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
 from cavvy.providers import paperspace
@@ -28,6 +27,7 @@ from cavvy.providers.vm.cloud import (
     SshTarget,
     read_fault,
 )
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("paperspace", False, "a strict stand-in for Paperspace's API")
 

@@ -16,7 +16,6 @@ from tests.contract.test_provider_gcp import make_other_key
 from tests.contract.tpu_stand_in import QUOTAS, ZONES, TpuStandIn
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.catalog.fit import match_offers
 from cavvy.catalog.needs import parse_accelerator
 from cavvy.domain.offers import Offer, Purchase
@@ -29,6 +28,7 @@ from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.tpu.cloud import TpuCloud
 from cavvy.providers.vm.cloud import CloudFault
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("tpu", False, "a strict stand-in for the Cloud TPU API")
 WHOLE = "tpu-v5litepod-16"  # a slice of four hosts with four chips each

@@ -17,7 +17,6 @@ from tests.contract.gcp_stand_in import PROJECT
 from tests.contract.vertex_stand_in import REGIONS, VertexStandIn
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import ProviderOptions, ResourceSpec, Scalar, TaskSpec
 from cavvy.domain.values import replace
@@ -38,6 +37,7 @@ from cavvy.providers.vertex.prices import read_fee
 from cavvy.providers.vertex.service import VertexService, read_job
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.records import make_mark
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("vertex", False, "a strict stand-in for Vertex AI's custom jobs")
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)

@@ -16,7 +16,6 @@ from tests.contract.only_sessions import check_only_sessions
 from tests.contract.workbench_stand_in import FULL, LOADER, ZONES, WorkbenchStandIn
 from tests.proofs import Proof
 
-from cavvy.api.open_state import list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import replace
@@ -27,6 +26,7 @@ from cavvy.providers.contract.rest_stand_in import RestServer
 from cavvy.providers.managed.cloud import ManagedCloud
 from cavvy.providers.managed.service import JobState
 from cavvy.providers.vertex_workbench.service import WorkbenchInstances, read_instance
+from cavvy.store.snapshot.prices import list_prices
 
 PROOF = Proof("vertex-workbench", False, "a strict stand-in for Vertex AI Workbench")
 CONTEXT = ProviderContext(installation="any", home=Path())

@@ -10,7 +10,6 @@ import pytest
 from tests.unit.test_kubernetes_calls import make_provider, make_server
 from tests.unit.test_kubernetes_reading import NOW, make_node, write_config
 
-from cavvy.api.open_state import list_instance, list_prices
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -19,6 +18,7 @@ from cavvy.providers.kubernetes.calls.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.cluster import KubernetesNode, NodeMachine, read_nodes
 from cavvy.providers.kubernetes.node_pools import KARPENTER
 from cavvy.providers.kubernetes.prices import MachinePrices
+from cavvy.store.snapshot.prices import list_instance, list_prices
 
 INSTANCE, REGION = "node.kubernetes.io/instance-type", "topology.kubernetes.io/region"
 GPU = "nvidia.com/gpu"

@@ -39,7 +39,7 @@ from cavvy.control.share import WorkShare
 from cavvy.costs.discounts import Discount, parse_discounts
 from cavvy.domain.credentials import mark_account, name_account
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import ResourceSpec, Scalar, SpotPolicy
+from cavvy.domain.tasks import ResourceSpec, Scalar
 from cavvy.domain.units import Money, UnitError
 from cavvy.domain.values import Struct, replace
 from cavvy.providers import registry
@@ -60,6 +60,7 @@ from cavvy.store.secrets import SecretSealer
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.choose import refreshed_path
 from cavvy.store.snapshot.layout import SnapshotError
+from cavvy.store.snapshot.prices import list_instance, list_prices
 
 _FORGOTTEN = timedelta(days=7)  # seconds for which uploaded files that no job uses are kept
 _TIDY_EVERY = timedelta(days=1)
@@ -405,30 +406,6 @@ def _refreshed_at() -> int:
         return refreshed_path().stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def list_prices(provider: str) -> Sequence[Offer]:
-    """Return the on-demand and spot offers of a provider in the catalog. The result is empty if
-    there is no catalog.
-    """
-    return _list_prices(provider, None)
-
-
-def list_instance(provider: str, instance: str) -> Sequence[Offer]:
-    """Return the on-demand and spot offers of an instance type in the catalog. The result is empty
-    if there is no catalog.
-    """
-    return _list_prices(provider, instance)
-
-
-def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
-    need = ResourceSpec(providers=(provider,), instance=instance, spot=SpotPolicy.AUTO)
-    try:
-        with CatalogSnapshot.open() as snapshot:
-            return snapshot.match(need, misses=0).offers
-    except SnapshotError as error:
-        _log.warning("no catalog: prices of %s are unknown", provider, exc_info=error)
-        return ()
 
 
 def read_egress_dates() -> Mapping[str, date]:

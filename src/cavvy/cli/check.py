@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, foresee_node_endpoint, load_settings
+from cavvy.cli.reach.providers import (
+    ASK_TIMEOUT_S,
+    SILENT,
+    foresee_node_endpoint,
+    list_prices,
+    load_settings,
+)
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import NumberRange
 from cavvy.cli.view.output import (
@@ -239,6 +245,7 @@ async def _examine_one(
             home=settings.home / "providers",
             server_folder=settings.home,
             node_endpoint=node_endpoint,
+            list_prices=list_prices,
         )
         # This code only queries the provider and launches nothing.
         provider = registry.make(known, table, context)

@@ -2,12 +2,13 @@
 server.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
+    from cavvy.domain.offers import Offer
     from cavvy.providers.base import NodeEndpoint, Provider
     from cavvy.settings import Settings
 
@@ -43,6 +44,7 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
             installation="plan",
             home=known.home / "providers",
             node_endpoint=foresee_node_endpoint(known),
+            list_prices=list_prices,
         )
         return {
             each.name: registry.make(each, known.providers.get(each.name, {}), context)
@@ -52,6 +54,13 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
         raise CommandFailure(
             str(error), "`cavvy check` shows what each provider needs", exit_code=2
         ) from error
+
+
+def list_prices(provider: str) -> "Sequence[Offer]":
+    """Return a provider's prices in the catalog, which is opened only if a provider reads them."""
+    from cavvy.store.snapshot import prices
+
+    return prices.list_prices(provider)
 
 
 def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":

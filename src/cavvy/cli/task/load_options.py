@@ -44,7 +44,8 @@ _OPTIONS = (
         "--managed-price",
         type=_POSITIVE,
         metavar="USD",
-        help="With --load: the price per hour of a replica of a managed endpoint.",
+        help="With --load: the price per hour of a replica of a managed endpoint. By default, the "
+        "cheapest offer of your providers of managed endpoints.",
     ),
     click.option(
         "--serverless-price",

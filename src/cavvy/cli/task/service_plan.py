@@ -13,6 +13,7 @@ from cavvy.domain.services import ServiceSpec
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.packages import extra_command
+from cavvy.providers import registry
 from cavvy.sim.serving.comparison import (
     ComparisonTerms,
     compare_ways,
@@ -43,8 +44,8 @@ def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
         raise CommandFailure(text, exit_code=2)
     try:
         trace = read_requests(options["load"], RequestOptions(service_s=options["service_time"]))
-        demand, spot = _find_prices(task)
-        terms = _make_terms(spec, task.nodes, options, demand, spot)
+        prices = _find_prices(task, options)
+        terms = _make_terms(spec, task.nodes, options, prices)
         loads = [compare_ways(trace, terms, each) for each in _list_factors(trace)]
         if plot is not None:
             from cavvy.sim.serving.plots import plot_costs
@@ -55,13 +56,13 @@ def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
     except ModuleNotFoundError as error:
         text = f"plots need {error.name}, which is not installed"
         raise CommandFailure(text, extra_command("sim")) from error
-    prices = _describe(demand, spot, options)
     service_ways.print_ways(loads, find_crossings(loads), prices, output)
 
 
-def _find_prices(task: TaskSpec) -> tuple[Offer, Offer | None]:
-    """Return the cheapest on-demand offer and the cheapest spot offer that fit a replica and have a
-    price."""
+def _find_prices(task: TaskSpec, options: Mapping[str, Any]) -> "WayPrices":
+    """Return the stated prices, and the cheapest on-demand offer, spot offer and managed endpoint
+    that fit a replica and have a price.
+    """
     both = replace(task, resources=replace(task.resources, spot=SpotPolicy.AUTO))
     found = gather(both, anywhere=True, output_mib=None)
     paid = [each for each in found.offers if each.rate.micros_per_hour > 0]
@@ -71,7 +72,16 @@ def _find_prices(task: TaskSpec) -> tuple[Offer, Offer | None]:
         raise CommandFailure(
             "no on-demand offer with a price fits a replica", "`cavvy plan FILE` gives the reasons"
         )
-    return min(demand, key=_rate), min(spot, key=_rate, default=None)
+    endpoints = {each.name for each in registry.manifests() if each.only_services}
+    managed = [each for each in demand if each.provider in endpoints]
+    return service_ways.WayPrices(
+        demand=min(demand, key=_rate),
+        spot=min(spot, key=_rate, default=None),
+        managed=min(managed, key=_rate, default=None),
+        spot_recorded=options["spot_capacity"] is not None,
+        managed_usd_hr=options["managed_price"],
+        serverless_usd_hr=options["serverless_price"],
+    )
 
 
 def _rate(offer: Offer) -> int:
@@ -87,9 +97,11 @@ def _make_terms(
     spec: ServiceSpec,
     nodes: int,
     options: Mapping[str, Any],
-    demand: Offer,
-    spot: Offer | None,
+    prices: "WayPrices",
 ) -> ComparisonTerms:
+    spot, managed_usd_hr = prices.spot, prices.managed_usd_hr
+    if managed_usd_hr is None and prices.managed is not None:
+        managed_usd_hr = _usd(prices.managed, nodes)
     scaling = replace(
         make_terms(spec), cold_start_s=options["cold_start"], service_s=options["service_time"]
     )
@@ -98,13 +110,13 @@ def _make_terms(
         cold_start_s=options["cold_start"],
         slo_wait_s=scaling.wait_s,
         most_replicas=spec.replicas.most,
-        on_demand_usd_hr=_usd(demand, nodes),
+        on_demand_usd_hr=_usd(prices.demand, nodes),
     )
     return ComparisonTerms(
         scaling=scaling,
         setting=setting,
         spot=[] if spot is None else _list_spot(options["spot_capacity"], _usd(spot, nodes)),
-        managed_usd_hr=options["managed_price"],
+        managed_usd_hr=managed_usd_hr,
         serverless_usd_hr=options["serverless_price"],
     )
 
@@ -121,14 +133,3 @@ def _list_spot(folder: Path | None, usd_hr: float) -> Sequence[ReplicaMarket]:
 def _list_factors(trace: RequestTrace) -> list[float]:
     count = len(trace.arrivals_s)
     return [each for each in _FACTORS if each <= 1 or each * count <= _MOST_REQUESTS]
-
-
-def _describe(demand: Offer, spot: Offer | None, options: Mapping[str, Any]) -> "WayPrices":
-    recorded = options["spot_capacity"] is not None
-    return service_ways.WayPrices(
-        demand=demand,
-        spot=spot,
-        spot_recorded=recorded,
-        managed_usd_hr=options["managed_price"],
-        serverless_usd_hr=options["serverless_price"],
-    )

@@ -19,12 +19,14 @@ _NO_SPOT = "no spot offer fits"
 
 
 class WayPrices(Struct, frozen=True, kw_only=True):
-    """The prices of the ways: prices of offers, or prices that the user stated. `spot_recorded` is
-    true if recorded spot capacity was used, so that spot replicas could be lost.
+    """The prices of the ways: prices of offers, or prices that the user stated. `managed` is the
+    offer of a configured provider of managed endpoints. `spot_recorded` is true if recorded spot
+    capacity was used, so that spot replicas could be lost.
     """
 
     demand: Offer
     spot: Offer | None
+    managed: Offer | None
     spot_recorded: bool
     managed_usd_hr: float | None
     serverless_usd_hr: float | None
@@ -78,8 +80,18 @@ def print_ways(
         known = [each for each in recorded.costs if each.usd_month is not None]
         best = min(known, key=lambda each: each.usd_month or 0.0).way
         click.echo(f"{best} is the cheapest from {least:,.0f} to {most:,.0f} requests a day")
+    _print_notes(prices)
+
+
+def _print_notes(prices: WayPrices) -> None:
     if prices.spot is not None and not prices.spot_recorded:
         click.echo("note: spot is assumed never to be lost; add --spot-capacity", err=True)
+    if prices.managed is not None and prices.managed_usd_hr is None:
+        click.echo(
+            f"note: the price of {prices.managed.provider} was not compared with the cloud's bill; "
+            "see docs/guides/managed-endpoints.md, or state yours with --managed-price",
+            err=True,
+        )
     if prices.serverless_usd_hr is not None:
         click.echo(
             "note: these costs of serverless GPUs include working time only; providers also bill "
@@ -102,6 +114,8 @@ def _row(cost: "WayCost", prices: WayPrices) -> tuple[object, ...]:
 
 def _price(way: ServingWay, prices: WayPrices) -> tuple[str, str | None, object]:
     """Return the price as text, its source and its date."""
+    if way is ServingWay.MANAGED and prices.managed_usd_hr is None and prices.managed is not None:
+        return _offered(prices.managed)
     if way is ServingWay.MANAGED:
         return _stated(prices.managed_usd_hr, "--managed-price")
     if way is ServingWay.SERVERLESS:

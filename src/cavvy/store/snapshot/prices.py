@@ -1,0 +1,35 @@
+"""The prices that providers read in the catalog, whose APIs have none."""
+
+import logging
+from collections.abc import Sequence
+
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import ResourceSpec, SpotPolicy
+from cavvy.store.snapshot.layout import SnapshotError
+from cavvy.store.snapshot.reader import CatalogSnapshot
+
+_log = logging.getLogger(__name__)
+
+
+def list_prices(provider: str) -> Sequence[Offer]:
+    """Return the on-demand and spot offers of a provider in the catalog. The result is empty if
+    there is no catalog.
+    """
+    return _list_prices(provider, None)
+
+
+def list_instance(provider: str, instance: str) -> Sequence[Offer]:
+    """Return the on-demand and spot offers of an instance type in the catalog. The result is empty
+    if there is no catalog.
+    """
+    return _list_prices(provider, instance)
+
+
+def _list_prices(provider: str, instance: str | None) -> Sequence[Offer]:
+    need = ResourceSpec(providers=(provider,), instance=instance, spot=SpotPolicy.AUTO)
+    try:
+        with CatalogSnapshot.open() as snapshot:
+            return snapshot.match(need, misses=0).offers
+    except SnapshotError as error:
+        _log.warning("no catalog: prices of %s are unknown", provider, exc_info=error)
+        return ()
