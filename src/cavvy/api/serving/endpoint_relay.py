@@ -66,8 +66,10 @@ class EndpointRelay:
         self._server = await asyncio.start_server(
             self._accept, LOCAL, self.port, backlog=1024, reuse_address=True
         )
-        async with self._server:
+        try:
             await self._lost.wait()
+        finally:  # requests in flight are not waited for
+            self._server.close()
 
     def _refuse(self) -> None:
         """Stop listening. The gateway sees this before the end of the connection whose answer was
