@@ -1,4 +1,4 @@
-"""Holds a port of this machine for one replica, also while nobody listens on it."""
+"""Holds a port of this machine for one replica, also while no socket listens on it."""
 
 import socket
 
