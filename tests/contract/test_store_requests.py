@@ -2,18 +2,20 @@
 
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from datetime import timedelta
 from typing import cast
 
 import pytest
 from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
-from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.discounts import post_discounts
 from cavvy.control.serving.request_bills import COUNTED_SINCE, RequestBills
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase
-from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.ledger import QuantityUnit
+from cavvy.domain.request_bills import KeyWork, RequestWork
 from cavvy.domain.services import ReplicaState, ServiceReplica, ServiceSpec
 from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
@@ -45,14 +47,27 @@ def make_service(*replicas: ServiceReplica) -> StoredService:
     )
 
 
-def traffic(epoch: str = "g", **work_s: dict[str, float]) -> ServiceTraffic:
-    work = {
+def work(epoch: str = "g", requests: int = 1, **work_s: dict[str, float]) -> RequestWork:
+    counts = {
         replica: {
-            key: KeyWork(requests=1, work_us=int(seconds * 1e6)) for key, seconds in of_key.items()
+            key: KeyWork(requests=requests, work_us=int(seconds * 1e6))
+            for key, seconds in of_key.items()
         }
         for replica, of_key in work_s.items()
     }
-    return ServiceTraffic(at_s=0, work={epoch: work})
+    return {epoch: counts}
+
+
+def tell(found: RequestWork | None) -> Callable[[], Awaitable[RequestWork | None]]:
+    async def read() -> RequestWork | None:
+        return found
+
+    return read
+
+
+async def count_requests(store: Store) -> int:
+    lines = await store.ledger_lines(ALL)
+    return sum(each.entry.quantity for each in lines if each.entry.unit is QuantityUnit.REQUESTS)
 
 
 async def sums(store: Store, *by: str) -> dict[tuple[str, ...], int]:
@@ -64,7 +79,7 @@ async def test_requests_cold_start_and_idle_add_up_to_the_bill(store: Store) -> 
     replica, attempt = await start(store, "r1")
     service, bills = make_service(replica), RequestBills(store)
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1001, until=100)]))
-    told = traffic(r1={"k1": 30.0, "": 10.0})
+    told = tell(work(r1={"k1": 30.0, "": 10.0}))
     await bills.divide(service, told, after(100))
     await bills.divide(service, told, after(110))  # not due
     await RequestBills(store).divide(service, told, after(120))  # another server
@@ -77,7 +92,7 @@ async def test_requests_cold_start_and_idle_add_up_to_the_bill(store: Store) -> 
     assert await store.spent("p") == await store.spent("p", after(-1))
     # the service ends, and later the provider corrects the bill
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1501, until=150)]))
-    await bills.divide(service, None, after(150), last=True)
+    await bills.divide(service, tell(None), after(150), last=True)
     done = replace(attempt, phase=AttemptPhase.ENDED, ended_at=after(150))
     await store.commit(AtomicWrite(attempts=[done]))
     assert await store.meters.late_replicas() == []
@@ -102,11 +117,11 @@ async def test_bills_from_before_requests_were_counted_stay_as_they_were(store: 
     bills, service = RequestBills(store), make_service(replica)
     assert await store.meters.late_replicas() == ["old"]
     await bills.sweep()
-    await bills.divide(service, traffic(r1={"k1": 3.0}), after(100))
+    await bills.divide(service, tell(work(r1={"k1": 3.0})), after(100))
     assert await store.meters.late_replicas() == []
     assert await sums(store, "kind") == {("node",): 1500}
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1200, until=200)]))
-    await bills.divide(service, traffic(r1={"k1": 28.0}), after(200))
+    await bills.divide(service, tell(work(r1={"k1": 28.0})), after(200))
     assert await sums(store, "kind") == {("node",): 1500, ("request",): 50, ("idle",): 150}
     await store.commit(AtomicWrite(charges=[make_charge(old, 400, until=40)]))
     await bills.sweep()
@@ -138,13 +153,14 @@ class LosingStore:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_histories_with_kills_add_up(store: Store, seed: int) -> None:
-    """Servers are killed before and after writes, gateways lose what they have counted, two servers
-    divide at once, bills are corrected, and prices jump.
+    """Servers are killed before and after writes, gateways are replaced, reports are late, bills are
+    corrected, and prices jump. Each request is counted once.
     """
     dice = random.Random(seed)
     started = [await start(store, f"r{number}") for number in range(3)]
     service = make_service(*(replica for replica, _ in started))
-    work = {replica.id: {"k1": 0.0, "": 0.0} for replica, _ in started}
+    counts: dict[str, dict[str, dict[str, KeyWork]]] = {}
+    told: RequestWork = {}
     epoch, billed, rate = 0, Counter[str](), 1000
     for step in range(1, 25):
         now = after(60 * step)
@@ -154,22 +170,34 @@ async def test_random_histories_with_kills_add_up(store: Store, seed: int) -> No
                 billed[attempt.id] = max(0, billed[attempt.id] + more)
                 charge = make_charge(attempt, billed[attempt.id], until=60 * step)
                 await store.commit(AtomicWrite(charges=[charge]))
-            for key in work[replica.id]:
-                work[replica.id][key] += dice.random() * 20
-        if dice.random() < 0.2:  # the gateway is killed
+            of_key = counts.setdefault(str(epoch), {}).setdefault(replica.id, {})
+            for key in ("k1", ""):
+                known = of_key.get(key, KeyWork(requests=0, work_us=0))
+                of_key[key] = KeyWork(
+                    requests=known.requests + dice.randrange(3),
+                    work_us=known.work_us + dice.randrange(20_000_000),
+                )
+        if dice.random() < 0.2:  # another gateway
             epoch += 1
-            work = {name: dict.fromkeys(each, 0.0) for name, each in work.items()}
+        if dice.random() < 0.7:  # otherwise, the last report is still there
+            told = deepcopy(counts)
         if dice.random() < 0.2:
             rate = rate * 10 if rate < 10**6 else 1000
         losing = cast(Store, LosingStore(store, dice))
         try:
-            await RequestBills(losing).divide(service, traffic(str(epoch), **work), now)
+            await RequestBills(losing).divide(service, tell(told), now)
         except ConnectionError:
             continue
         found = await sums(store, "kind")
         parts = sum(found.get((kind,), 0) for kind in ("request", "idle", "cold start"))
         assert parts == sum(billed.values())
-    await RequestBills(store).divide(service, None, after(9999), last=True)
+    await RequestBills(store).divide(service, tell(counts), after(9999), last=True)
+    assert await count_requests(store) == sum(
+        each.requests
+        for of_epoch in counts.values()
+        for of_key in of_epoch.values()
+        for each in of_key.values()
+    )
     found = await sums(store, "subject")
     assert sum(found.values()) == sum(billed.values())
     assert (
@@ -182,12 +210,50 @@ async def test_random_histories_with_kills_add_up(store: Store, seed: int) -> No
     )
 
 
+async def test_requests_of_a_replica_that_ended_are_counted_by_the_next_server(
+    store: Store,
+) -> None:
+    """The server that knew the replica was killed, and the gateway that counted was replaced."""
+    replica, attempt = await start(store, "r1")
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000, until=100)]))
+    told = work(requests=5, r1={"k1": 30.0})
+    await RequestBills(store).divide(make_service(replica), tell(told), after(100))
+    done = replace(attempt, phase=AttemptPhase.ENDED, ended_at=after(150))
+    await store.commit(
+        AtomicWrite(attempts=[done], charges=[make_charge(attempt, 1500, until=150)])
+    )
+    more = {**work(requests=9, r1={"k1": 40.0}), **work("h", requests=2, r1={"k1": 5.0})}
+    bills = RequestBills(store)
+    await bills.divide(make_service(), tell(more), after(200))
+    assert await count_requests(store) == 11
+    assert (await sums(store, "kind"))["request",] == 450
+    await bills.sweep()
+    later = {**more, **work("h", requests=4, r1={"k1": 5.0})}
+    await bills.divide(make_service(), tell(more), after(300))
+    await bills.divide(make_service(), tell(later), after(400))
+    await bills.divide(make_service(), tell(later), after(500), last=True)
+    assert await count_requests(store) == 13
+    assert sum((await sums(store, "kind")).values()) == 1500
+
+
+async def test_a_service_without_a_gateway_is_divided_when_its_counts_are_known(
+    store: Store,
+) -> None:
+    replica, attempt = await start(store, "r1")
+    service, bills = make_service(replica), RequestBills(store)
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000, until=100)]))
+    await bills.divide(service, tell(None), after(100))
+    assert await sums(store, "kind") == {("node",): 1000}
+    await bills.divide(service, tell(work(requests=3, r1={"": 1.0})), after(101))
+    assert await count_requests(store) == 3
+
+
 async def test_a_division_begins_with_the_last_one(store: Store) -> None:
     replica, attempt = await start(store, "r1")
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1001, until=100)]))
     (bill,) = await store.meters.replica_bills([replica.id])
     assert (bill.until - bill.since, bill.divided) == (timedelta(seconds=100), None)
-    await RequestBills(store).divide(make_service(replica), None, after(100), last=True)
+    await RequestBills(store).divide(make_service(replica), tell(None), after(100), last=True)
     (again,) = await store.meters.replica_bills([replica.id])
     assert again.divided is not None
     with pytest.raises(StaleVersion):

@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.costs.requests import divide_bill
+from cavvy.costs.requests import Division, divide_bill
 from cavvy.domain.ledger import EntryKind, QuantityUnit
 from cavvy.domain.request_bills import DividedBill, KeyWork, ReplicaBill, RequestCounts
 from cavvy.domain.units import HourlyRate
+from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.work import ReplicaWork
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
@@ -68,7 +69,7 @@ def test_only_what_is_new_is_divided() -> None:
     assert amounts(again) == {("node", ""): -1000, ("request", "a"): 1000}
     other = divide_bill(bill(2000, 200, first.divided), counts("h", a=50), at(0))
     assert amounts(other) == {("node", ""): -1000, ("request", "a"): 500, ("idle", ""): 500}
-    silent = divide_bill(bill(2000, 200, first.divided), None, None)
+    silent = divide_bill(bill(2000, 200, first.divided), {}, None)
     assert amounts(silent) == {("node", ""): -1000, ("idle", ""): 1000}
 
 
@@ -77,10 +78,48 @@ def test_a_correction_is_idle_and_a_replica_that_was_never_ready_is_cold() -> No
     assert first is not None
     less = divide_bill(bill(900, 90, first.divided), counts(a=40), at(0))
     assert amounts(less) == {("node", ""): 100, ("idle", ""): -100}
-    assert amounts(divide_bill(bill(1000, 100), None, None)) == {
+    assert amounts(divide_bill(bill(1000, 100), {}, None)) == {
         ("node", ""): -1000,
         ("cold start", ""): 1000,
     }
+
+
+def requests(*divisions: Division | None) -> int:
+    return sum(
+        each.quantity
+        for division in divisions
+        if division is not None
+        for postings in division.postings.values()
+        for each in postings
+    )
+
+
+def told(requests: int, work_us: int) -> RequestCounts:
+    return {"g": {"": KeyWork(requests=requests, work_us=work_us)}}
+
+
+def test_a_report_that_is_older_than_the_last_division_changes_nothing() -> None:
+    first = divide_bill(bill(1000, 100), told(10, 100), at(0))
+    assert first is not None
+    stale = divide_bill(bill(2000, 200, first.divided), told(4, 40), at(0))
+    assert stale is not None
+    third = divide_bill(bill(3000, 300, stale.divided), told(11, 110), at(0))
+    assert (requests(first), requests(stale), requests(third)) == (10, 0, 1)
+
+
+def test_requests_are_counted_even_if_their_part_of_the_bill_is_nothing() -> None:
+    """Their time is too short, the provider corrects the bill, or they are reported too late."""
+    short = divide_bill(bill(10, 100), told(5, 3), at(0))
+    assert short is not None
+    less = divide_bill(bill(9, 90, short.divided), told(7, 4), at(0))
+    assert less is not None
+    same = bill(9, 90, less.divided)
+    assert divide_bill(same, told(9, 5), at(0)) is None, "the next amount pays for them"
+    late = divide_bill(same, told(9, 5), at(0), final=True)
+    assert late is not None
+    assert (requests(short), requests(less), requests(late)) == (5, 2, 2)
+    assert amounts(late) == {("request", ""): 0}
+    assert divide_bill(bill(9, 90, late.divided), told(9, 6), at(0), final=True) is None
 
 
 def test_the_work_of_several_gateways_is_added_up() -> None:
@@ -121,7 +160,7 @@ def test_entries_add_up_to_nothing_and_parts_to_the_bill(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_shares_are_those_of_a_replica_that_is_shared_equally(seed: int) -> None:
-    dice, work = random.Random(seed), ReplicaWork()
+    dice, work = random.Random(seed), ReplicaWork(KeptCounts())
     requests = []
     for _ in range(40):
         start = dice.randrange(0, 200)
@@ -141,6 +180,7 @@ def test_shares_are_those_of_a_replica_that_is_shared_equally(seed: int) -> None
                 work.end(key, moment)
             elif start == moment:
                 marks[number] = work.begin(key, moment)
+                work.count(key)
     told = work.describe(moments[-1] + 1000.0)
     for key in "ab":
         assert told[key].work_us == pytest.approx(truth[key] * S, abs=2)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.batch_fits import BatchFit
-from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.request_bills import KeyWork, merge_work
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 
 
@@ -54,10 +54,14 @@ def test_of_several_fits_the_slowest_is_used() -> None:
 
 
 def test_the_work_of_each_gateway_is_kept_apart() -> None:
+    """Of two reports with the same epoch, one is older: its server was killed."""
     worked = {"r1": {"key": KeyWork(requests=1, work_us=7)}}
     totals = add(GatewayTotals(), a=tell(1, work={"a1": worked}), b=tell(1, work={"b1": worked}))
     assert totals.sum is not None
     assert totals.sum.work == {"a1": worked, "b1": worked}
+    more = {"r1": {"key": KeyWork(requests=3, work_us=9)}, "r2": worked["r1"]}
+    for parts in ([{"a1": worked}, {"a1": more}], [{"a1": more}, {"a1": worked}]):
+        assert merge_work(parts) == {"a1": more}
 
 
 def test_a_gateway_that_counted_before_its_server_came_does_not_count_twice() -> None:
@@ -76,11 +80,8 @@ def test_a_gateway_that_does_not_answer_for_a_while_counts_once() -> None:
 
 
 def test_a_gateway_that_began_again_and_counted_as_much_counts_in_full() -> None:
-    def worked(epoch: str) -> Any:
-        return {epoch: {"r1": {"": KeyWork(requests=1, work_us=1)}}}
-
-    totals = add(GatewayTotals(), a=tell(3, work=worked("first"), fresh=True))
-    totals = add(totals, a=tell(5, at_s=2.0, work=worked("second"), fresh=True))
+    totals = add(GatewayTotals(), a=tell(3, process="first", fresh=True))
+    totals = add(totals, a=tell(5, at_s=2.0, process="second", fresh=True))
     assert count(totals) == 8
 
 

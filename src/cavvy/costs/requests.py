@@ -4,9 +4,9 @@ Whenever the bill has grown, the new amount is divided in proportion to time: th
 key's requests (requests that are in flight at the same moment share the replica equally), the time
 before the replica was ready (`cold start`), and the remaining time (`idle`). Each division posts
 entries that add up to zero: they subtract the amount from the bill's own kinds and add it to the
-kinds of the parts. Therefore, the parts add up exactly to the bill. If a gateway or its
-server is killed, the time that it had counted since the last division is idle. Changes of a bill
-after its replica's end are idle, too.
+kinds of the parts. Therefore, the parts add up exactly to the bill. Changes of a bill after its
+replica's end are idle. Requests that are reported after the last division of a bill, or whose share
+is smaller than a micro-dollar, get an entry without an amount, so that each request is counted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,13 @@ from datetime import datetime, timedelta
 
 from cavvy.domain.ledger import EntryKind, EntrySource, LedgerPosting, QuantityUnit
 from cavvy.domain.postings import split_months
-from cavvy.domain.request_bills import DividedBill, KeyWork, ReplicaBill, RequestCounts
+from cavvy.domain.request_bills import (
+    DividedBill,
+    KeyWork,
+    ReplicaBill,
+    RequestCounts,
+    merge_counts,
+)
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, replace
 
@@ -36,9 +42,7 @@ class Division(Struct, frozen=True, kw_only=True):
     postings: Mapping[str, tuple[LedgerPosting, ...]]
 
 
-def keep_undivided(
-    bill: ReplicaBill, counts: RequestCounts | None, ready_at: datetime | None
-) -> Division:
+def keep_undivided(bill: ReplicaBill, counts: RequestCounts, ready_at: datetime | None) -> Division:
     """Return the start state for the divisions of a bill from a time in which no requests were
     counted. The present amount remains as it was charged; only later amounts are divided.
     """
@@ -46,33 +50,38 @@ def keep_undivided(
         attempt_id=bill.attempt_id,
         until=bill.until,
         moved=dict(bill.amounts),
-        counted={epoch: dict(work) for epoch, work in (counts or {}).items()},
+        counted={epoch: dict(work) for epoch, work in counts.items()},
         ready_at=ready_at,
     )
     return Division(divided=divided, postings={})
 
 
 def divide_bill(
-    bill: ReplicaBill, counts: RequestCounts | None, ready_at: datetime | None
+    bill: ReplicaBill,
+    counts: RequestCounts,
+    ready_at: datetime | None,
+    *,
+    final: bool = False,
 ) -> Division | None:
-    """Return the division of the amount by which the bill has grown, or None if the bill has not
-    changed."""
+    """Return the division of the amount by which the bill has grown, or None if there is nothing to
+    divide. `final` means that the replica has ended: its bill may not grow again, so new counts are
+    recorded even if it has not changed.
+    """
     before = bill.divided or DividedBill(attempt_id=bill.attempt_id, until=bill.since)
     kinds = {*bill.amounts, *before.moved}
     more = {kind: bill.amounts.get(kind, 0) - before.moved.get(kind, 0) for kind in sorted(kinds)}
-    if not any(more.values()):
+    fresh = _subtract(counts, before)
+    late = final and any(each.requests for each in fresh.values())
+    if not any(more.values()) and not late:
         return None
     divided = replace(
         before,
         until=max(bill.until, before.until),
         moved={kind: bill.amounts.get(kind, 0) for kind in kinds},
         ready_at=ready_at or before.ready_at,
+        # a report may be older than the one with which the last division was made
+        counted=_merge(before.counted, counts),
     )
-    fresh: dict[str, KeyWork] = {}
-    if counts is not None:
-        fresh = _subtract(counts, before)
-        told = {epoch: dict(work) for epoch, work in counts.items()}
-        divided = replace(divided, counted={**before.counted, **told})
     moves = [(kind, "", -amount, 0) for kind, amount in more.items()]
     moves += _list_parts(sum(more.values()), before.until, divided, fresh)
     return Division(divided=divided, postings=_post_all(bill, before.until, divided.until, moves))
@@ -82,8 +91,12 @@ def _list_parts(
     total: int, since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]
 ) -> Iterable[_Move]:
     weights = _weigh(since, divided, fresh) if total > 0 else {}
-    for (kind, key), amount in _split(total, weights, _IDLE if divided.ready_at else _COLD).items():
-        yield kind, key, amount, fresh[key].requests if kind is EntryKind.REQUEST else 0
+    parts = _split(total, weights, _IDLE if divided.ready_at else _COLD)
+    for (kind, key), amount in parts.items():
+        if kind is not EntryKind.REQUEST:
+            yield kind, key, amount, 0
+    for key, work in fresh.items():
+        yield EntryKind.REQUEST, key, parts.get((EntryKind.REQUEST, key), 0), work.requests
 
 
 def _post_all(
@@ -91,15 +104,21 @@ def _post_all(
 ) -> Mapping[str, tuple[LedgerPosting, ...]]:
     found: dict[str, tuple[LedgerPosting, ...]] = {}
     for kind, key, amount, requests in moves:
-        if amount:
+        if amount or requests:
             posting = _make_posting(bill, (since, until), kind, amount, requests)
             found[key] = (*found.get(key, ()), *split_months(posting))
     return found
 
 
+def _merge(before: RequestCounts, counts: RequestCounts) -> dict[str, dict[str, KeyWork]]:
+    return {
+        epoch: merge_counts(before.get(epoch, {}), counts.get(epoch, {}))
+        for epoch in (*before, *(each for each in counts if each not in before))
+    }
+
+
 def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
-    """Return the counts since the last division. A gateway that has started since then began "
-    "at 0."""
+    """Return the counts since the last division."""
     found: dict[str, KeyWork] = {}
     for epoch, work in counts.items():
         for key, now in work.items():

@@ -1,15 +1,11 @@
 """The bills of replicas, and their division among the requests of their services."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from cavvy.domain.ledger import EntryKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field
-
-# The counts of each gateway for a replica since the gateway was started: keyed by the gateway's
-# epoch, then by the client's key
-RequestCounts = Mapping[str, Mapping[str, "KeyWork"]]
 
 
 class KeyWork(Struct, frozen=True, kw_only=True):
@@ -19,6 +15,44 @@ class KeyWork(Struct, frozen=True, kw_only=True):
 
     requests: int
     work_us: int
+
+
+# The counts of each gateway for a replica: keyed by the epoch, then by the client's key. The counts
+# of an epoch only grow, also when the gateway is restarted.
+RequestCounts = Mapping[str, Mapping[str, KeyWork]]
+# The same for all replicas of a service: keyed by epoch, replica and client's key
+RequestWork = Mapping[str, Mapping[str, Mapping[str, KeyWork]]]
+
+
+def merge_work(parts: Iterable[RequestWork]) -> RequestWork:
+    """Return the union of reports. If two have the same epoch, one of them is older: the larger
+    counts are right.
+    """
+    found: dict[str, dict[str, dict[str, KeyWork]]] = {}
+    for part in parts:
+        for epoch, work in part.items():
+            known = found.setdefault(epoch, {})
+            for replica, counts in work.items():
+                known[replica] = merge_counts(known.get(replica, {}), counts)
+    return found
+
+
+def find_counts(work: RequestWork, replica: str) -> RequestCounts:
+    return {epoch: counts[replica] for epoch, counts in work.items() if replica in counts}
+
+
+def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> dict[str, KeyWork]:
+    """Return the larger counts of each client's key."""
+    found = dict(one)
+    for key, count in other.items():
+        known = found.get(key)
+        if known is not None:
+            count = KeyWork(
+                requests=max(known.requests, count.requests),
+                work_us=max(known.work_us, count.work_us),
+            )
+        found[key] = count
+    return found
 
 
 class DividedBill(Struct, frozen=True, kw_only=True):

@@ -162,6 +162,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0  # 0: any free one
     control: str  # the path of the control socket
     state: str  # the folder of deferred results
+    # the file in which the numbers of requests outlive the process; "": they end with it
+    counts: str = ""
     reuse_port: bool = False  # other gateways of this machine may listen on the same port
     # the gateway exits after this many seconds without a connection to its control socket
     alone_s: Seconds | None = None

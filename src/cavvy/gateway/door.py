@@ -18,6 +18,7 @@ from cavvy.gateway.deferred import RESULTS, DeferredCalls, DeferredRequest, Resu
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import NO_LENGTH, HeadMemo, RequestHead
 from cavvy.gateway.inbound import InboundConnection, OpenRequest
+from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.model_route import ModelRoutes, is_model_path
 from cavvy.gateway.own_answers import AnswerCode
 from cavvy.gateway.preferences import Preferences, read_prefer
@@ -31,7 +32,13 @@ _NO_PREFERENCES = Preferences()
 
 class Door:
     def __init__(
-        self, limits: GatewayLimits, *, secure: bool, start: str, calls: DeferredCalls
+        self,
+        limits: GatewayLimits,
+        *,
+        secure: bool,
+        start: str,
+        calls: DeferredCalls,
+        kept: KeptCounts,
     ) -> None:
         self.limits = limits
         self.memo = HeadMemo(limits)
@@ -45,7 +52,7 @@ class Door:
         self._scheme = b"https" if secure else b"http"
         self._start = start.encode() + b"-"  # prefix of request IDs; differs between processes
         self._numbers = count(1)
-        self._calls = calls
+        self._calls, self._kept = calls, kept
         self._ticks = 0
 
     # Methods that the process and the control socket call
@@ -61,14 +68,17 @@ class Door:
             if old is not None and old.route == route:
                 services[route.name] = old
                 continue
-            services[route.name] = ServiceQueue(route, self.memo, self._tell_cold)
-            if old is not None:
-                services[route.name].adopt(old)
+            new = services[route.name] = ServiceQueue(route, self.memo, self._tell_cold, self._kept)
+            if old is None:
+                new.resume_work()
+            else:
+                new.adopt(old)
         gone, self.services = self.services, services
         self._routes = Routes((service.route, service) for service in services.values())
         self._models = self._make_models()
         for old in gone.values():
             old.close()
+        self._kept.keep_only(services)
 
     def set_replicas(self, name: str, addresses: Iterable[ReplicaAddress]) -> None:
         """Raises GatewayConfigError."""
@@ -87,9 +97,15 @@ class Door:
             connection.check(now)
         for service in self.services.values():
             service.counters.end_second()
+        self.keep_work()
         self._ticks += 1
         if self._ticks % _EXPIRE_EVERY == 0:
             self._calls.expire()
+
+    def keep_work(self) -> None:
+        """Keep the time of the requests so far."""
+        for service in self.services.values():
+            service.keep_work()
 
     def take_cold(self) -> tuple[str, ...]:
         """Return the services whose requests have begun to wait for a first replica since the last

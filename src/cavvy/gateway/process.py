@@ -21,6 +21,7 @@ from cavvy.gateway.control_socket import ControlSocket
 from cavvy.gateway.deferred import DeferredCalls
 from cavvy.gateway.door import Door
 from cavvy.gateway.inbound import InboundConnection
+from cavvy.gateway.kept_counts import KeptCounts
 
 _TICK_S = 1.0
 _DRAIN_S = 30.0
@@ -51,8 +52,8 @@ async def serve(config: GatewayConfig) -> None:
     """
     tls = None if config.tls is None else HostCertificates(config.tls).context
     calls = DeferredCalls(CallStore(Path(config.state)), config.limits)
-    door = Door(config.limits, secure=tls is not None, start=secrets.token_hex(4), calls=calls)
-    door.set_services(config.services)
+    kept = _open_counts(config.counts)
+    door = _make_door(config, tls is not None, calls, kept)
     calls.resume(door.services.get)
     stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     control = ControlSocket(Path(config.control), door, lambda drain_s: _set(stop, drain_s))
@@ -71,6 +72,22 @@ async def serve(config: GatewayConfig) -> None:
     finally:
         await control.close()
         await calls.close()
+        door.keep_work()
+        kept.close()
+
+
+def _make_door(config: GatewayConfig, secure: bool, calls: DeferredCalls, kept: KeptCounts) -> Door:
+    start = secrets.token_hex(4)
+    door = Door(config.limits, secure=secure, start=start, calls=calls, kept=kept)
+    door.set_services(config.services)
+    return door
+
+
+def _open_counts(path: str) -> KeptCounts:
+    kept = KeptCounts(Path(path) if path else None)
+    if path and not kept.kept:
+        sys.stderr.write(f"cavvy.gateway: {path} cannot be used to keep the counts of requests\n")
+    return kept
 
 
 async def _listen(config: GatewayConfig, door: Door, tls: SSLContext | None) -> asyncio.Server:

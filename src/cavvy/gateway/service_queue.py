@@ -22,9 +22,16 @@ from cavvy.gateway.cold_starts import ColdStarts, estimate_retry_s
 from cavvy.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.gateway.exchange import Exchange
 from cavvy.gateway.heads import HeadMemo, RequestHead
+from cavvy.gateway.kept_counts import KeptCounts
 from cavvy.gateway.own_answers import AnswerCode
 from cavvy.gateway.rates import ServiceRates
-from cavvy.gateway.statistics import BatchFacts, ServiceCounters, ServiceFacts, find_quantile
+from cavvy.gateway.statistics import (
+    BatchFacts,
+    ReplicaFacts,
+    ServiceCounters,
+    ServiceFacts,
+    find_quantile,
+)
 from cavvy.gateway.upstream import ReplicaPool
 from cavvy.gateway.work import ReplicaWork
 
@@ -41,6 +48,7 @@ class ServiceQueue:
         route: ServiceRoute,
         memo: HeadMemo,
         wake: Callable[[str], None] = lambda name: None,
+        kept: KeptCounts | None = None,
     ) -> None:
         now = monotonic()
         self.route = route
@@ -66,6 +74,7 @@ class ServiceQueue:
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._turn = 0
+        self._kept = KeptCounts() if kept is None else kept
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
 
     # what clients' connections call
@@ -234,11 +243,11 @@ class ServiceQueue:
         """Return the work of a replica, which is continued if its address changes."""
         known = self._work.get(replica)
         if known is None:
-            known = self._work[replica] = ReplicaWork()
+            known = self._work[replica] = ReplicaWork(self._kept, self.route.name, replica)
             used = {pool.address.id for pool in (*self._replicas, *self._draining)}
             gone = [name for name in self._work if name not in used and name != replica]
             for name in gone[:-_GONE_KEPT]:
-                del self._work[name]
+                self._work.pop(name).forget()
         return known
 
     # Methods that the control socket and the clock call
@@ -300,8 +309,23 @@ class ServiceQueue:
             self._answer_waiting(402, AnswerCode.BUDGET, self.route.closed)
         self.set_replicas([pool.address for pool in self._replicas])
 
+    def resume_work(self) -> None:
+        """Continue the counts of a former gateway."""
+        self._work = {
+            replica: ReplicaWork(self._kept, self.route.name, replica, counts)
+            for replica, counts in self._kept.resume(self.route.name).items()
+        }
+
+    def keep_work(self) -> None:
+        """Keep the time of the requests so far. Called once a second."""
+        now = monotonic()
+        for each in self._work.values():
+            each.keep(now)
+
     def close(self) -> None:
         """Remove the service: waiting requests are refused, requests in flight finish."""
+        for each in self._work.values():
+            each.forget()
         self._answer_waiting(404, AnswerCode.NO_SERVICE, "the service was removed")
         self.set_replicas(())
 
@@ -352,8 +376,9 @@ class ServiceQueue:
             p95_s=find_quantile(counters.latency, 0.95),
             p99_s=find_quantile(counters.latency, 0.99),
             keys_used=dict(self.keys.used),
-            replicas=tuple(pool.describe() for pool in (*self._replicas, *self._draining)),
+            replicas=self._describe_replicas(),
             work=self._describe_work(now),
+            epoch=self._kept.epoch,
             canary=None if self.canary is None else self.canary.describe(),
             slow=counters.slow,
             unserved=counters.unserved,
@@ -365,6 +390,9 @@ class ServiceQueue:
 
     def _describe_batches(self) -> BatchFacts | None:
         return None if self.batches is None else self.batches.describe(self._replicas)
+
+    def _describe_replicas(self) -> tuple[ReplicaFacts, ...]:
+        return tuple(pool.describe() for pool in (*self._replicas, *self._draining))
 
     def _describe_work(self, now: float) -> dict[str, dict[str, KeyWork]]:
         return {name: dict(each.describe(now)) for name, each in self._work.items() if each}

@@ -14,7 +14,7 @@ from cavvy.domain.request_bills import KeyWork
 from cavvy.domain.values import Struct, field
 from cavvy.gateway.canary import CanaryFacts
 
-EPOCH = token_hex(8)  # of this process, whose counters start at 0
+PROCESS = token_hex(8)  # of this process, whose counters start at 0
 _SUB_BITS = 2  # each power of two has four buckets; a quantile is at most 25 % above the truth
 
 
@@ -93,7 +93,8 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     canary: CanaryFacts | None = None
     # by replica, including removed ones, and by client's key
     work: dict[str, dict[str, KeyWork]] = field(default_factory=dict)
-    epoch: str = EPOCH
+    epoch: str  # of `work`, which goes on when the gateway is restarted
+    process: str = PROCESS  # of all other counters
     slow: int = 0  # of those answered, after more than `slow_s` since they arrived
     unserved: int = 0  # of those refused, by a full queue or because no replica took them in time
     batches: BatchFacts | None = None

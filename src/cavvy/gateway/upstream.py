@@ -56,6 +56,12 @@ class UpstreamConnection(asyncio.Protocol):
         exchange.attempts += 1
         if not exchange.body_done or exchange.tells:
             exchange.sink.want_body()
+        # counted first: if this process is killed here, no request of the replica is missing
+        if exchange.batch is None:
+            self.pool.work.count(exchange.key_id)
+        else:
+            for each in exchange.batch.members:
+                self.pool.work.count(each.key_id)
         self.transport.write(exchange.take_bytes())
 
     def abort(self) -> None:

@@ -11,19 +11,41 @@ it has instances.
 from collections.abc import Mapping
 
 from cavvy.domain.request_bills import KeyWork
+from cavvy.gateway.kept_counts import Count, KeptCounts
 
 
 class ReplicaWork:
-    """The work of one replica by key, since the gateway's start. Times are monotonic seconds."""
+    """The work of one replica by key. Times are monotonic seconds. The number of requests is kept
+    at once, and their time whenever `keep` is called.
+    """
 
-    __slots__ = ("_at", "_by_key", "_in_flight", "_virtual")
+    __slots__ = (
+        "_at",
+        "_by_key",
+        "_counts",
+        "_in_flight",
+        "_kept",
+        "_kept_at",
+        "_name",
+        "_virtual",
+    )
 
-    def __init__(self) -> None:
-        self._at = self._virtual = 0.0
+    def __init__(
+        self,
+        kept: KeptCounts,
+        service: str = "",
+        replica: str = "",
+        former: Mapping[str, Count] | None = None,
+    ) -> None:
+        self._kept, self._name = kept, (service, replica)
+        self._at = self._virtual = self._kept_at = 0.0
         self._in_flight = 0  # the sum of the weights
-        # by key: requests, the weights of those in flight, and the shares of those that ended, less
-        # the values of `_virtual` at the starts of those in flight
-        self._by_key: dict[str, list[float]] = {}
+        self._counts = dict(former or {})  # by key
+        # by key: the weights of those in flight, and the shares of those that ended, less the
+        # values of `_virtual` at the starts of those in flight
+        self._by_key: dict[str, list[float]] = {
+            key: [0, count[1] / 1e6] for key, count in self._counts.items()
+        }
 
     def begin(self, key: str, now: float, weight: int = 1) -> float:
         """Record the start of a request. Returns its mark, which `share_s` needs."""
@@ -31,12 +53,18 @@ class ReplicaWork:
         self._in_flight += weight
         known = self._by_key.get(key)
         if known is None:
-            self._by_key[key] = [1, weight, -weight * virtual]
+            self._by_key[key] = [weight, -weight * virtual]
         else:
-            known[0] += 1
-            known[1] += weight
-            known[2] -= weight * virtual
+            known[0] += weight
+            known[1] -= weight * virtual
         return virtual
+
+    def count(self, key: str) -> None:
+        """Count a request that is about to be sent to the replica. It has begun."""
+        known = self._counts.get(key)
+        if known is None:
+            known = self._counts[key] = self._kept.find(*self._name, key)
+        known[0] += 1
 
     def __bool__(self) -> bool:
         """Return whether any request has started."""
@@ -47,19 +75,33 @@ class ReplicaWork:
         virtual = self._pass(now)
         self._in_flight -= weight
         known = self._by_key[key]
-        known[1] -= weight
-        known[2] += weight * virtual
+        known[0] -= weight
+        known[1] += weight * virtual
 
     def share_s(self, mark: float, now: float, weight: int = 1) -> float:
         """Return the share so far of the request in flight with this mark."""
         return weight * (self._pass(now) - mark)
 
     def describe(self, now: float) -> Mapping[str, KeyWork]:
-        virtual = self._pass(now)
+        self.keep(now)
         return {
-            key: KeyWork(requests=int(begun), work_us=round((done + flying * virtual) * 1e6))
-            for key, (begun, flying, done) in self._by_key.items()
+            key: KeyWork(requests=count[0], work_us=count[1]) for key, count in self._counts.items()
         }
+
+    def keep(self, now: float) -> None:
+        """Keep the time of the requests so far."""
+        virtual = self._pass(now)
+        if self._at == self._kept_at:
+            return
+        self._kept_at = self._at
+        for key, count in self._counts.items():
+            flying, done = self._by_key[key]
+            count[1] = max(count[1], round((done + flying * virtual) * 1e6))
+
+    def forget(self) -> None:
+        """Free the slots of the replica, which is gone. Its last requests are counted nowhere."""
+        self._kept.forget(*self._name)
+        self._kept, self._counts = KeptCounts(), {}
 
     def _pass(self, now: float) -> float:
         if now > self._at:  # the clock readings of two callers may arrive in another order

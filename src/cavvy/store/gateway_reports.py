@@ -16,7 +16,7 @@ _WRITE = (
     "ORDER BY 1 ON CONFLICT (service, server) DO UPDATE SET document = EXCLUDED.document, "
     "written_at = EXCLUDED.written_at"
 )
-_READ = "SELECT server, document FROM gateway_reports WHERE service = ? AND server <> ?"
+_READ = "SELECT server, document FROM gateway_reports WHERE service = ?"
 
 
 class GatewayReport(Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class GatewayReport(Struct, frozen=True, kw_only=True):
 
 
 class GatewayReports:
-    """Writes this server's reports and reads those of the other servers, on its own connection."""
+    """Writes this server's reports and reads those of all servers, on its own connection."""
 
     def __init__(self, url: str, server: str) -> None:
         self._server = server
@@ -40,11 +40,10 @@ class GatewayReports:
         await self._workers.do(lambda session: self._put(session, reports))
 
     async def list(self, service: str) -> Sequence[GatewayReport]:
-        """Return the newest report of each other server, including servers that no longer exist.
-        Raises StoreError.
+        """Return the newest report of each server, including this one and servers that no longer
+        exist. Raises StoreError.
         """
-        values = (service, self._server)
-        rows = await self._workers.do(lambda session: session.run(_READ, values).fetchall())
+        rows = await self._workers.do(lambda session: session.run(_READ, (service,)).fetchall())
         return [
             GatewayReport(service=service, server=server, document=document)
             for server, document in rows

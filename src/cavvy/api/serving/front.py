@@ -25,6 +25,7 @@ from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.decide.update import as_revision
 from cavvy.control.serving.front import ProbeRecord
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall
+from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
@@ -39,6 +40,7 @@ from cavvy.gateway.control_socket import (
     SetServices,
 )
 from cavvy.gateway.haproxy.runtime import HaproxyRefused
+from cavvy.gateway.kept_counts import read_work
 from cavvy.gateway.statistics import ServiceFacts
 
 _LOCAL = "127.0.0.1"
@@ -175,6 +177,15 @@ class GatewayFront:
             return None if found is None else await self._make_traffic(found)
         counted = None if found is None else await self._count(done, found)
         return await self._shared.read(service, counted)
+
+    async def read_work(self, service: StoredService) -> RequestWork | None:
+        found = (await self._read()).get(service.id)
+        mine = None if found is None else make_traffic(found).work
+        if found is None:  # the gateway is being restarted
+            mine = (await asyncio.to_thread(read_work, self._child.counts)).get(service.id)
+        if self._shared is None:
+            return mine
+        return await self._shared.read_work(service.id, mine)
 
     async def call(
         self, service: StoredService, call: QueuedCall, body: bytes, timeout: timedelta
@@ -397,6 +408,7 @@ def make_traffic(facts: ServiceFacts) -> ServiceTraffic:
         work={facts.epoch: facts.work} if facts.work else {},
         places=facts.places,
         batch=None if facts.batches is None else facts.batches.fit,
+        process=facts.process,
     )
 
 

@@ -35,6 +35,7 @@ class GatewayChild:
         self._process: asyncio.subprocess.Process | None = None
         self._routes: Sequence[ServiceRoute] = ()
         self.port = 0  # 0 while no gateway was found or started
+        self.counts = folder / "counts"  # the file that keeps the numbers of requests
 
     @property
     def started(self) -> bool:
@@ -116,6 +117,7 @@ class GatewayChild:
             "port": port,
             "control": self._socket,
             "state": str(self._folder / "calls"),
+            "counts": str(self.counts),
             "services": [msgspec.to_builtins(each) for each in self._routes],
         }
         if listener.shared:

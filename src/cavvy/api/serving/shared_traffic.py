@@ -10,6 +10,7 @@ import msgspec
 from cavvy.control.decide.gateways import GatewayCount, GatewayTotals, add_reports
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.share import WorkShare
+from cavvy.domain.request_bills import RequestWork, merge_work
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.store.base import StoreError
@@ -47,7 +48,7 @@ class SharedTraffic:
         reported any. The traffic is `whole` if all gateways have this version of the service.
         Raises StoreError.
         """
-        alive = {each.id for each in self._share.servers}
+        alive = {each.id for each in self._share.servers} - {self._share.me.id}
         known = {} if mine is None else {self._share.me.id: mine}
         for report in await self._reports.list(service.id):
             if report.server in alive:
@@ -62,6 +63,15 @@ class SharedTraffic:
         totals = add_reports(before, known, time.monotonic(), whole=whole)
         self._totals[service.id] = totals
         return totals.sum
+
+    async def read_work(self, service: str, mine: RequestWork | None) -> RequestWork | None:
+        """Return the counts of requests of all gateways, including those whose server has ended, or
+        None if there are none. `mine` are those of this server's gateway. Raises StoreError.
+        """
+        told = [_decode(each.document).traffic.work for each in await self._reports.list(service)]
+        if mine is not None:
+            told.append(mine)
+        return merge_work(told) if told else None
 
     async def forget(self, service: str) -> None:
         """Delete the reports on a service that has been removed."""

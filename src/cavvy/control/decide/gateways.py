@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.place_loads import PlaceLoad, PlaceLoads
+from cavvy.domain.request_bills import merge_work
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.values import Struct, field, replace
 
@@ -63,7 +64,7 @@ def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> Se
     old = totals.last.get(server)
     if old is None:
         return nothing if totals.sum is None or report.fresh else new
-    other = bool(new.work and old.work) and new.work.keys().isdisjoint(old.work)  # another epoch
+    other = new.process != old.process
     started_again = other or new.at_s < old.at_s or new.arrivals < old.arrivals
     return nothing if started_again else old
 
@@ -81,7 +82,7 @@ def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
         p99_s=_find_largest(each.p99_s for each in told),
         replicas=_join([each.replicas for each in told]),
         keys_used=_latest([each.keys_used for each in told]),
-        work={epoch: work for each in told for epoch, work in each.work.items()},
+        work=merge_work(each.work for each in told),
         places=_add_places([each.places for each in told]),
         batch=_find_slowest(each.batch for each in told),
     )

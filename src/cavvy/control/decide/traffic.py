@@ -13,7 +13,7 @@ from cavvy.autoscaler.terms import ScalingTerms
 from cavvy.control.decide.replica_markets import ANYWHERE, market_of
 from cavvy.domain.batch_fits import BatchFit
 from cavvy.domain.place_loads import PlaceLoads
-from cavvy.domain.request_bills import KeyWork
+from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
@@ -40,6 +40,8 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     number of requests in flight on each replica, and `keys_used` the time of each key's last use,
     in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by the
     epoch of each gateway, how the time of each replica was divided among the requests of each key.
+    These counts go on when the gateway is restarted; `process` identifies the gateway's process,
+    with which all other counters begin at 0.
     `places` contains the requests that must stay in certain places.
     """
 
@@ -66,9 +68,10 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     replicas: Mapping[str, int] = field(default_factory=dict)
     keys_used: Mapping[str, float] = field(default_factory=dict)
     tried: RevisionTraffic | None = None
-    work: Mapping[str, Mapping[str, Mapping[str, KeyWork]]] = field(default_factory=dict)
+    work: RequestWork = field(default_factory=dict)
     places: PlaceLoads = field(default_factory=dict)
     batch: BatchFit | None = None  # the time of a batch, if the service has batches
+    process: str = ""  # "" for the sum of several gateways
     whole: bool = True  # whether all gateways have reported their requests in flight
 
 
@@ -155,7 +158,12 @@ def find_former(before: ServiceTraffic | None, traffic: ServiceTraffic) -> Servi
     """Return the counts with which those of `traffic` are compared; the counts of a restarted
     gateway begin at 0.
     """
-    if before is None or before.at_s > traffic.at_s or before.arrivals > traffic.arrivals:
+    if (
+        before is None
+        or before.process != traffic.process
+        or before.at_s > traffic.at_s
+        or before.arrivals > traffic.arrivals
+    ):
         return ServiceTraffic(at_s=traffic.at_s)
     return before
 

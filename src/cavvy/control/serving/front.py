@@ -10,6 +10,7 @@ from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall
+from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct
@@ -56,6 +57,10 @@ class ServiceFront(Protocol):
     async def read_traffic(self, service: StoredService) -> ServiceTraffic | None:
         """Return the traffic since the last `publish`, or None if the gateway has not received it
         yet."""
+
+    async def read_work(self, service: StoredService) -> RequestWork | None:
+        """Return the counts of the service's requests, including those of gateways that have
+        ended, or None if nothing is known."""
 
     async def call(
         self, service: StoredService, call: QueuedCall, body: bytes, timeout: timedelta

@@ -169,7 +169,7 @@ class ServiceReconciler:
         self._note_replicas(key, stored)
         await self._show(key, stored, front)
         await self._act(step, stored)
-        await self._bills.divide(stored, traffic, now, last=step.finished)
+        await self._bills.divide(stored, lambda: front.read_work(stored), now, last=step.finished)
         if step.finished:
             await self._withdraw(key, front)
             await self._store.services.delete(stored)

@@ -1,13 +1,12 @@
 """Divides the bills of replicas among the requests of services, as the gateway counts them."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
 from cavvy.control.decide.bills import ACCRUE
-from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.costs.requests import Division, divide_bill, keep_undivided
-from cavvy.domain.request_bills import ReplicaBill
+from cavvy.domain.request_bills import ReplicaBill, RequestCounts, RequestWork, find_counts
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate
@@ -38,13 +37,14 @@ class RequestBills:
     async def divide(
         self,
         service: StoredService,
-        traffic: ServiceTraffic | None,
+        read: Callable[[], Awaitable[RequestWork | None]],
         now: datetime,
         *,
         last: bool = False,
     ) -> None:
-        """Divide the amounts by which the bills of the service's replicas have grown. `last` means
-        that the service ends, so no later counts will arrive and everything is divided now.
+        """Divide the amounts by which the bills of the service's replicas have grown. `read` gives
+        the counts of their requests, or None if nothing is known. `last` means that the service
+        ends, so no later counts will arrive and everything is divided now.
         """
         known = self._replicas.setdefault(service.id, {})
         # including replicas that have ended and will soon be removed from the service
@@ -55,18 +55,35 @@ class RequestBills:
             del known[old]
         done = self._done.get(service.id)
         due = done is None or now - done >= ACCRUE
-        if not last and (traffic is None or not due):
+        if not last and not due:
+            return
+        # the counts are read after the bills: those of a replica that has ended are then complete
+        bills = await self._store.meters.replica_bills(list(known))
+        work = await read()
+        if work is None and not last:
             return
         self._done[service.id] = now
-        for bill in await self._store.meters.replica_bills(list(known)):
-            self.rates[bill.job_id] = bill.rate
-            await self._divide(bill, known[bill.job_id], service, traffic)
+        await self._divide_all(service, bills, work or {}, last=last)
         for each in known.values():
             if last or each.state is ReplicaState.ENDED:
                 self.rates.pop(each.id, None)
         if last:
             self._left.update(known)
             del self._replicas[service.id], self._done[service.id]
+
+    async def _divide_all(
+        self, service: StoredService, bills: Sequence[ReplicaBill], work: RequestWork, *, last: bool
+    ) -> None:
+        known = self._replicas[service.id]
+        # a server that was killed may not have divided the bills of replicas that ended meanwhile
+        others = {replica for counts in work.values() for replica in counts} - known.keys()
+        for bill in (*bills, *await self._store.meters.replica_bills(sorted(others))):
+            replica = known.get(bill.job_id)
+            if replica is not None:
+                self.rates[bill.job_id] = bill.rate
+            final = last or replica is None or replica.state is ReplicaState.ENDED
+            counts = find_counts(work, bill.job_id)
+            await self._divide(bill, replica, service, counts, final=final)
 
     async def note_job(self, job_id: str) -> None:
         """Handle a reconciled job: if it was a replica whose service no longer exists, divide its
@@ -81,27 +98,22 @@ class RequestBills:
     async def _divide_late(self, jobs: Sequence[str]) -> None:
         """Divide the undivided amounts of the bills of these replicas, whose service has ended."""
         for bill in await self._store.meters.replica_bills(jobs):
-            await self._divide(bill, None, None, None)
+            await self._divide(bill, None, None, {}, final=True)
 
     async def _divide(
         self,
         bill: ReplicaBill,
         replica: ServiceReplica | None,
         service: StoredService | None,
-        traffic: ServiceTraffic | None,
+        counts: RequestCounts,
+        *,
+        final: bool,
     ) -> None:
-        counts = None
-        if traffic is not None:
-            counts = {
-                epoch: work[bill.job_id]
-                for epoch, work in traffic.work.items()
-                if bill.job_id in work
-            }
         ready_at = None if replica is None else replica.ready_at
         if bill.divided is None and bill.since < await self._counted_since():
             division: Division | None = keep_undivided(bill, counts, ready_at or bill.until)
         else:
-            division = divide_bill(bill, counts, ready_at)
+            division = divide_bill(bill, counts, ready_at, final=final)
         if division is not None:
             keys: Sequence[tuple[str, str]] = (
                 () if service is None else [(each.id, each.label) for each in service.keys]

@@ -1,0 +1,236 @@
+"""Keeps the numbers of requests in a file that outlives the gateway's process.
+
+The file is mapped into memory, so a count is one write to memory, and the operating system keeps it
+if the process is killed. The next gateway of the same folder continues all counts, under the same
+epoch: whoever reads them sees numbers that only grow. After a restart of the machine, the file may
+be older than what was read from it. Then all counts start at 0, under a new epoch, unless the last
+gateway had ended in order.
+
+The file has slots of 256 bytes. The first one is the header: the format, the epoch, and the boot ID
+of the machine while a gateway uses the file. Each other slot has the number of requests and their
+share of the replica's time in microseconds (two numbers of 8 bytes), the length of its name, and
+the name: the service, the replica and the client's key. A length of 0 marks a free slot.
+"""
+
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import cast
+
+from cavvy.domain.request_bills import KeyWork, RequestWork
+
+_SLOT = 256
+_CHUNK = 65_536  # a multiple of every page size
+_CHUNKS_MAX = 256
+_NAME_AT, _NAME_MAX = 18, _SLOT - 18
+_FORMAT = b"cavvy-counts-1\n\0"
+_EPOCH_AT, _BOOT_AT, _BOOT_BYTES = 16, 32, 64
+_BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
+_LOCK_S, _PAUSE_S = 5.0, 0.05  # until a former gateway has ended
+_NO_BOOT = bytes(_BOOT_BYTES)
+
+Count = memoryview  # of two integers: requests, microseconds
+
+
+class KeptCounts:
+    """The counts of a gateway. Without a `path`, or if another process uses the file, they end with
+    this process."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.epoch = token_hex(8)
+        self._chunks: list[mmap.mmap] = []
+        self._free: list[Count] = []
+        self._used: dict[tuple[str, str, str], Count] = {}
+        self._file = -1
+        if path is not None:
+            self._open(path)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the counts are in a file."""
+        return self._file >= 0
+
+    def find(self, service: str, replica: str, key: str) -> Count:
+        """Return the numbers of a client's key at a replica, to which the caller adds."""
+        name = (service, replica, key)
+        known = self._used.get(name)
+        if known is None:
+            known = self._used[name] = self._take(name)
+        return known[:16].cast("Q")
+
+    def resume(self, service: str) -> Mapping[str, Mapping[str, Count]]:
+        """Return the numbers of the service that a former gateway has counted, by replica and
+        key."""
+        found: dict[str, dict[str, Count]] = {}
+        for (owner, replica, key), slot in self._used.items():
+            if owner == service:
+                found.setdefault(replica, {})[key] = slot[:16].cast("Q")
+        return found
+
+    def forget(self, service: str, replica: str) -> None:
+        """Free the slots of a replica that is gone."""
+        self._release([name for name in self._used if name[:2] == (service, replica)])
+
+    def keep_only(self, services: Mapping[str, object]) -> None:
+        """Free the slots of all other services."""
+        self._release([name for name in self._used if name[0] not in services])
+
+    def close(self) -> None:
+        """Write the file to the disk, and note that it is complete."""
+        if self._file < 0:
+            return
+        for chunk in self._chunks:
+            chunk.flush()
+        self._mark(_NO_BOOT)
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # the chunks have copies of the descriptor
+        os.close(self._file)
+        self._file = -1
+
+    def _open(self, path: Path) -> None:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            _lock(file)
+            size = os.fstat(file).st_size
+            if size < _CHUNK or not _is_usable(os.pread(file, _SLOT, 0), _read_boot()):
+                os.ftruncate(file, 0)
+                size = 0
+            self._file = file
+            for number in range(size // _CHUNK):
+                self._map(number)
+            if not size:
+                self._grow()
+        except OSError:
+            os.close(file)
+            self._file = -1
+            self._chunks.clear()
+            return
+        if size:
+            self.epoch = _read_epoch(self._chunks[0])
+        else:
+            self._chunks[0][:_EPOCH_AT] = _FORMAT
+            self._chunks[0][_EPOCH_AT:_BOOT_AT] = self.epoch.encode()
+        self._mark(_read_boot())
+        for slot in self._list_slots(0, len(self._chunks)):
+            name = _read_name(slot)
+            if name is None:
+                self._free.append(slot)
+            else:
+                self._used[name] = slot
+
+    def _mark(self, boot: bytes) -> None:
+        """Write for which boot of the machine the file is in use."""
+        self._chunks[0][_BOOT_AT : _BOOT_AT + _BOOT_BYTES] = boot
+        self._chunks[0].flush()
+
+    def _take(self, name: tuple[str, str, str]) -> Count:
+        """Return a slot with this name, or memory of this process if no slot can be had."""
+        text = "\n".join(name).encode()
+        if self._file < 0 or len(text) > _NAME_MAX:
+            return memoryview(bytearray(_SLOT))
+        if not self._free:
+            try:
+                self._grow()
+            except OSError:  # the disk is full
+                return memoryview(bytearray(_SLOT))
+            self._free += self._list_slots(len(self._chunks) - 1, len(self._chunks))
+        slot = self._free.pop()
+        slot[:_NAME_AT] = bytes(_NAME_AT)
+        slot[_NAME_AT : _NAME_AT + len(text)] = text
+        slot[16:18] = len(text).to_bytes(2, "little")
+        return slot
+
+    def _release(self, names: list[tuple[str, str, str]]) -> None:
+        for name in names:
+            slot = self._used.pop(name)
+            if isinstance(slot.obj, mmap.mmap):
+                slot[16:18] = bytes(2)
+                self._free.append(slot)
+
+    def _grow(self) -> None:
+        """Add a chunk of free slots. Its blocks exist before it is mapped: a full disk would end
+        the process at the first write. Raises OSError.
+        """
+        number = len(self._chunks)
+        if number >= _CHUNKS_MAX:
+            raise OSError("there are too many counts")
+        if os.pwrite(self._file, bytes(_CHUNK), number * _CHUNK) < _CHUNK:
+            raise OSError("the disk is full")
+        self._map(number)
+
+    def _map(self, number: int) -> None:
+        self._chunks.append(mmap.mmap(self._file, _CHUNK, offset=number * _CHUNK))
+
+    def _list_slots(self, first: int, last: int) -> Iterator[Count]:
+        for number in range(first, last):
+            view = memoryview(self._chunks[number])
+            for at in range(0 if number else _SLOT, _CHUNK, _SLOT):
+                yield view[at : at + _SLOT]
+
+
+def read_work(path: Path) -> Mapping[str, RequestWork]:
+    """Return what the file of a gateway contains, by service. The gateway may have ended."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return {}
+    if not _is_usable(data[:_SLOT], _read_boot()):
+        return {}
+    found: dict[str, dict[str, dict[str, KeyWork]]] = {}
+    for at in range(_SLOT, len(data) - _SLOT + 1, _SLOT):
+        slot = memoryview(data)[at : at + _SLOT]
+        if (name := _read_name(slot)) is not None:
+            service, replica, key = name
+            found.setdefault(service, {}).setdefault(replica, {})[key] = describe(
+                slot[:16].cast("Q")
+            )
+    epoch = _read_epoch(data)
+    return {service: {epoch: work} for service, work in found.items()}
+
+
+def describe(count: Count) -> KeyWork:
+    return KeyWork(requests=count[0], work_us=count[1])
+
+
+def _lock(file: int) -> None:
+    """Lock the file. The last gateway may just be ending. Raises OSError."""
+    give_up = time.monotonic() + _LOCK_S
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if time.monotonic() > give_up:
+            raise OSError("another gateway uses the counts")
+        time.sleep(_PAUSE_S)
+
+
+def _is_usable(header: bytes, boot: bytes) -> bool:
+    """Return whether the counts in the file are not older than what was read from it."""
+    used_in = header[_BOOT_AT : _BOOT_AT + _BOOT_BYTES]
+    return header[:_EPOCH_AT] == _FORMAT and used_in in (_NO_BOOT, boot)
+
+
+def _read_epoch(header: bytes | mmap.mmap) -> str:
+    return header[_EPOCH_AT:_BOOT_AT].decode(errors="replace")
+
+
+def _read_name(slot: memoryview) -> tuple[str, str, str] | None:
+    length = int.from_bytes(slot[16:18], "little")
+    parts = bytes(slot[_NAME_AT : _NAME_AT + length]).decode(errors="replace").split("\n")
+    return cast(tuple[str, str, str], tuple(parts)) if len(parts) == 3 else None
+
+
+def _read_boot() -> bytes:
+    """Return the ID of this boot of the machine. If it has none, each process has another one."""
+    try:
+        text = _BOOT_FILE.read_bytes().strip()
+    except OSError:
+        text = str(os.getpid()).encode()
+    return text[:_BOOT_BYTES].ljust(_BOOT_BYTES, b"\0")
