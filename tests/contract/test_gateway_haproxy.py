@@ -184,3 +184,43 @@ def test_another_set_of_services_loses_no_request(
     assert held.result().status == 200
     wait_for(lambda: former not in find_haproxies(plane))
     wait_for(lambda: plane.count("svc").whole)
+
+
+def test_requests_that_haproxy_passes_on_are_counted_by_replica(
+    plane: HaproxyPlaneProcess, replicas: list[ReplicaStandIn]
+) -> None:
+    """The counts outlive HAProxy and the server that reads them. Requests after the last reading of
+    a killed HAProxy are lost.
+    """
+
+    def count() -> int:
+        work = plane.count("svc").work
+        return sum(
+            each.requests for of in work.values() for keys in of.values() for each in keys.values()
+        )
+
+    plane.set_replicas("svc", replicas[:2])
+    before = count()
+    for _ in range(5):
+        assert ask(plane.port, "GET", "/echo").status == 200
+    assert count() == before + 5
+    (former,) = plane.count("svc").work
+    [pid] = find_haproxies(plane)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not find_haproxies(plane))
+
+    def revive() -> bool:
+        plane.keep()
+        return bool(find_haproxies(plane))
+
+    wait_for(revive)
+    for _ in range(3):
+        assert ask(plane.port, "GET", "/echo").status == 200
+    assert count() == before + 8
+    plane.do(plane.plane.end())
+    plane.keep()
+    assert ask(plane.port, "GET", "/echo").status == 200
+    assert count() == before + 9
+    work = plane.count("svc").work
+    assert [*work] == [former]
+    assert all(each[""].work_us > 0 for each in work[former].values() if each[""].requests)

@@ -45,7 +45,8 @@ class KeptCounts:
         self.epoch = token_hex(8)
         self._chunks: list[mmap.mmap] = []
         self._free: list[Count] = []
-        self._used: dict[tuple[str, str, str], Count] = {}
+        # by service, then by replica and key
+        self._used: dict[str, dict[tuple[str, str], Count]] = {}
         self._file = -1
         if path is not None:
             self._open(path)
@@ -57,28 +58,31 @@ class KeptCounts:
 
     def find(self, service: str, replica: str, key: str) -> Count:
         """Return the numbers of a client's key at a replica, to which the caller adds."""
-        name = (service, replica, key)
-        known = self._used.get(name)
+        own = self._used.setdefault(service, {})
+        known = own.get((replica, key))
         if known is None:
-            known = self._used[name] = self._take(name)
+            known = own[replica, key] = self._take((service, replica, key))
         return known[:16].cast("Q")
 
     def resume(self, service: str) -> Mapping[str, Mapping[str, Count]]:
         """Return the numbers of the service that a former gateway has counted, by replica and
         key."""
         found: dict[str, dict[str, Count]] = {}
-        for (owner, replica, key), slot in self._used.items():
-            if owner == service:
-                found.setdefault(replica, {})[key] = slot[:16].cast("Q")
+        for (replica, key), slot in self._used.get(service, {}).items():
+            found.setdefault(replica, {})[key] = slot[:16].cast("Q")
         return found
 
     def forget(self, service: str, replica: str) -> None:
         """Free the slots of a replica that is gone."""
-        self._release([name for name in self._used if name[:2] == (service, replica)])
+        own = self._used.get(service, {})
+        for name in [each for each in own if each[0] == replica]:
+            self._release(own.pop(name))
 
     def keep_only(self, services: Mapping[str, object]) -> None:
         """Free the slots of all other services."""
-        self._release([name for name in self._used if name[0] not in services])
+        for service in [each for each in self._used if each not in services]:
+            for slot in self._used.pop(service).values():
+                self._release(slot)
 
     def close(self) -> None:
         """Write the file to the disk, and note that it is complete."""
@@ -123,7 +127,7 @@ class KeptCounts:
             if name is None:
                 self._free.append(slot)
             else:
-                self._used[name] = slot
+                self._used.setdefault(name[0], {})[name[1:]] = slot
 
     def _mark(self, boot: bytes) -> None:
         """Write for which boot of the machine the file is in use."""
@@ -147,12 +151,10 @@ class KeptCounts:
         slot[16:18] = len(text).to_bytes(2, "little")
         return slot
 
-    def _release(self, names: list[tuple[str, str, str]]) -> None:
-        for name in names:
-            slot = self._used.pop(name)
-            if isinstance(slot.obj, mmap.mmap):
-                slot[16:18] = bytes(2)
-                self._free.append(slot)
+    def _release(self, slot: Count) -> None:
+        if isinstance(slot.obj, mmap.mmap):
+            slot[16:18] = bytes(2)
+            self._free.append(slot)
 
     def _grow(self) -> None:
         """Add a chunk of free slots. Its blocks exist before it is mapped: a full disk would end

@@ -180,9 +180,12 @@ class GatewayFront:
 
     async def read_work(self, service: StoredService) -> RequestWork | None:
         found = (await self._read()).get(service.id)
-        mine = None if found is None else make_traffic(found).work
-        if found is None:  # the gateway is being restarted
+        if found is not None:
+            mine: RequestWork | None = (await self._make_traffic(found)).work
+        else:  # the gateway is being restarted
             mine = (await asyncio.to_thread(read_work, self._child.counts)).get(service.id)
+            if self._plane is not None:
+                mine = {**(mine or {}), **await self._plane.read_work(service.id)} or None
         if self._shared is None:
             return mine
         return await self._shared.read_work(service.id, mine)

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from cavvy.api.serving.direct_requests import DirectRequests
 from cavvy.api.serving.listener import ServiceListener
 from cavvy.client.state import write_private
 from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.values import Struct, replace
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.configuration import (
@@ -57,6 +59,7 @@ class HaproxyPlane:
         self._serves: tuple[object, ...] = ()  # the settings with which the process was started
         self._set: dict[str, tuple[ReplicaAddress, ...]] = {}
         self._counts: dict[str, DirectCount] = {}
+        self._requests: DirectRequests | None = None
         self._turn = asyncio.Lock()
         self.port = 0  # 0 while HAProxy does not run
 
@@ -68,6 +71,9 @@ class HaproxyPlane:
     ) -> None:
         """Serve these services with these replicas. Raises OSError, HaproxyRefused."""
         async with self._turn:
+            routes = list(routes)
+            requests = await self._open_requests()
+            requests.keep_only(each.name for each in routes)
             direct = [each for each in routes if is_direct(each)]
             port = self.port or self._find_port()
             listener = self._make_listener(port, gateway_port)
@@ -83,21 +89,55 @@ class HaproxyPlane:
                     most = route.concurrency
                     await asyncio.to_thread(self._runtime.set_replicas, route.name, wanted, most)
                     self._set[route.name] = wanted
+                    self._take_served(requests)
 
     async def count(self, service: str, traffic: ServiceTraffic) -> ServiceTraffic:
         """Return `traffic` plus the requests that HAProxy passed directly to replicas."""
         if service not in self._set:
-            return traffic
+            return await self._add_work(service, traffic)
         with suppress(OSError, StopIteration):
             load = await asyncio.to_thread(self._runtime.read_load, service)
             self._counts[service] = add_load(self._counts.get(service, DirectCount()), load)
+        traffic = await self._add_work(service, traffic)
         counted = self._counts.get(service)
         if counted is None:
             return replace(traffic, whole=False)
         self._former = [each for each in self._former if each.returncode is None]
         return add_direct(traffic, counted, whole=not self._former)
 
+    async def read_work(self, service: str) -> RequestWork:
+        """Return the requests that HAProxy has passed directly to replicas, as far as they were
+        read."""
+        requests = await self._open_requests()
+        self._take_served(requests)
+        return requests.describe(service)
+
+    async def _add_work(self, service: str, traffic: ServiceTraffic) -> ServiceTraffic:
+        return replace(traffic, work={**traffic.work, **await self.read_work(service)})
+
+    async def _open_requests(self) -> DirectRequests:
+        if self._requests is None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made = await asyncio.to_thread(DirectRequests, self._folder / "haproxy.counts")
+            self._requests = self._requests or made
+        return self._requests
+
+    async def _read_served(self) -> None:
+        with suppress(OSError):
+            await asyncio.to_thread(self._runtime.read_served)
+        if self._requests is not None:
+            self._take_served(self._requests)
+
+    def _take_served(self, requests: DirectRequests) -> None:
+        served, self._runtime.served = self._runtime.served, {}
+        for service, found in served.items():
+            requests.note(service, found)
+
     async def end(self) -> None:
+        await self._read_served()
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
         for process in (self._process, *self._former):
             if process is not None and process.returncode is None:
                 process.terminate()
@@ -111,6 +151,7 @@ class HaproxyPlane:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self._folder / "haproxy.cfg"
         write_private(str(file), text.encode())
+        await self._read_served()  # the statistics of the former process cannot be read later
         former = await asyncio.to_thread(read_pid, self._runtime)
         command = list_arguments(self._program, file)
         if former:

@@ -9,6 +9,7 @@ import io
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from secrets import token_hex
 
 from cavvy.domain.values import Struct, field
 from cavvy.gateway.config import ReplicaAddress
@@ -39,11 +40,22 @@ class HaproxyLoad(Struct, frozen=True, kw_only=True):
     replicas: Mapping[str, int] = field(default_factory=dict)
 
 
+class ServerRequests(Struct, frozen=True, kw_only=True):
+    """The requests that HAProxy has sent to a server, and the mean time of the last ones."""
+
+    requests: int
+    mean_s: float
+
+
 class HaproxyRuntime:
-    """The servers of all backends, as this process has set them."""
+    """The servers of all backends, as this process has set them. `served` contains the last known
+    counts of each server, by service and server, until they are taken.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._mark = token_hex(3)  # of the names of the servers, which differ between processes
+        self.served: dict[str, dict[str, ServerRequests]] = {}
         self._known: dict[str, dict[str, ReplicaAddress]] = {}  # service -> server -> address
         self._numbers: dict[str, int] = {}
 
@@ -71,7 +83,7 @@ class HaproxyRuntime:
         wanted = set(addresses)
         for address in wanted - set(known.values()):
             number = self._numbers[service] = self._numbers.get(service, 0) + 1
-            name = f"{address.id}.{number}"
+            name = f"{address.id}.{self._mark}{number}"
             most = address.concurrency or concurrency
             where = f"{address.host}:{address.port} maxconn {most}"
             self._must(f"add server {backend}/{name} {where} {_POOL} {_CHECK}", "registered")
@@ -109,10 +121,29 @@ class HaproxyRuntime:
             replicas=replicas,
         )
 
+    def read_served(self) -> None:
+        """Read the counts of all servers. Raises OSError."""
+        rows = self._read_rows("")
+        for backend in {row["pxname"] for row in rows}:
+            if backend.startswith(name_backend("")):
+                self._note(backend, [row for row in rows if row["pxname"] == backend])
+
     def _list_rows(self, backend: str) -> list[dict[str, str]]:
-        text = self.command(f"show stat {backend} -1 -1").removeprefix("# ")
-        rows = csv.DictReader(io.StringIO(text))
-        return [row for row in rows if row["pxname"] == backend]
+        rows = [row for row in self._read_rows(f" {backend} -1 -1") if row["pxname"] == backend]
+        self._note(backend, rows)
+        return rows
+
+    def _read_rows(self, of: str) -> list[dict[str, str]]:
+        text = self.command(f"show stat{of}").removeprefix("# ")
+        return list(csv.DictReader(io.StringIO(text)))
+
+    def _note(self, backend: str, rows: list[dict[str, str]]) -> None:
+        known = self.served.setdefault(backend.removeprefix(name_backend("")), {})
+        for row in rows:
+            if row["svname"] not in (HOLD, "BACKEND"):
+                known[row["svname"]] = ServerRequests(
+                    requests=int(row["stot"]), mean_s=max(int(row["ttime"] or 0), 1) / 1000
+                )
 
     def _must(self, text: str, expected: str = "") -> None:
         answer = self.command(text)
