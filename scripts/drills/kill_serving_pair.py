@@ -14,9 +14,10 @@ killed (SIGKILL) in a random order, and PostgreSQL once. At the end:
 * Requests that are not idempotent reached one replica at most.
 * Each deferred call, queued call and delivery that was accepted has one result.
 * No process of a replica, gateway or HAProxy is left.
-* The bills equal the times in the provider's records and the sums of the ledger, and the requests
-  in the ledger equal those that the replicas have received, less those that a killed gateway had
-  not reported yet.
+* The bills equal the times in the provider's records and the sums of the ledger.
+* The requests in the ledger equal those that the replicas have received. Two more are permitted for
+  each killed replica, which it may not have read. Fewer are permitted only if HAProxy passed them
+  on itself, just before it was killed or replaced.
 
 The exit code is 1 if anything is wrong.
 """

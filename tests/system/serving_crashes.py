@@ -58,7 +58,7 @@ _MORE = {
     "routed": "  events: [{webhook: in, secret: HOOK, path: /in}]",
 }
 # Requests that were sent to a killed replica and that it had not read, for each kill. They count.
-_UNREAD = 4
+_UNREAD = 2
 # A server reads HAProxy's counts each second; on a busy machine, this may take longer. After a kill,
 # a server starts within some seconds, and then replaces HAProxy. Requests that the former process
 # begins after its last reading are not counted, up to this number.
@@ -282,19 +282,21 @@ class ServingPair:
         yield from recount_bills(self.site)
         yield from self._recount_requests()
 
+    def count_ledger(self) -> dict[str, int]:
+        """The number of requests in the ledger, by service."""
+        rows = self.site.ask(
+            "SELECT s.service, SUM(e.quantity) FROM ledger e JOIN ledger_subjects s "
+            "ON s.id = e.subject WHERE e.unit = 'requests' GROUP BY 1"
+        )
+        return {str(service): int(str(count)) for service, count in rows}
+
     def _recount_requests(self) -> Iterator[str]:
         """The ledger has each request that replicas have received through a gateway, whatever was
         killed. Those that HAProxy passed on itself may be missing if HAProxy was killed or replaced
         before its server had read their number. A request that was sent to a killed replica may be
         counted although the replica had not read it.
         """
-        counted = {
-            str(service): int(str(count))
-            for service, count in self.site.ask(
-                "SELECT s.service, SUM(e.quantity) FROM ledger e JOIN ledger_subjects s "
-                "ON s.id = e.subject WHERE e.unit = 'requests' GROUP BY 1"
-            )
-        }
+        counted = self.count_ledger()
         received = self.read_received()
         killed = sum(each.what == "replica" for each in self.kills)
         for service in _MORE:

@@ -1,10 +1,10 @@
 """Keeps the numbers of requests in a file that outlives the gateway's process.
 
 The file is mapped into memory, so a count is one write to memory, and the operating system keeps it
-if the process is killed. The next gateway of the same folder continues all counts, under the same
-epoch: whoever reads them sees numbers that only grow. After a restart of the machine, the file may
-be older than what was read from it. Then all counts start at 0, under a new epoch, unless the last
-gateway had ended in order.
+if the process is killed. The next gateway of the same folder continues all counts under the same
+epoch, so the counts of an epoch only grow. After a restart of the machine, the file may be older
+than what was read from it. Then all counts start at 0, under a new epoch, unless the last gateway
+had ended in order.
 
 The file has slots of 256 bytes. The first one is the header: the format, the epoch, and the boot ID
 of the machine while a gateway uses the file. Each other slot has the number of requests and their

@@ -37,9 +37,10 @@ class DirectRequests:
                 count[1] += round(1e6 * min(more * each.mean_s, longest_s))
                 count[0] = each.requests
         self._read_at[service] = {name.rpartition(".")[0]: now for name in found}
-        gone = [each for each in self._kept.resume(service) if each not in self._read_at[service]]
-        for each in gone[:-_GONE_KEPT]:
-            self._kept.forget(service, each)
+        known, current = self._kept.resume(service), self._read_at[service]
+        gone = [replica for replica in known if replica not in current]
+        for replica in gone[:-_GONE_KEPT]:
+            self._kept.forget(service, replica)
 
     def describe(self, service: str) -> RequestWork:
         work = {
