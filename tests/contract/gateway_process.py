@@ -22,6 +22,7 @@ class GatewayProcess:
         self.config = {
             "control": str(self.folder / "control"),
             "state": str(self.folder / "state"),
+            "counts": str(self.folder / "counts"),
             **config,
         }
         self.start()

@@ -248,6 +248,24 @@ async def test_a_service_without_a_gateway_is_divided_when_its_counts_are_known(
     assert await count_requests(store) == 3
 
 
+async def test_a_service_waits_for_the_bills_of_its_replicas(store: Store) -> None:
+    """The last charge comes when the provider has removed the replica."""
+    replica, attempt = await start(store, "r1")
+    ended = replace(replica, state=ReplicaState.ENDED, ended_at=after(100))
+    service, bills = make_service(ended), RequestBills(store)
+    ending = replace(attempt, phase=AttemptPhase.ENDING)
+    await store.commit(AtomicWrite(attempts=[ending]))
+    assert not await bills.is_billed(service, after(101))
+    assert await bills.is_billed(service, after(500)), "the provider does not answer"
+    done = replace(ending, phase=AttemptPhase.ENDED, ended_at=after(102))
+    await store.commit(
+        AtomicWrite(attempts=[done], charges=[make_charge(attempt, 1000, until=102)])
+    )
+    assert await bills.is_billed(service, after(102))
+    await bills.divide(service, tell(work(requests=6, r1={"": 1.0})), after(102), last=True)
+    assert await count_requests(store) == 6
+
+
 async def test_a_division_begins_with_the_last_one(store: Store) -> None:
     replica, attempt = await start(store, "r1")
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1001, until=100)]))

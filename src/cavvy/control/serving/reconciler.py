@@ -41,6 +41,7 @@ _PREFIX = "service:"
 _SCALED_EVERY = timedelta(seconds=1)
 _STORED_EVERY = timedelta(seconds=30)  # maximum age of the stored state of the autoscaler
 _AT_ONCE = timedelta(0)
+_BILLED_EVERY = timedelta(seconds=0.5)  # until the bills of a service that ends are complete
 # a signal of the server that reconciles the service may be lost
 _FOLLOWED_EVERY = timedelta(seconds=5)
 _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
@@ -169,13 +170,16 @@ class ServiceReconciler:
         self._note_replicas(key, stored)
         await self._show(key, stored, front)
         await self._act(step, stored)
-        await self._bills.divide(stored, lambda: front.read_work(stored), now, last=step.finished)
-        if step.finished:
-            await self._withdraw(key, front)
-            await self._store.services.delete(stored)
-            self._announce(key)
-            return None
-        return step.after
+        last = step.finished and await self._bills.is_billed(stored, now)
+        await self._bills.divide(stored, lambda: front.read_work(stored), now, last=last)
+        if last:
+            return await self._delete(key, stored, front)
+        return _BILLED_EVERY if step.finished else step.after
+
+    async def _delete(self, key: str, service: StoredService, front: ServiceFront) -> None:
+        await self._withdraw(key, front)
+        await self._store.services.delete(service)
+        self._announce(key)
 
     def _note_replicas(self, key: str, service: StoredService) -> None:
         for replica in service.replicas:

@@ -2,10 +2,11 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from cavvy.control.decide.bills import ACCRUE
 from cavvy.costs.requests import Division, divide_bill, keep_undivided
+from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.request_bills import ReplicaBill, RequestCounts, RequestWork, find_counts
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
@@ -14,6 +15,8 @@ from cavvy.store.base import StaleVersion, Store
 
 # the fact with the time of the migration since which requests are counted; new databases have none
 COUNTED_SINCE = "requests-counted-since"
+_BILLED = frozenset({AttemptPhase.ENDED, AttemptPhase.KEPT})  # KEPT: for another job
+_BILLED_WITHIN = timedelta(minutes=5)
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bills of others
 
@@ -84,6 +87,17 @@ class RequestBills:
             final = last or replica is None or replica.state is ReplicaState.ENDED
             counts = find_counts(work, bill.job_id)
             await self._divide(bill, replica, service, counts, final=final)
+
+    async def is_billed(self, service: StoredService, now: datetime) -> bool:
+        """Return whether the bills of the service's replicas, which have ended, are complete. A
+        provider may need some time to remove a replica; after a while, nobody waits for it.
+        """
+        for each in service.replicas:
+            if each.ended_at is None or now - each.ended_at < _BILLED_WITHIN:
+                attempts = await self._store.attempts(each.id)
+                if any(attempt.phase not in _BILLED for attempt in attempts):
+                    return False
+        return True
 
     async def note_job(self, job_id: str) -> None:
         """Handle a reconciled job: if it was a replica whose service no longer exists, divide its
