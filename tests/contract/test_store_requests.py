@@ -253,8 +253,8 @@ async def test_a_service_waits_for_the_bills_of_its_replicas(store: Store) -> No
     replica, attempt = await start(store, "r1")
     ended = replace(replica, state=ReplicaState.ENDED, ended_at=after(100))
     service, bills = make_service(ended), RequestBills(store)
-    ending = replace(attempt, phase=AttemptPhase.ENDING)
-    await store.commit(AtomicWrite(attempts=[ending]))
+    await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDING)]))
+    (ending,) = await store.attempts("r1")
     assert not await bills.is_billed(service, after(101))
     assert await bills.is_billed(service, after(500)), "the provider does not answer"
     done = replace(ending, phase=AttemptPhase.ENDED, ended_at=after(102))
