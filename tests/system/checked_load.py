@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -105,7 +105,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenRequest:
-    """A request without a complete answer."""
+    """A request without a complete answer of a replica. `error` may be the code of the gateway's
+    or HAProxy's own answer.
+    """
 
     id: str
     server: str
@@ -226,7 +228,7 @@ class CheckedLoad:
             return False
         if (first.status, first.body) != (again.status, again.body):
             self.found.wrong.append(f"{name}: two results, {first.body!r} and {again.body!r}")
-        return self._check(name, target, first, body)
+        return self._check(name, target, replace(first, began=accepted.began), body)
 
     def _await_result(self, name: str, target: Target, where: str) -> Answer | None:
         give_up = time.monotonic() + START_S
@@ -282,15 +284,7 @@ class CheckedLoad:
         found = self.found
         if answer.error:
             found.count(answer.error)
-            found.broken.append(
-                BrokenRequest(
-                    id=name,
-                    server=target.server,
-                    began=answer.began,
-                    ended=answer.ended,
-                    error=answer.error,
-                )
-            )
+            found.broken.append(_make_broken(name, target, answer, answer.error))
             return False
         found.count(f"status {answer.status}")
         if answer.status == 200:
@@ -305,7 +299,9 @@ class CheckedLoad:
         elif not answer.headers.get("x-request-id"):
             found.wrong.append(f"{told}, without a request ID")
         else:
-            found.count(f"code {_read_code(answer)}")
+            code = _read_code(answer)
+            found.count(f"code {code}")
+            found.broken.append(_make_broken(name, target, answer, code))
         return False
 
 
@@ -335,6 +331,12 @@ def ask(
             return Answer(began=began, ended=time.time(), error="broken")
         told = {name.lower(): value for name, value in found.getheaders()}
         return Answer(began=began, ended=time.time(), status=found.status, headers=told, body=data)
+
+
+def _make_broken(name: str, target: Target, answer: Answer, error: str) -> BrokenRequest:
+    return BrokenRequest(
+        id=name, server=target.server, began=answer.began, ended=answer.ended, error=error
+    )
 
 
 def _mark(name: str, target: Target) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 """What the server tells the gateway of all services: one of them cannot stop the others."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,18 @@ from cavvy.gateway.config import (
     Affinity,
     BatchTerms,
     GatewayConfigError,
+    GatewayLimits,
     ReplicaAddress,
     ServiceRoute,
     check_routes,
 )
-from cavvy.gateway.haproxy.configuration import is_direct, list_direct
+from cavvy.gateway.haproxy.configuration import (
+    HOLD,
+    HaproxyListener,
+    is_direct,
+    list_direct,
+    write_configuration,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -76,6 +84,17 @@ def test_haproxy_leaves_replicas_at_several_distances_to_the_gateway() -> None:
     )
     assert list_direct([near, far]) == ()
     assert list_direct([near]) == (replace(near, tier=0),), "another tier adds no server again"
+
+
+def test_haproxy_sets_no_limit_to_the_wait_for_a_first_replica() -> None:
+    """The gateway does: a service may permit hours."""
+    listener = HaproxyListener(
+        host="127.0.0.1", port=1, socket=Path("s"), gateway_host="127.0.0.1", gateway_port=2
+    )
+    text = write_configuration(listener, (), GatewayLimits())
+    hold = text.partition(f"backend {HOLD}\n")[2].partition("\n\n")[0]
+    assert "timeout server 86400s" in hold
+    assert "timeout tunnel 86400s" in hold
 
 
 def test_joined_requests_cannot_be_separated_by_affinity() -> None:

@@ -15,6 +15,7 @@ from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 
 HOLD = "hold"
 _TUNNEL_S = 3600.0
+_HOLD_S = 86_400.0
 _HARD_STOP = "10m"  # seconds in which a process that was replaced may finish its requests
 _IDEMPOTENT = "GET HEAD PUT DELETE OPTIONS TRACE"
 # request fields that replicas do not get from clients, also with `_` in place of `-`
@@ -167,8 +168,13 @@ def _write_rare_rules() -> list[str]:
 
 
 def _write_hold(listener: HaproxyListener) -> str:
+    """Return the backend of the gateway, which limits the time of each request by itself. A request
+    may wait there for its first replica for as long as its service permits.
+    """
     return f"""\
 backend {HOLD}
+    timeout server {_HOLD_S:g}s
+    timeout tunnel {_HOLD_S:g}s
     {_write_scheme(listener)}
     server {HOLD} {listener.gateway_host}:{listener.gateway_port}
 """
