@@ -90,7 +90,8 @@ class RequestBills:
 
     async def is_billed(self, service: StoredService, now: datetime) -> bool:
         """Return whether the bills of the service's replicas, which have ended, are complete. A
-        provider may need some time to remove a replica; after a while, nobody waits for it.
+        provider may need some time to remove a replica. After five minutes, the bills are taken as
+        they are.
         """
         for each in service.replicas:
             if each.ended_at is None or now - each.ended_at < _BILLED_WITHIN:
