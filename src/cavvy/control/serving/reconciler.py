@@ -173,7 +173,8 @@ class ServiceReconciler:
         last = step.finished and await self._bills.is_billed(stored, now)
         await self._bills.divide(stored, lambda: front.read_work(stored), now, last=last)
         if last:
-            return await self._delete(key, stored, front)
+            await self._delete(key, stored, front)
+            return None
         return _BILLED_EVERY if step.finished else step.after
 
     async def _delete(self, key: str, service: StoredService, front: ServiceFront) -> None:
