@@ -1,0 +1,74 @@
+"""The traffic and the requests of services whose gateways belong to several servers on PostgreSQL,
+including servers that have been killed.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.contract.store_suite import NOW, store_url
+
+from cavvy.api.serving.shared_traffic import SharedTraffic
+from cavvy.control.decide.gateways import GatewayCount
+from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.control.share import WorkShare
+from cavvy.domain.request_bills import KeyWork, RequestWork
+from cavvy.domain.services import ServiceSpec
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec
+from cavvy.store.channel import ReplicaChannel
+from cavvy.store.contacts import AgentContacts
+from cavvy.store.gateway_reports import GatewayReports
+from cavvy.store.leases import Replica, ReplicaLeases
+from cavvy.store.sql import SqlStore
+
+pytestmark = pytest.mark.anyio
+TASK = TaskSpec(name="chat", run="serve", service=ServiceSpec(port=80))
+SERVICE = StoredService(project="p", name="chat", id="s1", task=TASK, created_at=NOW)
+
+
+@asynccontextmanager
+async def server(url: str, name: str) -> AsyncIterator[SharedTraffic]:
+    me = Replica(id=name, host="h", pid=1, folder=f"/home/{name}", address=f"unix:/{name}")
+    leases = ReplicaLeases(url, me)
+    share = WorkShare(leases, ReplicaChannel(url, name), AgentContacts(url, name))
+    await leases.join()
+    traffic = SharedTraffic(GatewayReports(url, name), share)
+    try:
+        yield traffic
+    finally:
+        await traffic.close()
+        await leases.leave()
+
+
+def work(requests: int, epoch: str) -> RequestWork:
+    return {epoch: {"r1": {"": KeyWork(requests=requests, work_us=10 * requests)}}}
+
+
+def count(requests: int, epoch: str) -> GatewayCount:
+    traffic = ServiceTraffic(at_s=1.0, arrivals=requests, work=work(requests, epoch))
+    return GatewayCount(version=1, traffic=traffic)
+
+
+async def test_requests_of_ended_servers_are_counted_once(tmp_path: Path) -> None:
+    """`old` was killed and `new` has taken its gateway over; `far` was killed with its gateway."""
+    url = store_url("postgres", tmp_path)
+    store = SqlStore(url)
+    await store.open()
+    await store.close()
+    for name, requests, epoch in (("old", 5, "near"), ("far", 3, "elsewhere")):
+        async with server(url, name) as killed:
+            await killed.tell({"s1": count(requests, epoch)})
+    async with server(url, "new") as new:
+        assert await new.read_work("s1", None) == {**work(5, "near"), **work(3, "elsewhere")}
+        assert await new.read_work("s2", None) is None
+        await new.tell({"s1": count(8, "near")})
+        both = {**work(8, "near"), **work(3, "elsewhere")}
+        assert await new.read_work("s1", None) == both, "this server's last report counts, too"
+        assert await new.read_work("s1", work(9, "near")) == {**both, **work(9, "near")}
+        assert await new.read_work("s1", work(1, "near")) == both, "a report is never taken back"
+        found = await new.read(SERVICE, None)
+        assert found is None, "the traffic is that of servers that live"
+        await new.forget("s1")
+        assert await new.read_work("s1", None) is None
