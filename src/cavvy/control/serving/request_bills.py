@@ -94,7 +94,7 @@ class RequestBills:
         they are.
         """
         for each in service.replicas:
-            if each.ended_at is None or now - each.ended_at < _BILLED_WITHIN:
+            if each.ended_at is not None and now - each.ended_at < _BILLED_WITHIN:
                 attempts = await self._store.attempts(each.id)
                 if any(attempt.phase not in _BILLED for attempt in attempts):
                     return False
