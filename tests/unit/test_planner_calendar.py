@@ -2,7 +2,7 @@
 cheaper.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -88,6 +88,53 @@ def test_a_day_that_never_comes() -> None:
 )
 def test_changes_of_clocks(line: str, zone: ZoneInfo, after: str, expected: list[str]) -> None:
     assert times(line, zone, after, len(expected)) == expected
+
+
+class CountedZone(tzinfo):
+    """A time zone that counts its conversions."""
+
+    def __init__(self, name: str) -> None:
+        self._zone, self.count = ZoneInfo(name), 0
+
+    def utcoffset(self, local: datetime | None) -> timedelta | None:
+        self.count += 1
+        return self._zone.utcoffset(local)
+
+    def dst(self, local: datetime | None) -> timedelta | None:
+        return self._zone.dst(local)
+
+    def fromutc(self, at: datetime) -> datetime:
+        self.count += 1
+        return self._zone.fromutc(at.replace(tzinfo=self._zone)).replace(tzinfo=self)
+
+
+def test_a_line_for_each_minute_needs_few_conversions() -> None:
+    zone = CountedZone("America/New_York")
+    found = next_time(parse_cron("* * * * *"), zone, datetime(2026, 6, 1, 12, tzinfo=UTC))
+    assert found == datetime(2026, 6, 1, 12, 1, tzinfo=UTC)
+    assert zone.count < 20
+
+
+@pytest.mark.parametrize("line", ["* * * * *", "10 * * * *", "30 1,2 * * *", "0 0 * * 0"])
+@pytest.mark.parametrize(
+    ("zone", "change"),
+    [
+        ("America/New_York", datetime(2026, 11, 1, 6, tzinfo=UTC)),
+        ("America/New_York", datetime(2026, 3, 8, 7, tzinfo=UTC)),
+        ("Australia/Lord_Howe", datetime(2026, 4, 4, 15, tzinfo=UTC)),
+        ("Pacific/Apia", datetime(2011, 12, 30, 10, tzinfo=UTC)),
+    ],
+)
+def test_times_around_a_change_follow_each_other(line: str, zone: str, change: datetime) -> None:
+    """The next time is the same from every moment before it, near the change and far from it."""
+    parsed, at = parse_cron(line), change - timedelta(hours=6, minutes=7)
+    while at < change + timedelta(hours=6):
+        found = next_time(parsed, ZoneInfo(zone), at)
+        assert found is not None
+        assert found > at
+        later = at + (found - at) / 2
+        assert next_time(parsed, ZoneInfo(zone), later) == found
+        at = max(found, at + timedelta(hours=1, minutes=7))
 
 
 def test_a_year_of_a_daily_line_has_one_run_each_day() -> None:

@@ -15,6 +15,7 @@ from cavvy.domain.values import Struct
 
 _DAY = timedelta(days=1)
 _HOUR = timedelta(hours=1)
+_NEAR = timedelta(hours=4)  # more than any change of clocks but those of the date line
 _HORIZON = 366 * 8  # number of days to search; 29 February occurs at least once in eight years
 HISTORY = timedelta(days=14)  # prices older than this are ignored
 _ENOUGH = timedelta(days=3)  # a job does not wait if the price history is shorter than this
@@ -79,6 +80,9 @@ def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
     """Return the first time after `after`, in UTC. Returns None if the line names only days that
     never occur, such as 30 February.
     """
+    if not _is_near_change(zone, after):  # the local times are in the order of UTC
+        local = _next_local(line, after.astimezone(zone).replace(tzinfo=None))
+        return None if local is None else to_utc(local, zone)
     # Start one day early: a clock change can move the last times of a day past midnight.
     day = after.astimezone(zone).date() - _DAY
     for _ in range(_HORIZON):
@@ -87,6 +91,38 @@ def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
             if times:
                 return min(times)
         day += _DAY
+    return None
+
+
+def _is_near_change(zone: tzinfo, at: datetime) -> bool:
+    """Return whether a clock change is so near that it may change the order of times near `at`: a
+    change by some hours is as far as these hours or nearer.
+    """
+    now = _offset(zone, at)
+    if any(_offset(zone, at + each) != now for each in (-_NEAR, _NEAR)):
+        return True
+    return any(abs(_offset(zone, at + each) - now) >= _NEAR for each in (-_DAY, _DAY))
+
+
+def _offset(zone: tzinfo, at: datetime) -> timedelta:
+    found = at.astimezone(zone).utcoffset()
+    assert found is not None
+    return found
+
+
+def _next_local(line: CronLine, after: datetime) -> datetime | None:
+    """Return the first local time after `after`, as if there were no clock changes."""
+    hours, minutes = sorted(line.hours), sorted(line.minutes)
+    for number in range(_HORIZON):
+        day = after.date() + number * _DAY
+        if not line.falls_on(day):
+            continue
+        for hour in hours:
+            if number == 0 and hour < after.hour:
+                continue
+            for minute in minutes:
+                if (local := datetime.combine(day, time(hour, minute))) > after:
+                    return local
     return None
 
 
