@@ -48,3 +48,13 @@ def test_a_metric_is_read_from_a_program(status: str, value: float | None) -> No
             return await read_metric(port, "vllm:num_requests_waiting", 20)
 
     assert asyncio.run(read()) == value
+
+
+@pytest.mark.parametrize("value", ["1.2.3", "..", ".", "1e999", "1 2 3", "-", "1e", "0x1"])
+def test_what_is_no_number_is_no_sample(value: str) -> None:
+    assert sum_samples(f"load {value}\n", "load") is None
+
+
+@pytest.mark.parametrize(("value", "number"), [("1.", 1.0), (".5", 0.5), ("-2e-1", -0.2)])
+def test_numbers_have_several_forms(value: str, number: float) -> None:
+    assert sum_samples(f"load {value}\n", "load") == number

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from math import isfinite
 from time import monotonic
 
 from cavvy.control.serving.front import ProbeRecord
@@ -128,10 +129,13 @@ async def read_metric(port: int, name: str, timeout_s: float) -> float | None:
 
 
 def sum_samples(text: str, name: str) -> float | None:
-    """Return the sum over all labels of a metric, or None if the metric has no samples."""
+    """Return the sum over all labels of a metric, or None if the metric has no samples or
+    the sum is not a finite number."""
     found = [float(each[1]) for each in re.finditer(_SAMPLE % re.escape(name), text, re.MULTILINE)]
-    return sum(found) if found else None
+    total = sum(found)
+    return total if found and isfinite(total) else None
 
 
 _METRICS_MAX = 4 << 20
-_SAMPLE = r"^%s(?:\{[^\n]*\})? +([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)(?: +-?[0-9]+)?\r?$"
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_SAMPLE = rf"^%s(?:\{{[^\n]*\}})? +({_NUMBER})(?: +-?[0-9]+)?\r?$"
