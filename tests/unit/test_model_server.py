@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, save
 
 from cavvy.model_server.http_server import ModelServer
-from cavvy.model_server.inference import CountedModel, OnnxModel
+from cavvy.model_server.inference import CountedModel, OnnxModel, WrongRequest
 from cavvy.model_server.optimise import compare, convert, list_kinds
 from cavvy.model_server.samples import read_samples
 
@@ -101,6 +101,9 @@ def test_a_request_of_the_protocol_is_answered(url: str) -> None:
         (tensor(shape=[3, WIDTH]), "cannot reshape"),
         (tensor(shape=[1, 2 * WIDTH]), "Got: 128 Expected: 64"),
         (tensor(data=["a"]), "could not convert"),
+        (tensor(data=None), "needs the lists `data` and `shape`"),
+        (tensor(data=0.5, shape=1), "needs the lists `data` and `shape`"),
+        (tensor(shape=None), "needs the lists `data` and `shape`"),
         ({**tensor(), "outputs": [{"name": "other"}]}, "expected scores"),
     ],
 )
@@ -108,6 +111,23 @@ def test_a_wrong_request_is_told_what_is_wrong(url: str, body: Any, said: str) -
     status, answer = ask(f"{url}/v2/models/tiny/infer", body)
     assert (status, said in json.loads(answer)["error"]) == (400, True), answer
     assert ask(f"{url}/v2/models/other/infer", tensor())[0] == 404
+
+
+def test_no_request_has_an_input_without_a_datatype(tmp_path: Path) -> None:
+    shape = helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"])
+    kind = helper.make_sequence_type_proto(shape)
+    graph = helper.make_graph(
+        [helper.make_node("SequenceLength", ["s"], ["count"])],
+        "sequence",
+        [helper.make_value_info("s", kind)],
+        [helper.make_tensor_value_info("count", TensorProto.INT64, [])],
+    )
+    opset = helper.make_opsetid("", 17)
+    path = tmp_path / "sequence.onnx"
+    save(helper.make_model(graph, opset_imports=[opset], ir_version=9), str(path))
+    asked = {"name": "s", "shape": [1], "datatype": "FP32", "data": [1.0]}
+    with pytest.raises(WrongRequest, match="which no request can have"):
+        OnnxModel(path, 1).infer({"inputs": [asked]})
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,16 @@ class OnnxModel:
         known = self.inputs.get(name) if isinstance(name, str) else None
         if known is None:
             raise WrongRequest(f"there is no input {name!r}; expected {', '.join(self.inputs)}")
+        if known.type not in TYPES:
+            raise WrongRequest(f"the input {name} is a {known.type}, which no request can have")
         kind, dtype = TYPES[known.type]
         if tensor.get("datatype") != kind:
             raise WrongRequest(f"the datatype of the input {name} must be {kind}")
+        data, shape = tensor.get("data"), tensor.get("shape")
+        if not isinstance(data, list) or not isinstance(shape, list):
+            raise WrongRequest(f"the input {name} needs the lists `data` and `shape`")
         try:
-            value = np.asarray(tensor.get("data"), dtype=dtype).reshape(tensor.get("shape"))
+            value = np.asarray(data, dtype=dtype).reshape(shape)
         except (TypeError, ValueError, OverflowError) as error:
             raise WrongRequest(f"the input {name}: {error}") from error
         return str(name), value
