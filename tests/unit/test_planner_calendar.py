@@ -103,6 +103,9 @@ class CountedZone(tzinfo):
     def dst(self, local: datetime | None) -> timedelta | None:
         return self._zone.dst(local)
 
+    def tzname(self, local: datetime | None) -> str | None:
+        return self._zone.tzname(local)
+
     def fromutc(self, at: datetime) -> datetime:
         self.count += 1
         return self._zone.fromutc(at.replace(tzinfo=self._zone)).replace(tzinfo=self)
