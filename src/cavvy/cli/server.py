@@ -47,7 +47,7 @@ def start(**chosen: str | None) -> None:
     Other commands also start the server if it is not running. These commands use the settings file,
     so put options that must apply to every start into that file.
     """
-    from cavvy.client.embedded import ensure_server
+    from cavvy.client.embedded import connect, ensure_server
     from cavvy.client.state import default_home, server_holds_lock
 
     given = [name for name, value in chosen.items() if value]
@@ -59,10 +59,14 @@ def start(**chosen: str | None) -> None:
     _set(chosen)
     with failures():
         server = ensure_server(patience=make_patience())
+        with connect(start=False, patience=make_patience()) as client:
+            problem = client.server().problem
     click.echo(
         f"the server is running (process {server.pid}, cavvy {server.version}) at "
         f"{server.listen or server.address}"
     )
+    if problem:
+        click.echo(f"cavvy: {problem}", err=True)
 
 
 @command.command("run")

@@ -41,6 +41,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
         TableColumn("p95_s", "P95", drop=2),
         TableColumn("spent_micros", "COST"),
         TableColumn("url", drop=1),
+        TableColumn("unreachable", hidden=not any(row["unreachable"] for row in rows), wrap=True),
         TableColumn("revision", hidden=True),
         TableColumn("user", hidden=True),
     ]
@@ -81,6 +82,7 @@ def _row(found: "ServedView") -> dict[str, object]:
         "p95_s": _show_s(traffic.p95_s) if traffic else None,
         "spent_micros": found.spent_micros,
         "url": found.url,
+        "unreachable": found.unreachable,
         "revision": found.revision,
         "user": found.user,
     }
@@ -95,6 +97,7 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         ("state", found.state),
         ("last failure", found.problem),
         ("url", found.url),
+        ("unreachable", found.unreachable),
         ("replicas", f"{scale}; at least {found.least}, at most {found.most}"),
     ]
     pairs += [("", _show_unplaced(found, each)) for each in found.unplaced]

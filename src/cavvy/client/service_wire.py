@@ -108,7 +108,8 @@ class UnplacedView(Answer, frozen=True, kw_only=True):
 class ServedView(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
     the last replica failed to start. `target` is the number of replicas that the autoscaler
-    requests, and `why` its reason. `url` is empty while the gateway starts.
+    requests, and `why` its reason. `url` is empty while the gateway starts; `unreachable` is the
+    reason why the gateway cannot listen, and the state is then failing.
     """
 
     project: str
@@ -125,6 +126,7 @@ class ServedView(Answer, frozen=True, kw_only=True):
     least: int
     most: int
     problem: str
+    unreachable: str = ""
     unplaced: list[UnplacedView] = field(default_factory=list)
     replicas: list[ReplicaView]
     traffic: ServiceTrafficView | None

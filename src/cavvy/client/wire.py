@@ -572,7 +572,8 @@ class MachineKeepAsk(Ask, frozen=True, kw_only=True):
 
 class ServerView(Answer, frozen=True, kw_only=True):
     """The properties and the state of the server. `api` is the major version of the routes.
-    `revision` increases with every change to the routes.
+    `revision` increases with every change to the routes. `problem` is the reason why services
+    cannot be reached, or "".
     """
 
     version: str
@@ -590,3 +591,4 @@ class ServerView(Answer, frozen=True, kw_only=True):
     unfinished: int
     database: str
     node_endpoint: str | None = None  # the address that nodes outside this machine use
+    problem: str = ""

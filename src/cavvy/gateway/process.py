@@ -14,6 +14,7 @@ from time import monotonic
 
 import uvloop
 
+from cavvy.gateway.addresses import explain_address
 from cavvy.gateway.call_store import CallStore
 from cavvy.gateway.certificates import HostCertificates
 from cavvy.gateway.config import GatewayConfig, GatewayConfigError, read_config
@@ -33,7 +34,8 @@ _GC_THRESHOLDS = (20_000, 20, 100)
 
 def run(arguments: Sequence[str]) -> int:
     """Run `python -m cavvy.gateway CONFIG.json`: serve until a signal or the control socket stops
-    the process."""
+    the process. The reason why it cannot serve is printed as one line of JSON.
+    """
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m cavvy.gateway CONFIG.json\n")
         return 2
@@ -42,6 +44,8 @@ def run(arguments: Sequence[str]) -> int:
         uvloop.run(serve(config))
     except (GatewayConfigError, OSError) as error:
         sys.stderr.write(f"cavvy.gateway: {error}\n")
+        with contextlib.suppress(OSError):  # the server that started the process has ended
+            _say({"problem": str(error)})
         return 1
     return 0
 
@@ -91,21 +95,29 @@ def _open_counts(path: str) -> KeptCounts:
 
 
 async def _listen(config: GatewayConfig, door: Door, tls: SSLContext | None) -> asyncio.Server:
-    return await asyncio.get_running_loop().create_server(
-        lambda: InboundConnection(door),
-        config.host,
-        config.port,
-        ssl=tls,
-        backlog=_BACKLOG,
-        reuse_port=config.reuse_port or None,
-        ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
-    )
+    try:
+        return await asyncio.get_running_loop().create_server(
+            lambda: InboundConnection(door),
+            config.host,
+            config.port,
+            ssl=tls,
+            backlog=_BACKLOG,
+            reuse_port=config.reuse_port or None,
+            ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
+        )
+    except OSError as error:
+        text = explain_address(config.host, config.port, error)
+        raise GatewayConfigError(text) from error
 
 
 def _say_ready(facts: dict[str, object]) -> None:
     gc.collect()
     gc.freeze()  # the garbage collector no longer examines objects that live as long as the process
     gc.set_threshold(*_GC_THRESHOLDS)
+    _say(facts)
+
+
+def _say(facts: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
 

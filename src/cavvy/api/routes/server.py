@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cavvy import __version__
-from cavvy.api.app_state import app_state_of
+from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.openapi import document
 from cavvy.api.rules import OPEN, SIGNED_IN, on_installation, principal_of
 from cavvy.api.wire import done, reply
@@ -57,8 +57,14 @@ async def server(request: Request) -> Response:
             unfinished=sum(count for phase, count in counts.items() if phase not in JOB_ENDS),
             database=app_state.database,
             node_endpoint=app_state.node_endpoint if inside else None,
+            problem=_find_problem(app_state) if inside else "",
         )
     )
+
+
+def _find_problem(app_state: AppState) -> str:
+    reason = app_state.control_plane.services.find_problem()
+    return f"services cannot be reached: {reason}" if reason else ""
 
 
 @router.post(

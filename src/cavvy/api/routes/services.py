@@ -197,8 +197,9 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
     return view(
         ServedView,
         service,
-        state=state_of(service),
+        state="failing" if found.unreachable and service.wanted else state_of(service),
         url=found.url,
+        unreachable=found.unreachable,
         models=list(service.spec.models),
         ready=sum(each.state in SERVING for each in service.replicas),
         least=service.spec.replicas.least,

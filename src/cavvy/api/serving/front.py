@@ -113,6 +113,10 @@ class GatewayFront:
         port = self._child.port if self._plane is None else self._plane.port
         return self._listener.locate(service.spec.hosts, service.path, port) if port else ""
 
+    def find_problem(self) -> str:
+        problem = self._child.find_problem()
+        return problem or ("" if self._plane is None else self._plane.find_problem())
+
     def permits(self, host: str) -> bool:
         return self._listener.permits(host)
 
@@ -205,6 +209,8 @@ class GatewayFront:
             self._published[service.id] = self._make_published(service, list_serving(service))
         if published:
             self._needed.set()
+        elif problem := self.find_problem():
+            _log.warning("services cannot be reached: %s", problem)
         pause_s = _PAUSE_S
         try:
             while True:
@@ -218,7 +224,7 @@ class GatewayFront:
                     self._link = None
                     self._done.clear()
                     if self._needed.is_set():
-                        _log.warning("the gateway is started again: %s", error)
+                        _log.warning("the gateway does not run: %s", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:

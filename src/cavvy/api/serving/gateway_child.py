@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ import msgspec
 from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
 from cavvy.api.serving.listener import ServiceListener
 from cavvy.client.state import write_private
+from cavvy.gateway.addresses import find_obstacle
 from cavvy.gateway.config import ServiceRoute
 from cavvy.gateway.control_socket import StopGateway
 
@@ -28,14 +30,15 @@ class GatewayChild:
     new gateway uses the port of the last one if this port is free.
     """
 
-    def __init__(self, folder: Path, socket: str, listener: ServiceListener) -> None:
+    def __init__(self, folder: Path, control: str, listener: ServiceListener) -> None:
         self._folder = folder
         self._listener = listener
-        self._socket = socket
+        self._control = control
         self._process: asyncio.subprocess.Process | None = None
         self._routes: Sequence[ServiceRoute] = ()
         self.port = 0  # 0 while no gateway was found or started
         self.counts = folder / "counts"  # the file that keeps the numbers of requests
+        self.problem = ""  # why the gateway could not be started at the last try
 
     @property
     def started(self) -> bool:
@@ -50,23 +53,45 @@ class GatewayChild:
         self._routes = routes
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(OSError):
-            link = await GatewayLink.open(self._socket)
-            self.port = self._read_port()
+            link = await GatewayLink.open(self._control)
+            self.port, self.problem = self._read_port(), ""
             return link
-        port = self._listener.port
-        if not await self._start(port or self._read_port()) and (port or not await self._start(0)):
-            raise GatewayLost(f"the gateway did not start; see {self._folder / 'gateway.log'}")
-        return await GatewayLink.open(self._socket)
+        if port := self._listener.port:
+            self.problem = self._find_obstacle() or await self._start(port)
+        else:
+            self.problem = await self._start(self._read_port()) and await self._start(0)
+        if self.problem:
+            raise GatewayLost(self.problem)
+        return await GatewayLink.open(self._control)
+
+    def find_problem(self) -> str:
+        """Return why the gateway cannot start, or "" if it runs, starts, or can start."""
+        if self.problem or not self._listener.port or self._runs():
+            return self.problem
+        return self._find_obstacle()
+
+    def _find_obstacle(self) -> str:
+        listener = self._listener
+        return find_obstacle(listener.host, listener.port, reuse_port=listener.shared)
+
+    def _runs(self) -> bool:
+        """Return whether a process of the gateway exists, started by this server or another one."""
+        if self._process is not None and self._process.returncode is None:
+            return True
+        with socket.socket(socket.AF_UNIX) as tried, suppress(OSError):
+            tried.connect(self._control)
+            return True
+        return False
 
     async def open_another(self) -> GatewayLink:
         """Return one more link to the gateway that was reached. Raises OSError."""
-        return await GatewayLink.open(self._socket)
+        return await GatewayLink.open(self._control)
 
     async def end(self, drain_s: float) -> None:
         """End the gateway once its requests are answered, but after at most `drain_s` seconds."""
         self.port = 0
         with suppress(OSError, GatewayLost):
-            link = await GatewayLink.open(self._socket)
+            link = await GatewayLink.open(self._control)
             await link.ask(StopGateway(drain_s=drain_s))
             link.close()
         if self._process is not None:
@@ -78,9 +103,9 @@ class GatewayChild:
                 await self._process.wait()
             self._process = None
 
-    async def _start(self, port: int) -> bool:
-        """Start the gateway on a port. Returns whether the gateway listens."""
-        os.makedirs(os.path.dirname(self._socket), mode=0o700, exist_ok=True)
+    async def _start(self, port: int) -> str:
+        """Start the gateway on a port. Returns why this failed, or "" if the gateway listens."""
+        os.makedirs(os.path.dirname(self._control), mode=0o700, exist_ok=True)
         file = self._folder / "gateway.json"
         write_private(str(file), json.dumps(self._make_config(port)).encode())
         with (self._folder / "gateway.log").open("ab") as log:
@@ -102,20 +127,22 @@ class GatewayChild:
         except TimeoutError:
             self._process.kill()
             said = b""
-        if not said:
+        facts = json.loads(said or b"{}")
+        if "port" not in facts:
             await self._process.wait()
             self.port = 0
-            return False
-        self.port = json.loads(said)["port"]
+            where = self._folder / "gateway.log"
+            return str(facts.get("problem") or f"the gateway did not start; see {where}")
+        self.port = facts["port"]
         write_private(str(self._folder / "port"), str(self.port).encode())
-        return True
+        return ""
 
     def _make_config(self, port: int) -> dict[str, object]:
         listener = self._listener
         config: dict[str, object] = {
             "host": listener.host,
             "port": port,
-            "control": self._socket,
+            "control": self._control,
             "state": str(self._folder / "calls"),
             "counts": str(self.counts),
             "services": [msgspec.to_builtins(each) for each in self._routes],

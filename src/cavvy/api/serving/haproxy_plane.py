@@ -19,6 +19,7 @@ from cavvy.client.state import write_private
 from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.values import Struct, replace
+from cavvy.gateway.addresses import find_obstacle
 from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.gateway.haproxy.configuration import (
     HaproxyListener,
@@ -62,6 +63,7 @@ class HaproxyPlane:
         self._requests: DirectRequests | None = None
         self._turn = asyncio.Lock()
         self.port = 0  # 0 while HAProxy does not run
+        self._problem = ""  # why HAProxy could not be started at the last try
 
     async def keep(
         self,
@@ -81,7 +83,9 @@ class HaproxyPlane:
             serves = (text, *self._read_stamps())
             ended = self._process is None or self._process.returncode is not None
             if ended or serves != self._serves:
-                await self._start(text)
+                self._problem = await self._start(text, port)
+                if self._problem:
+                    raise OSError(self._problem)
                 self._serves, self.port = serves, port
             for route in direct:
                 wanted = list_direct(replicas.get(route.name, ()))
@@ -90,6 +94,13 @@ class HaproxyPlane:
                     await asyncio.to_thread(self._runtime.set_replicas, route.name, wanted, most)
                     self._set[route.name] = wanted
                     self._take_served(requests)
+
+    def find_problem(self) -> str:
+        """Return why HAProxy cannot start, or "" if it runs, starts, or can start."""
+        port = self._listener.port
+        if self._problem or not port or self._process is not None or read_pid(self._runtime):
+            return self._problem
+        return self._find_obstacle(port)
 
     async def count(self, service: str, traffic: ServiceTraffic) -> ServiceTraffic:
         """Return `traffic` plus the requests that HAProxy passed directly to replicas."""
@@ -145,8 +156,10 @@ class HaproxyPlane:
         self._process, self._former, self._serves, self.port = None, [], (), 0
         self._set.clear()
 
-    async def _start(self, text: str) -> None:
-        """Start a process that replaces the running one. Raises OSError."""
+    async def _start(self, text: str, port: int) -> str:
+        """Start a process that replaces the running one. Returns why this failed, or "". Raises
+        OSError.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = self._folder / "haproxy.cfg"
@@ -174,8 +187,13 @@ class HaproxyPlane:
         async with asyncio.timeout(_START_S):
             while await asyncio.to_thread(read_pid, self._runtime) != started.pid:
                 if started.returncode is not None:
-                    raise OSError(f"HAProxy did not start; see {self._folder / 'haproxy.log'}")
+                    where = self._folder / "haproxy.log"
+                    return self._find_obstacle(port) or f"HAProxy did not start; see {where}"
                 await asyncio.sleep(_PAUSE_S)
+        return ""
+
+    def _find_obstacle(self, port: int) -> str:
+        return find_obstacle(self._listener.host, port, reuse_port=True)  # as HAProxy listens
 
     def _make_listener(self, port: int, gateway_port: int) -> HaproxyListener:
         return HaproxyListener(

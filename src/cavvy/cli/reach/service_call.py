@@ -32,8 +32,8 @@ answer_timeout_option = click.option(
 
 
 def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
-    """Return the service once its gateway listens. Raises CommandFailure if the gateway does not
-    start.
+    """Return the service once its gateway listens. Raises CommandFailure with the reason if the
+    gateway does not start.
     """
     from cavvy.client.service_wire import find_service
 
@@ -42,6 +42,9 @@ def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
         found = find_service(client, project, name)
         if found.url:
             return found
+        if found.unreachable:
+            text = f"service {name} cannot be reached: {found.unreachable}"
+            raise CommandFailure(text, "then apply the change: cavvy server restart")
         if time.monotonic() > until:
             text = f"the gateway of service {name} has not started"
             raise CommandFailure(text, "see `cavvy server logs`")

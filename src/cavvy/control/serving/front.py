@@ -37,6 +37,9 @@ class ServiceFront(Protocol):
     def locate(self, service: StoredService) -> str:
         """Return the service's URL, or "" while the gateway does not run."""
 
+    def find_problem(self) -> str:
+        """Return why the gateway cannot listen, or "" if it listens or starts."""
+
     def permits(self, host: str) -> bool:
         """Return whether services may have this host name."""
 

@@ -28,11 +28,14 @@ class HostTaken(Exception):
 
 
 class ServiceStatus(Struct, frozen=True, kw_only=True):
-    """A service, its URL ("" while the gateway starts) and its traffic, if known."""
+    """A service, its URL ("" while the gateway starts) and its traffic, if known. `unreachable` is
+    the reason why the gateway cannot listen.
+    """
 
     service: StoredService
     url: str
     traffic: ServiceTraffic | None
+    unreachable: str = ""
 
 
 class ServiceRequests:
@@ -43,6 +46,10 @@ class ServiceRequests:
         self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
         self.calls = QueuedCallRequests(parts)
         self.deliveries = WebhookDeliveries(parts)
+
+    def find_problem(self) -> str:
+        """Return why no service can be reached, or "" if there is no such reason."""
+        return "" if self._front is None else self._front.find_problem()
 
     async def any(self) -> bool:
         """Return whether any service exists."""
@@ -172,7 +179,13 @@ class ServiceRequests:
         if self._front is None:
             return ServiceStatus(service=service, url="", traffic=None)
         traffic = await self._front.read_traffic(service)
-        return ServiceStatus(service=service, url=self._front.locate(service), traffic=traffic)
+        url = self._front.locate(service)
+        return ServiceStatus(
+            service=service,
+            url=url,
+            traffic=traffic,
+            unreachable="" if url else self._front.find_problem(),
+        )
 
 
 def make_admitted(task: TaskSpec) -> TaskSpec:

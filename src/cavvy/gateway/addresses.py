@@ -1,0 +1,32 @@
+"""The address of a listener: whether it can be used, and why not."""
+
+import errno
+import os
+import socket
+
+
+def explain_address(host: str, port: int, error: OSError) -> str:
+    """Return why nothing can listen on an address, and what to do."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"address {shown} is in use by another process; change services.listen"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"address {shown} cannot be used ({reason}); change services.listen"
+
+
+def find_obstacle(host: str, port: int, *, reuse_port: bool = False) -> str:
+    """Return why nothing can listen on an address, or "" if it can be used. The address is not in
+    use afterwards.
+    """
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse_port:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            tried.bind(where)
+    except OSError as error:
+        return explain_address(host, port, error)
+    return ""

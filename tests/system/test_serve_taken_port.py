@@ -1,0 +1,41 @@
+"""`services.listen` names a port of another process: each command that needs the gateway says so."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.trust import User, user_at
+
+pytestmark = pytest.mark.system
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve-hello" / "service.yaml"
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    with user_at(tmp_path) as user:
+        try:
+            yield user
+        finally:
+            user.cli("server", "stop", code=None)  # it ends the gateway too
+
+
+def test_commands_name_the_port_that_is_taken(user: User) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        user.settings(f'[services]\nlisten = "127.0.0.1:{port}"\n')
+        reason = f"address 127.0.0.1:{port} is in use by another process; change services.listen"
+        assert f"services cannot be reached: {reason}" in user.cli("server", "start")
+        assert reason in user.cli("server", "status")
+        said = user.cli("serve", str(EXAMPLE), code=1)
+        assert f"service hello cannot be reached: {reason}" in said
+        assert "cavvy server restart" in said
+        assert reason in user.cli("services")
+        assert reason in user.cli("services", "show", "hello")
+        assert reason in user.cli("call", "hello", code=1)
+        assert reason in user.cli("chat", "hello", "Good morning", code=1)
+        assert reason in user.cli("server", "logs")
+    user.cli("server", "restart")
+    assert "Ada" in user.cli("call", "hello", "/", "-d", "Ada")
+    assert reason not in user.cli("services", "show", "hello")
+    user.cli("unserve", "hello")
