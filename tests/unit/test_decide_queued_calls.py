@@ -49,8 +49,8 @@ def answer(status: int | None, **headers: str) -> CallAnswer:
 @pytest.mark.parametrize(
     ("status", "state", "tries", "pause_s"),
     [
-        (200, CallState.DONE, 0, 0),
-        (302, CallState.DONE, 0, 0),
+        (200, CallState.DONE, 1, 0),
+        (302, CallState.DONE, 1, 0),
         (400, CallState.DEAD, 1, 0),
         (500, CallState.WAITING, 1, 10),
         (None, CallState.WAITING, 1, 10),

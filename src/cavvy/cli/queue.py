@@ -72,7 +72,7 @@ def show(name: str, call_id: str, project: str) -> None:
             ("state", call.state),
             ("object", call.object),
             ("submitted", formatting.show_time(call.submitted_at)),
-            ("failed tries", str(call.tries)),
+            ("tries", str(call.tries)),
             ("last failure", call.problem),
             ("next try", next_try),
             ("status", "" if call.status is None else str(call.status)),

@@ -52,22 +52,21 @@ def settle(call: QueuedCall, answer: CallAnswer, terms: QueueTerms, now: datetim
     """Return the call after it was answered or has failed: it is done, dead, or waits for its next
     try.
     """
+    status = answer.status
+    counted = status not in _UNCOUNTED
+    call = replace(call, tries=call.tries + counted)
     if len(answer.body) > MOST_BYTES:
         problem = f"the answer has {len(answer.body):,} bytes; at most {MOST_BYTES:,} are stored"
-        return _end(
-            replace(call, problem=problem, tries=call.tries + 1), CallState.DEAD, now, terms
-        )
-    status = answer.status
+        return _end(replace(call, problem=problem), CallState.DEAD, now, terms)
     told = replace(call, status=status, answer_headers=answer.headers)
     if status is not None and status < 400:
         return _end(replace(told, problem=""), CallState.DONE, now, terms)
-    counted = status not in _UNCOUNTED
     problem = answer.problem or f"the service answered with the status {status}"
-    told = replace(told, problem=problem, tries=call.tries + counted)
+    told = replace(told, problem=problem)
     repeats = not counted or status is None or status >= 500 or status in _PASSING
     if not repeats or (counted and told.tries >= terms.attempts):
         return _end(told, CallState.DEAD, now, terms)
-    pause = min(terms.backoff * (1 << min(call.tries, 20)), _LONGEST_PAUSE)
+    pause = min(terms.backoff * (1 << min(told.tries - counted, 20)), _LONGEST_PAUSE)
     asked = answer.headers.get("retry-after", "")
     if asked.isdecimal() and len(asked) < 6:
         pause = max(pause, min(timedelta(seconds=int(asked)), _LONGEST_PAUSE))
