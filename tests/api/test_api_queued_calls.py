@@ -85,6 +85,14 @@ async def test_a_call_that_is_at_the_gateway_is_not_sent_again(api: Api) -> None
         await submit(api, id=f"call-{number}")
         await until(have_arrived)
     assert await count_arrivals() == 4
+    assert (await api.http.get(SERVICE)).json()["queue"] == {
+        "waiting": 4,
+        "running": 4,
+        "done": 0,
+        "dead": 0,
+    }
+    listed = (await api.http.get(f"{SERVICE}/calls")).json()["calls"]
+    assert [(each["state"], each["running"]) for each in listed] == [("waiting", True)] * 4
 
 
 async def test_the_answer_of_the_gateway_is_a_failure_of_the_call(api: Api) -> None:

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from tests.api.api_state import Api, open_api, until
 
+from cavvy.client.state import host_name
+
 pytestmark = pytest.mark.anyio
 SERVICE = "/v1/projects/default/services/chat"
 TEXT = "{name: other, run: serve, resources: {cpu: 0.1}, service: {port: 80}}"
@@ -174,3 +176,20 @@ async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:
     await until(api.app_state.control_plane.idle)  # no replica goes on
     for each in await api.app_state.store.audit_records():
         assert key not in each.text
+
+
+async def test_webhooks_and_cron_lines_are_shown_with_their_url_and_next_time(api: Api) -> None:
+    events = "{cron: 0 3 * * *, path: /night}, {webhook: push, secret: hook, signature: github}"
+    text = TEXT.replace("80", f"80, events: [{events}]")
+    await api.http.put("/v1/projects/default/secrets/hook", json={"value": "0123456789"})
+    assert (await put(api, text)).status_code == 200
+    found = (await api.http.get(SERVICE)).json()
+    path = "/hooks/v1/default/chat/push"
+    assert found["webhooks"] == [{"name": "push", "url": path, "signature": "github"}]
+    api.app_state.listen = "https://0.0.0.0:8443"
+    [hook] = (await api.http.get(SERVICE)).json()["webhooks"]
+    assert hook["url"] == f"https://{host_name()}:8443{path}"
+    [cron] = found["crons"]
+    assert (cron["cron"], cron["time_zone"], cron["path"]) == ("0 3 * * *", "UTC", "/night")
+    assert cron["next_at"].endswith("T03:00:00Z")
+    assert found["queue"] == {"waiting": 0, "running": 0, "done": 0, "dead": 0}

@@ -270,6 +270,7 @@ class _ServerRun:
         auth, app = _make_apps(app_state, self._home.token())
         user_listener = listen_for_users(self._settings)
         listen = user_listener.address if user_listener is not None else None
+        app_state.listen = listen
         servers = _make_servers(app, listener, user_listener, node_endpoint)
         machine_socket = _share_machine(app, app_state)
         async with asyncio.TaskGroup() as group:

@@ -1,6 +1,8 @@
 """`cavvy queue`: shows, retries and deletes the queued calls of a service."""
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +11,9 @@ from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, pairs_out, rows_out
+
+if TYPE_CHECKING:
+    from cavvy.client.queue_wire import QueuedCallView
 
 _STATES = ("waiting", "done", "dead")
 _PLATFORMS = ("aws-lambda", "azure-function", "google-function")
@@ -32,6 +37,8 @@ def command() -> None:
 @output_option
 def list_calls(name: str, project: str, state: str | None, limit: int, output: str) -> None:
     """List the calls of a service by ID, with the number of calls in each state."""
+    from msgspec.structs import replace
+
     from cavvy.cli.view import formatting
     from cavvy.client import queue_wire
 
@@ -44,14 +51,22 @@ def list_calls(name: str, project: str, state: str | None, limit: int, output: s
         TableColumn("object", wrap=True, drop=4),
         TableColumn("problem", wrap=True, drop=1),
         TableColumn("path", hidden=True),
+        TableColumn("running", hidden=True),
         TableColumn("due_at", "DUE", formatting.show_time, hidden=True),
         TableColumn("ended_at", "ENDED", formatting.show_time, hidden=True),
     ]
     with session() as client:
         found = queue_wire.list_calls(client, project, name, state=state or "", limit=limit)
+    calls: Sequence[object] = found.calls
+    if output == "table":
+        calls = [replace(each, state=_show_state(each)) for each in found.calls]
     counts = ", ".join(f"{number} {each}" for each, number in sorted(found.counts.items()))
     empty = f"no calls; `cavvy call {name} --queue` adds a call"
-    rows_out(columns, found.calls, output, title=counts or None, empty=empty)
+    rows_out(columns, calls, output, title=counts or None, empty=empty)
+
+
+def _show_state(call: "QueuedCallView") -> str:
+    return "running" if call.running else call.state
 
 
 @command.command("show")
@@ -65,11 +80,13 @@ def show(name: str, call_id: str, project: str) -> None:
 
     with session() as client:
         call = queue_wire.find_call(client, project, name, call_id).call
-    next_try = formatting.show_time(call.due_at) if call.state == "waiting" else ""
+    next_try = ""
+    if call.state == "waiting" and not call.running:
+        next_try = formatting.show_time(call.due_at)
     pairs_out(
         [
             ("call", f"{call.id} of {name}: {call.method} {call.path}"),
-            ("state", call.state),
+            ("state", _show_state(call)),
             ("object", call.object),
             ("submitted", formatting.show_time(call.submitted_at)),
             ("tries", str(call.tries)),

@@ -11,7 +11,7 @@ from cavvy.cli.task.load import param_option, read_params, read_task, task_argum
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
-    from cavvy.domain.tasks import TaskSpec
+    from cavvy.client.service_wire import ServedView
 
 
 @click.command("serve")
@@ -59,18 +59,19 @@ def command(
             ),
         )
         found = await_url(client, project, name)
-    if output == "json":
-        from cavvy.cli.view.output import json_out
+    _show(found, output)
 
+
+def _show(found: "ServedView", output: str) -> None:
+    from cavvy.cli.view.output import json_out
+    from cavvy.cli.view.service_events import describe_webhook
+
+    name, project = found.name, found.project
+    if output == "json":
         json_out({"name": name, "project": project, "url": found.url, "revision": found.revision})
         return
     there = named(project, name)
     click.echo(f"service {name} is at {found.url}/ (revision {found.revision})")
     click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
-    _show_webhooks(loaded.task, f"/hooks/v1/{project}/{name}")
-
-
-def _show_webhooks(task: "TaskSpec", path: str) -> None:
-    for hook in () if task.service is None else task.service.webhooks:
-        where = f"{path}/{hook.name} at the address of the setting server.listen"
-        click.echo(f"webhook {hook.name}: POST {where}")
+    for hook in found.webhooks:
+        click.echo(f"webhook {hook.name}: {describe_webhook(hook)}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import service_argument
-from cavvy.cli.reach.session import any_project_option, project_option, session
+from cavvy.cli.reach.session import any_project_option, named, project_option, session
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         LevelView,
         ReplicaView,
         ServedView,
+        ServiceTrafficView,
         TrialView,
         UnplacedView,
     )
@@ -89,6 +90,7 @@ def _row(found: "ServedView") -> dict[str, object]:
 
 
 def _pairs(found: "ServedView") -> list[tuple[str, str]]:
+    from cavvy.cli.view.service_events import list_events
     from cavvy.domain.units import Money, format_usd
 
     scale = f"{found.ready} ready, {found.target} wanted ({found.why or 'no decision yet'})"
@@ -102,26 +104,30 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
     ]
     pairs += [("", _show_unplaced(found, each)) for each in found.unplaced]
     pairs += [("", _show_replica(each)) for each in found.replicas]
-    if traffic := found.traffic:
-        pairs.append(
-            (
-                "requests",
-                f"{traffic.per_s:.1f}/s, {traffic.waiting} waiting, {traffic.in_flight} in "
-                f"flight; {traffic.answered} answered and {traffic.lost} lost since the "
-                "gateway started",
-            )
-        )
-        shown = [_show_s(each) for each in (traffic.p50_s, traffic.p95_s, traffic.p99_s)]
-        pairs.append(("answered within", f"p50 {shown[0]}, p95 {shown[1]}, p99 {shown[2]}"))
-        if traffic.batches:
-            mean = traffic.joined / traffic.batches
-            pairs.append(("batches", f"{traffic.batches}, with {mean:.1f} requests on average"))
+    pairs += [] if found.traffic is None else _list_traffic(found.traffic)
     if found.slo is not None:
         pairs.append(("slo, last hour", _show_level(found.slo, found.slo.hour)))
         pairs.append(("slo, last day", _show_level(found.slo, found.slo.day)))
     if found.trial is not None:
         pairs.append(("update", _show_trial(found.trial)))
+    pairs += list_events(found, named(found.project, found.name))
     pairs.append(("cost", format_usd(Money(found.spent_micros))))
+    return pairs
+
+
+def _list_traffic(traffic: "ServiceTrafficView") -> list[tuple[str, str]]:
+    shown = [_show_s(each) for each in (traffic.p50_s, traffic.p95_s, traffic.p99_s)]
+    pairs = [
+        (
+            "requests",
+            f"{traffic.per_s:.1f}/s, {traffic.waiting} waiting, {traffic.in_flight} in flight; "
+            f"{traffic.answered} answered and {traffic.lost} lost since the gateway started",
+        ),
+        ("answered within", f"p50 {shown[0]}, p95 {shown[1]}, p99 {shown[2]}"),
+    ]
+    if traffic.batches:
+        mean = traffic.joined / traffic.batches
+        pairs.append(("batches", f"{traffic.batches}, with {mean:.1f} requests on average"))
     return pairs
 
 

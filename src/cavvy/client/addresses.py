@@ -1,4 +1,4 @@
-"""Checks the addresses of servers that users enter."""
+"""Addresses of servers: checks those that users enter, and names the one for users."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -38,3 +38,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def name_host(listen: str, host: str) -> str:
+    """Return the URL at which users reach a server that listens on the address `listen` of the
+    machine `host`.
+    """
+    url = urlsplit(listen)
+    if url.hostname not in ("0.0.0.0", "::"):
+        return listen
+    return f"{url.scheme}://{host}" + (f":{url.port}" if url.port != 443 else "")

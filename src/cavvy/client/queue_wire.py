@@ -24,10 +24,13 @@ class QueuedCallAsk(Ask, frozen=True, kw_only=True):
 
 
 class QueuedCallView(Answer, frozen=True, kw_only=True):
-    """A queued call. `status` and `answer_headers` are those of the call's result."""
+    """A queued call. `status` and `answer_headers` are those of the call's result. A waiting call
+    with `running` is at the gateway now; `running` is false if another server sends the calls.
+    """
 
     id: str
     state: str
+    running: bool = False
     method: str
     path: str
     source: str

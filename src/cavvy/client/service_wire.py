@@ -105,11 +105,41 @@ class UnplacedView(Answer, frozen=True, kw_only=True):
     instead: str
 
 
+class WebhookView(Answer, frozen=True, kw_only=True):
+    """A webhook of a service. `url` is only a path if the server listens on no address for users,
+    so that other systems cannot reach the webhook.
+    """
+
+    name: str
+    url: str
+    signature: str
+
+
+class CronView(Answer, frozen=True, kw_only=True):
+    """A cron line of a service, and the next time at which it calls `path`."""
+
+    cron: str
+    time_zone: str
+    path: str
+    next_at: datetime | None
+
+
+class QueueView(Answer, frozen=True, kw_only=True):
+    """The number of calls in the queue of a service. The waiting calls include those that are
+    running; `running` is null if another server sends the calls.
+    """
+
+    waiting: int
+    running: int | None
+    done: int
+    dead: int
+
+
 class ServedView(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
     the last replica failed to start. `target` is the number of replicas that the autoscaler
     requests, and `why` its reason. `url` is empty while the gateway starts; `unreachable` is the
-    reason why the gateway cannot listen, and the state is then failing.
+    reason why the gateway cannot listen, and the state is then failing. `queue` is null in lists.
     """
 
     project: str
@@ -132,6 +162,9 @@ class ServedView(Answer, frozen=True, kw_only=True):
     traffic: ServiceTrafficView | None
     trial: TrialView | None = None
     slo: LevelView | None = None
+    webhooks: list[WebhookView] = field(default_factory=list)
+    crons: list[CronView] = field(default_factory=list)
+    queue: QueueView | None = None
     spent_micros: int
 
 

@@ -191,9 +191,10 @@ class ControlPlane:
             front=self._outside.front,
             hint=self.hint,
             announce=self._announce,
+            owns=lambda key: self._share is None or self._share.owns(key),
         )
         self._calls = CallQueue(parts, self.data)
-        return ServiceRequests(parts), ServiceReconciler(parts)
+        return ServiceRequests(parts, self._calls.list_sent), ServiceReconciler(parts)
 
     def _make_checkpoints(self) -> Checkpoints:
         providers, dependencies = self._providers, self._outside
@@ -441,9 +442,7 @@ class ControlPlane:
         reports itself as unhealthy.
         """
         task = self._task
-        return (
-            task.exception() if task is not None and task.done() and not task.cancelled() else None
-        )
+        return None if task is None or not task.done() or task.cancelled() else task.exception()
 
     async def idle(self) -> bool:
         """Return whether no work is left, which means that the embedded server may exit."""

@@ -1,6 +1,7 @@
 """Routes for the calls in the queue of a service."""
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -97,8 +98,9 @@ async def list_calls(
         found, counts = await _calls(request).list(project, name, kind, after, limit)
     except RowNotFound as error:
         raise ApiProblem("service-not-found", str(error)) from error
+    running = _calls(request).list_running(project, name) or frozenset()
     shown = {str(state): n for state, n in counts.items() if state is not CallState.FORGOTTEN}
-    return reply(wire.CallQueueView(calls=[_view(each) for each in found], counts=shown))
+    return reply(wire.CallQueueView(calls=[_view(each, running) for each in found], counts=shown))
 
 
 @router.get(
@@ -117,7 +119,8 @@ async def get(
         found, body = await _calls(request).get(project, name, call)
     except RowNotFound as error:
         raise ApiProblem("call-not-found", str(error)) from error
-    return reply(wire.QueuedResultView(call=_view(found), body=body))
+    running = _calls(request).list_running(project, name) or frozenset()
+    return reply(wire.QueuedResultView(call=_view(found, running), body=body))
 
 
 @router.post(
@@ -168,9 +171,10 @@ def _calls(request: Request) -> QueuedCallRequests:
     return app_state_of(request).control_plane.services.calls
 
 
-def _view(call: QueuedCall) -> wire.QueuedCallView:
+def _view(call: QueuedCall, running: Collection[str] = ()) -> wire.QueuedCallView:
     shown = "" if call.object is None else f"{call.object.url}/{call.object.key}"
-    return view(wire.QueuedCallView, call, state=str(call.state), object=shown)
+    runs = call.state is CallState.WAITING and call.id in running
+    return view(wire.QueuedCallView, call, state=str(call.state), object=shown, running=runs)
 
 
 def _check(ask: wire.QueuedCallAsk) -> None:

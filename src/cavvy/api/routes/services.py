@@ -16,6 +16,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import submission
 from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routes.service_events import view_crons, view_queue, view_webhooks
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user
 from cavvy.api.wire import MIB, read, reply, view
 from cavvy.client import wire
@@ -83,7 +84,8 @@ async def get(request: Request, project: ProjectPath, name: ServicePath) -> Resp
         found = await app_state.control_plane.services.get(project, name)
     except RowNotFound as error:
         raise ApiProblem("service-not-found", str(error)) from error
-    return reply(await _view(app_state, found))
+    shown = await _view(app_state, found)
+    return reply(structs.replace(shown, queue=await view_queue(app_state, found.service)))
 
 
 @router.put(
@@ -209,6 +211,8 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         traffic=None if traffic is None else _view_traffic(traffic),
         trial=_view_trial(service),
         slo=_view_level(service, app_state.now()),
+        webhooks=view_webhooks(app_state, service),
+        crons=view_crons(service, app_state.now()),
         spent_micros=sums[0].amount.micros if sums else 0,
     )
 

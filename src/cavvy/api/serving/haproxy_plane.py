@@ -184,6 +184,10 @@ class HaproxyPlane:
         self._set.clear()
         for name, counted in self._counts.items():  # the new process counts from 0
             self._counts[name] = replace(counted, last=HaproxyLoad())
+        return await self._await_start(started, port)
+
+    async def _await_start(self, started: asyncio.subprocess.Process, port: int) -> str:
+        """Return why HAProxy did not start, or "" when it answers. Raises OSError."""
         async with asyncio.timeout(_START_S):
             while await asyncio.to_thread(read_pid, self._runtime) != started.pid:
                 if started.returncode is not None:

@@ -1,7 +1,6 @@
 """Creates the first admin of a server that a team shares, and the token with which they sign in."""
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 
@@ -9,7 +8,7 @@ from cavvy.cli.reach.session import failures, make_patience
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.account_wire import TokenAsk
 from cavvy.client.accounts import AccountClient
-from cavvy.client.addresses import check_address
+from cavvy.client.addresses import check_address, name_host
 from cavvy.client.errors import ApiError
 from cavvy.client.state import host_name
 
@@ -75,7 +74,4 @@ def find_url(listen: str | None, host: str) -> str:
             "FILE --tls-key FILE; if users connect through a proxy, give the proxy's URL "
             "with --url",
         )
-    url = urlsplit(listen)
-    if url.hostname not in ("0.0.0.0", "::"):
-        return listen
-    return f"{url.scheme}://{host}" + (f":{url.port}" if url.port != 443 else "")
+    return name_host(listen, host)

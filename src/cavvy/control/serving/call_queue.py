@@ -48,12 +48,18 @@ class CallQueue:
 
     def __init__(self, parts: ServingParts, data: Transfers) -> None:
         self._store, self._clock, self._front = parts.store, parts.clock, parts.front
-        self._hint, self._data = parts.hint, data
+        self._hint, self._owns, self._data = parts.hint, parts.owns, data
         self._ticks = CronTicks(parts.store, parts.clock)
         self._sent: dict[str, set[str]] = {}  # IDs of the calls at the gateway, by key
         # when each bucket was last listed
         self._listed: dict[tuple[str, EventTrigger], datetime] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def list_sent(self, key: str) -> frozenset[str] | None:
+        """Return the IDs of the calls in a queue that are at the gateway now, or None if another
+        server sends the calls.
+        """
+        return frozenset(self._sent.get(key, ())) if self._owns(key) else None
 
     async def run(self) -> None:
         """Wait until cancelled; then cancel the calls at the gateway."""

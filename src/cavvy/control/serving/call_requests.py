@@ -1,6 +1,6 @@
 """Handles users' requests about the queues of services: submit, read, retry and purge calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from cavvy.control.decide.queued_calls import revive
@@ -26,9 +26,14 @@ class QueueFull(Exception):
 
 
 class QueuedCallRequests:
-    """Handles users' requests about queued calls."""
+    """Handles users' requests about queued calls. `list_sent` returns the IDs of the calls of a
+    queue that are at the gateway, or None if another server sends them.
+    """
 
-    def __init__(self, parts: ServingParts) -> None:
+    def __init__(
+        self, parts: ServingParts, list_sent: Callable[[str], frozenset[str] | None]
+    ) -> None:
+        self._list_sent = list_sent
         self._store, self._calls = parts.store, parts.store.queued_calls
         self._clock, self._jobs, self._hint = parts.clock, parts.jobs, parts.hint
 
@@ -57,6 +62,15 @@ class QueuedCallRequests:
         with suppress(RowNotFound):
             return await self._calls.get(call.project, call.service, call.id)
         return None
+
+    def list_running(self, project: str, service: str) -> frozenset[str] | None:
+        """Return the IDs of the calls that are at the gateway now, or None if another server sends
+        the calls of this service."""
+        return self._list_sent(calls_key(service_key(project, service)))
+
+    async def count(self, project: str, service: str) -> Mapping[CallState, int]:
+        """Return the number of calls in each state."""
+        return await self._calls.count(project, service)
 
     async def get(self, project: str, service: str, call_id: str) -> tuple[QueuedCall, bytes]:
         """Return a call and the body of its result. Raises RowNotFound."""

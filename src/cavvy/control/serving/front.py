@@ -96,3 +96,5 @@ class ServingParts(Struct, frozen=True, kw_only=True):
     hint: Callable[[str], None]
     # tells the other servers that the service of a key has changed
     announce: Callable[[str], None] = lambda key: None
+    # whether this server reconciles a key, and not another one
+    owns: Callable[[str], bool] = lambda key: True

@@ -39,12 +39,14 @@ class ServiceStatus(Struct, frozen=True, kw_only=True):
 
 
 class ServiceRequests:
-    """Handles users' requests about services."""
+    """Handles users' requests about services; see `QueuedCallRequests` for `list_sent`."""
 
-    def __init__(self, parts: ServingParts) -> None:
+    def __init__(
+        self, parts: ServingParts, list_sent: Callable[[str], frozenset[str] | None]
+    ) -> None:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs
         self._front, self._hint, self._announce = parts.front, parts.hint, parts.announce
-        self.calls = QueuedCallRequests(parts)
+        self.calls = QueuedCallRequests(parts, list_sent)
         self.deliveries = WebhookDeliveries(parts)
 
     def find_problem(self) -> str:
