@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import JobSchedule
 from cavvy.domain.units import format_duration, parse_duration
+from cavvy.planner.calendar import next_time, parse_cron
 from cavvy.spec.fields.kinds import (
     TEXT_OR_NUMBER,
     ScalarKind,
@@ -121,6 +122,7 @@ _CRON_RANGES = (
     ("month", 1, 12),
     ("weekday", 0, 7),
 )
+_ANY_DAY = datetime(2001, 1, 1, tzinfo=UTC)  # cron lines match the same dates in all years
 _CRON_PART = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?")
 
 
@@ -141,12 +143,19 @@ def check_cron(text: str) -> str:
                 match is None
                 or bounds != sorted(bounds)
                 or any(not low <= each <= high for each in bounds)
+                or match[3] in ("0", "00")
             ):
                 raise WrongValue(
                     f"{shown(piece)} is not a valid {name} of a cron line",
                     expected=f"{low} to {high}, *, ranges, steps",
                 )
-    return " ".join(parts)
+    line = " ".join(parts)
+    if next_time(parse_cron(line), UTC, _ANY_DAY) is None:
+        raise WrongValue(
+            f"no day is on the dates of {shown(line)}",
+            suggestion="change the day or the month; * stands for all",
+        )
+    return line
 
 
 def _read_schedule(text: str) -> JobSchedule:
