@@ -2,18 +2,26 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
-from cavvy.cli.reach.service_call import answer_timeout_option, ask_service, find_serving
+from cavvy.cli.reach.service_call import (
+    answer_timeout_option,
+    ask_service,
+    find_serving,
+    tell_state,
+)
 from cavvy.cli.reach.session import project_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
+
+    from cavvy.client.service_wire import ServedView
 
 _PATH = "/v1/chat/completions"
 _DATA = b"data:"
@@ -60,7 +68,7 @@ def command(
         ask["max_tokens"] = max_tokens
     for each in _read_lines(message):
         talk.append({"role": "user", "content": each})
-        answer = _say(found.url, {**ask, "messages": talk}, key, timeout)
+        answer = _say(found, {**ask, "messages": talk}, key, timeout)
         talk.append({"role": "assistant", "content": answer})
 
 
@@ -78,12 +86,15 @@ def _read_lines(message: str | None) -> Iterator[str]:
             yield line.strip()
 
 
-def _say(url: str, ask: dict[str, object], key: str | None, timeout_s: float) -> str:
+def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s: float) -> str:
     """Print the answer as it arrives, and return it."""
     from msgspec.json import encode
 
     headers = {"Content-Type": "application/json", **show_key(key)}
-    with ask_service(url, _PATH, "POST", encode(ask), headers, timeout_s) as answer:
+    asked = ask_service(found.url, _PATH, "POST", encode(ask), headers, timeout_s)
+    with ExitStack() as stack:
+        with tell_state(found.project, found.name):
+            answer = stack.enter_context(asked)
         if answer.status >= 400:
             text = answer.read().decode(errors="replace")
             raise CommandFailure(f"the answer has the status {answer.status}: {text}", "")
