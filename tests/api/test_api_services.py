@@ -102,7 +102,15 @@ async def test_a_candidate_is_shown_until_the_old_file_comes_again(api: Api) -> 
         ),
         (
             "{run: s, service: {port: 80, regions: [us-east-1], residency: eu}}",
-            "service.residency: Cavvy does not know whether us-east-1 is in this area",
+            "service.regions: us-east-1 is in us, outside the residency eu",
+        ),
+        (
+            "{run: s, service: {port: 80, regions: [eu-nowhere-1], residency: eu}}",
+            "service.regions: Cavvy knows no region eu-nowhere-1",
+        ),
+        (
+            "{run: s, resources: {regions: [us-east-1]}, service: {residency: eu}}",
+            "resources.regions: us-east-1 is in us, outside the residency eu",
         ),
     ],
 )

@@ -163,6 +163,10 @@ def test_batches_are_read_and_described() -> None:
     assert "8 instances at most" in dict(describe_task(task))["batches"]
 
 
+def test_a_service_without_a_port_has_the_usual_one() -> None:
+    assert read("run: serve\nservice: {drain: 1m}\n").port == 8000
+
+
 def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
     text = "run: serve\nservice: {readiness_probe: /, replicas: 2}\n"
     assert parse_file(text).kind == "SkyPilot"
@@ -171,7 +175,6 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ("{drain: 1m}", "`service.port` is missing"),
         ("{port: 0}", "port"),
         ("{port: 1, replicas: {min: 5, max: 2}}", "the minimum (5) exceeds the maximum (2)"),
         ("{port: 1, replicas: {target: {}}}", "the target is empty"),
@@ -193,6 +196,9 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, update: green}", "is not one of the choices"),
         ("{port: 1, update: {weight: 10%}}", "`weight` is for canaries only"),
         ("{port: 1, update: {strategy: canary, weight: 0.5%}}", "not a whole percentage"),
+        ("{port: 1, update: {strategy: canary, weight: 30}}", "write 30%"),
+        ("{port: 1, update: {strategy: canary, weight: 120%}}", "write 10%"),
+        ("{port: 1, update: {strategy: canary, weight: much}}", "write 10%"),
         ("{port: 1, residency: mars}", "is not an area"),
         ("{port: 1, batch: 1}", "batch"),
         ("{port: 1, batch: {max_latency: 1s}}", "write `wait`"),

@@ -207,9 +207,9 @@ class WebhookTrigger(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
-    """The terms under which a task serves requests. With `fixed_port`, the task's program listens
-    on `port`; otherwise on the port in the variable PORT. Clients of OpenAI's API select the
-    service by one of its `models`.
+    """The terms under which a task serves requests. With `fixed_port`, and outside Cavvy, the
+    task's program listens on `port`; otherwise on the port in the variable PORT. Clients of
+    OpenAI's API select the service by one of its `models`.
 
     `concurrency` is the number of requests that a replica can work on at once. With `keys`,
     requests need one of the service's keys. A replica that will end has the time `drain` to finish
@@ -219,7 +219,7 @@ class ServiceSpec(Struct, frozen=True, kw_only=True):
     their requests.
     """
 
-    port: int
+    port: int = 8000
     fixed_port: bool = False
     models: tuple[str, ...] = ()
     hosts: tuple[

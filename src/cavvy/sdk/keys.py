@@ -338,7 +338,7 @@ class ServiceEvent(TypedDict):
 class Service(TypedDict):
     """How a task answers requests, and on how many replicas."""
 
-    port: Whole
+    port: NotRequired[Whole]
     engine: NotRequired[str]
     model: NotRequired[str | ServiceModel]
     options: NotRequired[Mapping[str, Scalar]]

@@ -105,6 +105,17 @@ def _object_to_regions(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
     for region in (*spec.regions, *sorted(named)):
         if spec.residency and spec.residency not in (region, locate("", region)[1]):
             return Objection(
-                "service.residency", f"Cavvy does not know whether {region} is in this area"
+                "resources.regions" if region in named else "service.regions",
+                _explain_outside(region, spec.residency),
             )
     return None
+
+
+def _explain_outside(region: str, area: str) -> str:
+    found = locate("", region)[1]
+    if found is not None:
+        return f"{region} is in {found}, outside the residency {area}"
+    return (
+        f"Cavvy knows no region {region}, so it cannot ensure that requests stay in the residency "
+        f"{area}; `cavvy offers` lists regions"
+    )

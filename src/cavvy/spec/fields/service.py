@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -242,10 +243,14 @@ _RATE = either(
 
 
 def _read_weight(node: ScalarNode) -> int:
-    percent = round(100 * _read_share(node), 6)
-    if percent != int(percent):
-        raise WrongValue(f"{shown(node.text)} is not a whole percentage", suggestion="write 10%")
-    return int(percent)
+    text, likely = read_text(node).strip(), "10%"
+    with suppress(WrongValue):
+        percent = round(100 * _read_share(node), 6)
+        if percent == int(percent):
+            return int(percent)
+    if text.isdecimal() and 0 < int(text) < 100:
+        likely = f"{int(text)}%"
+    raise WrongValue(f"{shown(text)} is not a whole percentage", suggestion=f"write {likely}")
 
 
 def _build_update(table: SectionReader) -> ServiceUpdate | None:
@@ -475,7 +480,7 @@ SERVICE = section(
         ),
         to=(),
     ),
-    port=FieldSpec(whole(1, 65535, "a port, from 1 to 65535"), required=True),
+    port=whole(1, 65535, "a port, from 1 to 65535"),
     replicas=_REPLICAS,
     concurrency=whole(1, 100_000),
     probe=_PROBE,
