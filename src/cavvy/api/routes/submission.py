@@ -26,6 +26,7 @@ from cavvy.costs.extras import expect_extras
 from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.offers import Offer
 from cavvy.domain.policies import PolicyBook
+from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_duration, format_rate, format_usd
 from cavvy.domain.values import replace
@@ -233,21 +234,12 @@ def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
 
 async def check_secrets(app_state: AppState, task: TaskSpec) -> None:
     """Raise ApiProblem if the task names a secret that the project does not have."""
-    named = [*task.secrets, *([task.image_login] if task.image_login else [])]
-    named += [] if task.service is None else [each.secret for each in task.service.webhooks]
-    if not named:
+    if not list_secrets(task):
         return
     known = {secret.name for secret in await app_state.store.secrets(task.project)}
-    missing = [name for name in dict.fromkeys(named) if name not in known]
-    if missing:
-        hint = " ".join(
-            ["set it with:", *(f"cavvy secret set {name} -p {task.project};" for name in missing)]
-        )
-        raise ApiProblem(
-            "secret-missing",
-            f"project {task.project} has no secret {', '.join(missing)}",
-            hint.rstrip(";"),
-        )
+    if missing := list_missing(task, known):
+        message, hint = explain_missing(task.project, missing)
+        raise ApiProblem("secret-missing", message, hint)
 
 
 async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:

@@ -15,6 +15,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.state import default_home
 from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.task_secrets import explain_missing, list_missing, list_secrets
 from cavvy.domain.tasks import TaskSpec
 from cavvy.importers import LoadedTask
 from cavvy.sdk.files import find_parts, freeze_parts
@@ -80,16 +81,34 @@ def _may_ask() -> bool:
 
 
 def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
-    """Upload the files of the task, and return the origin of the run. Raises CommandFailure."""
+    """Upload the files of the task, and return the origin of the run. Raises CommandFailure, and
+    ApiError `secret-missing` before anything is uploaded.
+    """
     from cavvy.domain.values import replace
     from cavvy.spec.origin import capture
 
     parts = _local_parts(loaded)
     origin = capture(parts.get("", loaded.folder), task_text=text)
     if parts:
+        _check_secrets(client, project, loaded.task)
         snapshot = upload_files(client, project, loaded.task, parts)
         origin = replace(origin, snapshot=snapshot)
     return replace(origin, dialect=loaded.source.kind, overrides=loaded.overrides)
+
+
+def _check_secrets(client: "ApiClient", project: str, task: TaskSpec) -> None:
+    """Raise ApiError if the project has not all secrets of the task. The server checks this too,
+    but only when the folder has been uploaded.
+    """
+    if not list_secrets(task):
+        return
+    try:
+        known = {each.name for each in client.secrets(project)}
+    except ApiError:  # the user may not list secrets; the server tells which one is missing
+        return
+    if missing := list_missing(task, known):
+        message, hint = explain_missing(project, missing)
+        raise ApiError("secret-missing", message, hint, 422)
 
 
 def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
