@@ -73,6 +73,7 @@ class ServiceQueue:
         self._loads: list[int] = []
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
+        self._unbound = 0  # the number of waiting requests that any replica may get
         self._turn = 0
         self._kept = KeptCounts() if kept is None else kept
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
@@ -86,7 +87,7 @@ class ServiceQueue:
             self._bound.add(exchange.places, exchange.arrived_at)
         else:
             self._bound.unbound_at = exchange.arrived_at
-        if not self._waiting or all(each.is_bound for each in self._waiting):
+        if not self._unbound:
             position = self._choose(exchange)
             if position >= 0 and not self._is_early(exchange, self._replicas[position]):
                 self._start(exchange, self._replicas[position], exchange.arrived_at)
@@ -98,8 +99,7 @@ class ServiceQueue:
     def abort(self, exchange: Exchange) -> None:
         """Abort the request, because the client has disconnected."""
         self.counters.aborted += 1
-        if exchange in self._waiting:
-            del self._waiting[exchange]
+        self._forget(exchange)
         carrier = exchange.carrier or exchange
         if carrier.batch is not None:
             if carrier.batch.dividing or carrier.batch.list_present():
@@ -296,7 +296,7 @@ class ServiceQueue:
         self._cold_starts = old._cold_starts
         self._bound = old._bound
         self._work = old._work
-        self._waiting = old._waiting
+        self._waiting, self._unbound = old._waiting, old._unbound
         for exchange in self._waiting:
             exchange.service = self
             if self.route.batch != old.route.batch:
@@ -485,14 +485,14 @@ class ServiceQueue:
             if not self._waiting:
                 self._wake(self.route.name)
         self._waiting[exchange] = None
+        self._unbound += not exchange.is_bound
         if first:
             self._waiting.move_to_end(exchange, last=False)
         loop = asyncio.get_running_loop()
         exchange.timer = loop.call_later(max(left_s, 0), self._end_wait, exchange)
 
     def _end_wait(self, exchange: Exchange) -> None:
-        if exchange in self._waiting:
-            del self._waiting[exchange]
+        if self._forget(exchange):
             self._count_unserved()
             exchange.sink.answer(
                 504,
@@ -527,8 +527,16 @@ class ServiceQueue:
             each is not pool and each.permits(exchange) for each in self._replicas
         )
 
-    def _take(self, exchange: Exchange) -> Exchange:
+    def _forget(self, exchange: Exchange) -> bool:
+        """Remove a request from the waiting ones. Returns whether it was one of them."""
+        if exchange not in self._waiting:
+            return False
         del self._waiting[exchange]
+        self._unbound -= not exchange.is_bound
+        return True
+
+    def _take(self, exchange: Exchange) -> Exchange:
+        self._forget(exchange)
         if exchange.timer is not None:
             exchange.timer.cancel()
             exchange.timer = None

@@ -1,0 +1,53 @@
+"""The gateway's queue of requests that must stay in a place."""
+
+import asyncio
+from time import monotonic
+
+from cavvy.gateway.config import GatewayLimits, ServiceRoute
+from cavvy.gateway.exchange import Exchange
+from cavvy.gateway.heads import HeadMemo
+from cavvy.gateway.service_queue import ServiceQueue
+
+EU = b"GET / HTTP/1.1\r\nHost: a\r\nCavvy-Residency: eu\r\n\r\n"
+ANYWHERE = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class CountedExchange(Exchange):
+    """A request that counts how often the queue looks at waiting ones."""
+
+    looks = 0
+
+    @property
+    def is_bound(self) -> bool:
+        type(self).looks += 1
+        return super().is_bound
+
+
+class SilentSink:
+    """A client that waits, and to which nothing is sent."""
+
+    def answer(self, *parts: object) -> None:
+        raise AssertionError(parts)
+
+
+def admit(queue: ServiceQueue, head: bytes) -> Exchange:
+    parsed = queue.memo.parse_request(head)
+    made = CountedExchange(SilentSink(), queue, parsed, b"", monotonic(), 0)  # type: ignore[arg-type]  # nothing is answered
+    queue.admit(made)
+    return made
+
+
+def test_a_new_request_is_not_compared_with_all_that_wait() -> None:
+    async def run() -> None:
+        queue = ServiceQueue(ServiceRoute(name="chat"), HeadMemo(GatewayLimits()))
+        waiting = [admit(queue, EU) for _ in range(500)]
+        assert queue.describe().backlog == 500
+        assert CountedExchange.looks <= 3 * 500
+        free = admit(queue, ANYWHERE)
+        waiting.append(admit(queue, EU))
+        for each in [free, *waiting]:
+            queue.abort(each)
+            each.timer.cancel() if each.timer else None
+        assert queue.describe().backlog == 0
+
+    asyncio.run(run())
