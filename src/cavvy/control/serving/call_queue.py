@@ -51,8 +51,9 @@ class CallQueue:
         self._hint, self._owns, self._data = parts.hint, parts.owns, data
         self._ticks = CronTicks(parts.store, parts.clock)
         self._sent: dict[str, set[str]] = {}  # IDs of the calls at the gateway, by key
-        # when each bucket was last listed
-        self._listed: dict[tuple[str, EventTrigger], datetime] = {}
+        # when each bucket was last listed, by key
+        self._listed: dict[str, dict[EventTrigger, datetime]] = {}
+        self._listing: set[tuple[str, EventTrigger]] = set()  # the listings that run
         self._tasks: set[asyncio.Task[None]] = set()
 
     def list_sent(self, key: str) -> frozenset[str] | None:
@@ -62,7 +63,7 @@ class CallQueue:
         return frozenset(self._sent.get(key, ())) if self._owns(key) else None
 
     async def run(self) -> None:
-        """Wait until cancelled; then cancel the calls at the gateway."""
+        """Wait until cancelled; then cancel the calls at the gateway and the listings."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -75,10 +76,12 @@ class CallQueue:
         try:
             service = await self._store.services.get(project, name)
         except RowNotFound:
+            self._listed.pop(key, None)
+            self._ticks.forget(project, name)
             return None  # the calls wait for a service with this name
         if self._front is None or not service.wanted:
             return None
-        after = [await self._list(key, service, each) for each in service.spec.events]
+        after = self._start_listings(key, service)
         if service.stopped_by:
             return min([*after, _STOPPED])
         if (upcoming := await self._ticks.add_due(service)) is not None:
@@ -94,17 +97,15 @@ class CallQueue:
         """Send the calls that are due. Return the time until the next call is due; None if the end
         of a call or a submission will wake the queue.
         """
-        sent = self._sent.setdefault(key, set())
+        sent = frozenset(self._sent.get(key, ()))
         free = count_at_once(service.spec) - len(sent)
         if free <= 0:
             return None
         now = self._clock.now()
-        for call in await self._store.queued_calls.due(
-            service.project, service.name, free, frozenset(sent)
-        ):
+        for call in await self._store.queued_calls.due(service.project, service.name, free, sent):
             if call.due_at > now:
                 return call.due_at - now
-            sent.add(call.id)
+            self._sent.setdefault(key, set()).add(call.id)
             task = asyncio.create_task(self._call(key, service, call, front))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -127,6 +128,8 @@ class CallQueue:
             await self._clock.sleep_until(self._clock.now() + _FIRST)
         finally:
             self._sent[key].discard(call.id)
+            if not self._sent[key]:
+                del self._sent[key]
             self._hint(key)
 
     async def _ask(
@@ -149,28 +152,46 @@ class CallQueue:
             return ""
         return (await in_thread(place.sign_get, call.object.key, _SIGNED_S)).url
 
-    async def _list(self, key: str, service: StoredService, trigger: EventTrigger) -> timedelta:
-        """Add the calls for new objects, if it is time to list them. Return the time until the next
-        listing.
+    def _start_listings(self, key: str, service: StoredService) -> list[timedelta]:
+        """Start to list the buckets that are due, beside the calls: a bucket may be slow. Return
+        the times until the next listings; the end of a listing wakes the queue.
         """
-        now = self._clock.now()
-        listed = self._listed.get((key, trigger))
-        if listed is not None and now - listed < trigger.every:
-            return trigger.every - (now - listed)
-        self._listed[key, trigger] = now
+        now, listed = self._clock.now(), self._listed.get(key, {})
+        self._listed[key] = {each: listed[each] for each in service.spec.events if each in listed}
+        after = []
+        for each in service.spec.events:
+            if (key, each) in self._listing:
+                continue
+            wait = listed[each] + each.every - now if each in listed else timedelta(0)
+            if wait > timedelta(0):
+                after.append(wait)
+                continue
+            self._listed[key][each] = now
+            self._listing.add((key, each))
+            task = asyncio.create_task(self._list(key, service, each))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if not self._listed[key]:
+            del self._listed[key]
+        return after
+
+    async def _list(self, key: str, service: StoredService, trigger: EventTrigger) -> None:
+        """Add the calls for new objects. If this fails, the next listing finds them."""
+        FENCE.set(None)  # another server that has the lease by then adds the same calls
+        extra = {"service": service.name, "bucket": trigger.bucket}
         try:
-            calls = await self._find_calls(service, trigger, now)
-        except ObjectError as error:
-            extra = {"service": service.name, "bucket": trigger.bucket}
+            calls = await self._find_calls(service, trigger, self._clock.now())
+            for start in range(0, len(calls), _ADDED_AT_ONCE):
+                most = service.spec.queue.waiting
+                if await self._store.queued_calls.has_waiting(service.project, service.name, most):
+                    break  # the next listing finds the objects again
+                part = calls[start : start + _ADDED_AT_ONCE]
+                await self._store.queued_calls.add([(each, b"") for each in part])
+        except (ObjectError, StoreError) as error:
             _log.warning("the objects of a bucket were not listed: %s", error, extra=extra)
-            return trigger.every
-        for start in range(0, len(calls), _ADDED_AT_ONCE):
-            most = service.spec.queue.waiting
-            if await self._store.queued_calls.has_waiting(service.project, service.name, most):
-                break  # the next listing finds the objects again
-            part = calls[start : start + _ADDED_AT_ONCE]
-            await self._store.queued_calls.add([(each, b"") for each in part])
-        return trigger.every
+        finally:
+            self._listing.discard((key, trigger))
+            self._hint(key)
 
     async def _find_calls(
         self, service: StoredService, trigger: EventTrigger, now: datetime

@@ -14,6 +14,9 @@ _NEVER = timedelta(days=1)  # until a trigger is looked at again whose line matc
 _MADE_UP = timedelta(days=30)
 
 
+_Times = tuple[datetime, datetime]
+
+
 class CronTicks:
     """Adds the calls of cron lines. The due times follow from rows of the queue, so that a server
     that takes over adds no call twice. This object only caches them.
@@ -21,24 +24,40 @@ class CronTicks:
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
         self._store, self._clock = store, clock
-        # by the ID of the service: the last time that was found, and the next one
-        self._found: dict[tuple[str, CronTrigger], tuple[datetime, datetime]] = {}
+        # by project and name of the service, and by its ID and trigger: the last time that was
+        # found, and the next one
+        self._found: dict[tuple[str, str], dict[tuple[str, CronTrigger], _Times]] = {}
 
     async def add_due(self, service: StoredService) -> timedelta | None:
         """Add the calls that are due. Return the time until the next one; None without triggers."""
-        after = [await self._add(service, each) for each in service.spec.crons]
-        return min(after, default=None)
+        place = service.project, service.name
+        known = self._found.pop(place, {})
+        found = {}
+        for each in service.spec.crons:
+            key = service.id, each
+            found[key] = await self._add(service, each, known.get(key))
+        if not found:
+            return None
+        self._found[place] = found
+        now = self._clock.now()
+        return max(min(upcoming for _, upcoming in found.values()) - now, timedelta(0))
 
-    async def _add(self, service: StoredService, trigger: CronTrigger) -> timedelta:
-        now, key = self._clock.now(), (service.id, trigger)
-        since, upcoming = self._found.get(key) or (await self._find_since(service, trigger), None)
-        if upcoming is None or upcoming <= now:
-            if due := find_last(trigger, since, now):
-                call, body = call_at(service, trigger, due), trigger.body.encode()
-                await self._store.queued_calls.add([(call, body)])
-            upcoming = find_next(trigger, now) or now + _NEVER
-            self._found[key] = due or since, upcoming
-        return upcoming - now
+    def forget(self, project: str, name: str) -> None:
+        """Forget a service that no longer exists."""
+        self._found.pop((project, name), None)
+
+    async def _add(
+        self, service: StoredService, trigger: CronTrigger, known: _Times | None
+    ) -> _Times:
+        """Add the call of a trigger if one is due. Return the last time and the next one."""
+        now = self._clock.now()
+        since, upcoming = known or (await self._find_since(service, trigger), None)
+        if upcoming is not None and upcoming > now:
+            return since, upcoming
+        if due := find_last(trigger, since, now):
+            call, body = call_at(service, trigger, due), trigger.body.encode()
+            await self._store.queued_calls.add([(call, body)])
+        return due or since, find_next(trigger, now) or now + _NEVER
 
     async def _find_since(self, service: StoredService, trigger: CronTrigger) -> datetime:
         """Return the time after which the trigger causes calls."""
