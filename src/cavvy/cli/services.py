@@ -99,7 +99,7 @@ def _pairs(found: "ServedView") -> list[tuple[str, str]]:
         ("state", found.state),
         ("last failure", found.problem),
         ("url", found.url),
-        ("unreachable", found.unreachable),
+        *([("unreachable", found.unreachable)] if found.unreachable else []),
         ("replicas", f"{scale}; at least {found.least}, at most {found.most}"),
     ]
     pairs += [("", _show_unplaced(found, each)) for each in found.unplaced]

@@ -44,7 +44,7 @@ def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
             return found
         if found.unreachable:
             text = f"service {name} cannot be reached: {found.unreachable}"
-            raise CommandFailure(text, "then apply the change: cavvy server restart")
+            raise CommandFailure(text, "after a change of the settings, run `cavvy server restart`")
         if time.monotonic() > until:
             text = f"the gateway of service {name} has not started"
             raise CommandFailure(text, "see `cavvy server logs`")

@@ -12,7 +12,8 @@ def list_events(found: "ServedView", there: str) -> list[tuple[str, str]]:
     """Return pairs of heading and text. `there` names the service in a command line."""
     pairs = [("webhook", f"{each.name}: {describe_webhook(each)}") for each in found.webhooks]
     pairs += [("cron", _describe_cron(each)) for each in found.crons]
-    return [*pairs, ("queue", _describe_queue(found.queue, there))]
+    queue = _describe_queue(found.queue, there)
+    return [*pairs, ("queue", queue)] if queue else pairs
 
 
 def describe_webhook(hook: "WebhookView") -> str:
