@@ -33,7 +33,7 @@ leave() {
 trap leave EXIT
 
 echo "First a plan for eight H100, which starts nothing. Then a small network learns to read handwritten digits on this"
-echo "machine; it loses the machine halfway and continues from its checkpoint. The task's setup installs torch once."
+echo "machine; it loses the machine halfway and continues from its checkpoint. The task's setup installs torch once, and names each package that it downloads."
 echo "The demo uses no GPUs, cloud accounts or containers, and the machine's price of \$3.60/h is made up."
 
 heading "1. What does a run on eight H100 cost by its deadline, on spot, on demand, and when Cavvy chooses?"
