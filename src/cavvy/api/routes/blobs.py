@@ -22,10 +22,13 @@ from cavvy.client.packs import PACK_BLOBS, PACK_BYTES, SMALL, TornPack, make_ent
 from cavvy.domain.accounts import Permission
 from cavvy.store.base import HashMismatch
 from cavvy.store.blobs import BlobStore, BlobWriter
+from cavvy.store.objects.threads import StorageThreads
 
 _NAMES_LIMIT = 4 * MIB
 _AT_ONCE = 4 * MIB  # bytes that are passed to a thread at once
 _PIECE = MIB  # bytes that are decrypted at once
+# Files in a bucket that does not answer keep only these threads waiting.
+_in_thread = StorageThreads(64, "blobs").run_to_its_end
 
 router = APIRouter(prefix="/v1/projects/{project}/blobs", tags=["blobs"])
 
@@ -44,9 +47,7 @@ async def missing(request: Request, project: ProjectPath) -> Response:
     note_reading(request)
     ask = await read(request, wire.BlobsAsk, _NAMES_LIMIT)
     return reply(
-        wire.BlobsMissing(
-            missing=await asyncio.to_thread(app_state.blobs.of(project).missing, ask.blobs)
-        )
+        wire.BlobsMissing(missing=await _in_thread(app_state.blobs.of(project).missing, ask.blobs))
     )
 
 
@@ -71,7 +72,7 @@ async def put_pack(request: Request, project: ProjectPath) -> Response:
                 "too-large",
                 f"the pack contains {len(blobs)} blobs; the maximum is {PACK_BLOBS}",
             )
-        await asyncio.to_thread(app_state.blobs.of(project).put_all, blobs)
+        await _in_thread(app_state.blobs.of(project).put_all, blobs)
     except TornPack as error:
         raise ApiProblem("invalid-request", f"{error}; nothing was stored") from error
     except HashMismatch as error:
@@ -105,21 +106,21 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
     """Write the body to a blob as it arrives, and return its size in bytes. Raises ApiProblem,
     StoreFull."""
     parts, size, total = [], 0, 0
-    await asyncio.to_thread(writer.__enter__)
+    await _in_thread(writer.__enter__)
     try:
         async for part in stream_bytes(request, limit):
             parts.append(part)
             size += len(part)
             total += len(part)
             if size >= _AT_ONCE:
-                await asyncio.to_thread(writer.write, b"".join(parts))
+                await _in_thread(writer.write, b"".join(parts))
                 parts, size = [], 0
-        await asyncio.to_thread(writer.write, b"".join(parts))
+        await _in_thread(writer.write, b"".join(parts))
     except BaseException as error:
-        await asyncio.shield(asyncio.to_thread(writer.__exit__, type(error), error, None))
+        await asyncio.shield(_in_thread(writer.__exit__, type(error), error, None))
         raise
     try:
-        await asyncio.to_thread(writer.__exit__, None, None, None)
+        await _in_thread(writer.__exit__, None, None, None)
     except HashMismatch as error:
         raise ApiProblem("blob-mismatch", str(error)) from error
     return total
@@ -127,15 +128,15 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
 
 async def send_blob(store: BlobStore, name: str) -> Response:
     """Send a blob; an encrypted one is decrypted piece by piece. Raises RowNotFound, StoreError."""
-    if (path := await asyncio.to_thread(store.path, name)) is not None:
+    if (path := await _in_thread(store.path, name)) is not None:
         return FileResponse(path, media_type="application/octet-stream")
-    file = await asyncio.to_thread(store.open, name)
+    file = await _in_thread(store.open, name)
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
 
     async def pieces() -> AsyncIterator[bytes]:
         try:
-            while data := await asyncio.to_thread(file.read, _PIECE):
+            while data := await _in_thread(file.read, _PIECE):
                 yield data
         finally:
             file.close()
