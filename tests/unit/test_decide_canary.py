@@ -1,13 +1,14 @@
 """Tests the test that judges a canary, with requests drawn from a fixed seed."""
 
-from math import log
+from math import comb, log
 from random import Random
 
 import msgspec
 import pytest
 
-from cavvy.control.decide.canary import CanaryTerms, judge, observe
-from cavvy.domain.service_updates import CanaryTrial, RevisionSums, UpdateEnd
+from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
+from cavvy.control.decide.null_distribution import add, draw_failed
+from cavvy.domain.service_updates import CanaryTrial, NullDistribution, RevisionSums, UpdateEnd
 
 TERMS = CanaryTerms()
 
@@ -31,7 +32,7 @@ def try_out(
     while True:
         old += draw(random, 40, errors[0])
         new += draw(random, 10, errors[1], slower)
-        trial = observe(trial, old, new)
+        trial = observe(trial, old, new, TERMS)
         trial = msgspec.json.decode(msgspec.json.encode(trial), type=CanaryTrial)
         found = judge(trial, TERMS)
         if found.end is not None:
@@ -63,16 +64,16 @@ def test_a_revision_that_only_fails_is_rolled_back_at_once() -> None:
 
 
 def test_a_block_waits_until_each_revision_has_ten_requests() -> None:
-    trial = observe(CanaryTrial(), RevisionSums(requests=900), RevisionSums(requests=9))
+    trial = observe(CanaryTrial(), RevisionSums(requests=900), RevisionSums(requests=9), TERMS)
     assert trial == CanaryTrial()
-    trial = observe(trial, RevisionSums(requests=1000), RevisionSums(requests=10))
+    trial = observe(trial, RevisionSums(requests=1000), RevisionSums(requests=10), TERMS)
     assert (trial.new.requests, trial.old.requests) == (10, 1000)
 
 
 def test_a_gateway_that_counts_from_zero_again_adds_to_the_trial() -> None:
-    trial = observe(CanaryTrial(), RevisionSums(requests=90), RevisionSums(requests=10))
-    trial = observe(trial, RevisionSums(requests=5), RevisionSums(requests=1))
-    trial = observe(trial, RevisionSums(requests=200), RevisionSums(requests=20))
+    trial = observe(CanaryTrial(), RevisionSums(requests=90), RevisionSums(requests=10), TERMS)
+    trial = observe(trial, RevisionSums(requests=5), RevisionSums(requests=1), TERMS)
+    trial = observe(trial, RevisionSums(requests=200), RevisionSums(requests=20), TERMS)
     assert (trial.new.requests, trial.old.requests) == (30, 290)
 
 
@@ -83,23 +84,61 @@ def test_a_load_that_slows_both_revisions_is_no_evidence() -> None:
         slower, share = (1.0, 10) if block < 100 else (3.0, 40)
         old += draw(random, 40, slower=slower)
         new += draw(random, share, slower=slower)
-        trial = observe(trial, old, new)
+        trial = observe(trial, old, new, TERMS)
     found = judge(trial, TERMS)
     assert found.end is UpdateEnd.ENOUGH
     assert found.slower == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_share_of_false_alarms_is_bounded_under_permanent_looks() -> None:
-    """Errors alone, of which the bound is exact: 1 of 200 is allowed, with room for chance."""
+def test_few_equal_revisions_are_rolled_back_although_each_block_is_looked_at() -> None:
+    """Errors alone, of which the distribution is exact: one of a hundred, with room for chance."""
     alarms = 0
-    for seed in range(200):
+    for seed in range(300):
         random, trial, old, new = Random(seed), CanaryTrial(), RevisionSums(), RevisionSums()
-        for _ in range(200):
+        terms = CanaryTerms(requests=500)
+        while (end := judge(trial, terms).end) is None:
             failed, failed_new = (sum(random.random() < 0.02 for _ in range(10)) for _ in "on")
             old += RevisionSums(requests=10, errors=failed)
             new += RevisionSums(requests=10, errors=failed_new)
-            trial = observe(trial, old, new)
-            if judge(trial, CanaryTerms(requests=10_000)).end is not None:
-                alarms += 1
-                break
-    assert alarms <= 4
+            trial = observe(trial, old, new, terms)
+        alarms += end is not UpdateEnd.ENOUGH
+    assert alarms <= 8  # more would be chance in 1 of 100 sets of seeds
+
+
+def test_all_looks_together_spend_no_more_than_alpha() -> None:
+    """The new revision's errors are as many as no look rolls back, so that all looks happen."""
+    trial, old, new = CanaryTrial(), RevisionSums(), RevisionSums()
+    for block in range(199):
+        old += RevisionSums(requests=90, errors=1 + block % 2)
+        new += RevisionSums(requests=10)
+        trial = observe(trial, old, new, TERMS)
+    walk = trial.failures
+    assert 0.2 * TERMS.alpha < walk.spent < 0.5 * TERMS.alpha
+    assert sum(walk.masses) + walk.spent == pytest.approx(1.0, abs=1e-9)
+
+
+def test_the_last_look_spends_what_the_others_have_left() -> None:
+    """11 of 100 errors at a share of a tenth are no evidence, 18 are: only for the last look."""
+    found = {}
+    for failed in (11, 18):
+        trial = CanaryTrial(
+            old=RevisionSums(requests=9000, errors=100 - failed),
+            new=RevisionSums(requests=1000, errors=failed),
+            failed=failed,
+            failures=add(NullDistribution(), draw_failed(1000, 9000, 100)),
+        )
+        found[failed] = [judge(trial, TERMS, last=last).end for last in (False, True)]
+    assert found == {11: [None, None], 18: [None, UpdateEnd.ERRORS]}
+
+
+@pytest.mark.parametrize("sizes", [(10, 90, 1), (10, 90, 95), (10, 10, 10), (50, 450, 40)])
+def test_failed_requests_have_the_hypergeometric_distribution(sizes: tuple[int, int, int]) -> None:
+    new, old, failed = sizes
+    found = draw_failed(new, old, failed)
+    for value, mass in enumerate(found.masses, found.first):
+        ways = comb(new, value) * comb(old, failed - value) / comb(new + old, failed)
+        assert mass == pytest.approx(ways, rel=1e-6, abs=1e-12)
+
+
+def test_a_trial_without_requests_has_no_evidence() -> None:
+    assert judge(CanaryTrial(), TERMS, last=True) == CanaryJudgement()

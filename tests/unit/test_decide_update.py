@@ -160,6 +160,17 @@ def test_a_canary_takes_over_after_its_time_but_not_before_it_was_ready() -> Non
     assert rollout.service.outcome.end is UpdateEnd.TIME
 
 
+def test_a_canary_whose_time_is_over_is_judged_once_more() -> None:
+    rollout = Rollout(begin(UpdateStrategy.CANARY, within=timedelta(minutes=5)))
+    rollout.run()
+    rollout.count(errors=2, requests=100)
+    rollout.step()
+    assert rollout.service.tried == 2, "an earlier look may not spend so much"
+    rollout.step(after_s=300)
+    assert rollout.service.outcome is not None
+    assert rollout.service.outcome.end is UpdateEnd.ERRORS
+
+
 @pytest.mark.parametrize("strategy", [UpdateStrategy.CANARY, UpdateStrategy.BLUE_GREEN])
 def test_a_revision_that_cannot_start_never_stops_a_healthy_one(strategy: UpdateStrategy) -> None:
     rollout = Rollout(begin(strategy))

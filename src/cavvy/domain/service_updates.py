@@ -54,21 +54,51 @@ class RevisionTraffic(Struct, frozen=True, kw_only=True):
     new: RevisionSums
 
 
+class UpdateEnd(StrEnum):
+    """The result of the trial of a revision, with the reason."""
+
+    ENOUGH = (
+        "enough"  # promoted: the required number of requests without enough evidence against it
+    )
+    TIME = "time"  # promoted: the time limit passed without enough evidence
+    READY = "ready"  # promoted: all its replicas are ready, or the service needs no replica
+    ERRORS = "errors"  # rolled back: more of its requests fail
+    LATENCY = "latency"  # rolled back: its requests take longer
+    FAILED = "failed"  # rolled back: its replicas ended before or soon after they were ready
+    WITHDRAWN = "withdrawn"  # rolled back: the user returned to the old revision
+
+
+class NullDistribution(Struct, frozen=True, kw_only=True):
+    """The distribution of a test's statistic if both revisions are equally good: `masses[i]` is the
+    probability that the statistic is `first + i` and no earlier look has rolled back. `spent` is
+    the probability that an earlier look has rolled back.
+    """
+
+    first: int = 0
+    masses: tuple[float, ...] = (1.0,)
+    spent: float = 0.0
+
+
 class CanaryTrial(Struct, frozen=True, kw_only=True):
     """The state of a canary's test (`control.decide.canary`): the sums over all blocks, the
-    counters at the end of the last block, the logarithm of the evidence of errors for each effect,
-    and the sums S, W and the sum of the variance of the latency.
+    counters at the end of the last block, the new revision's failed requests with their
+    distribution if both revisions are equally good, and the sums S, W and the sum of the variance
+    of the latency with the distribution of S. `found` is the reason why a look has rolled back.
     """
 
     old: RevisionSums = RevisionSums()
     new: RevisionSums = RevisionSums()
     counted_old: RevisionSums = RevisionSums()
     counted_new: RevisionSums = RevisionSums()
-    errors: tuple[float, ...] = ()
-    slower: float = 0.0
-    weight: float = 0.0
+    failed: int = 0
+    failures: NullDistribution = NullDistribution()
+    shift: float = 0.0
+    information: float = 0.0
     deviation: float = 0.0
     free: int = 0
+    shifts: NullDistribution = NullDistribution()
+    evidence: float = 0.0
+    found: UpdateEnd | None = None
 
 
 class CandidateRevision(Struct, frozen=True, kw_only=True):
@@ -90,20 +120,6 @@ class CandidateRevision(Struct, frozen=True, kw_only=True):
     problem: str = ""
     trial: CanaryTrial = CanaryTrial()
     withdrawn: bool = False
-
-
-class UpdateEnd(StrEnum):
-    """The result of the trial of a revision, with the reason."""
-
-    ENOUGH = (
-        "enough"  # promoted: the required number of requests without enough evidence against it
-    )
-    TIME = "time"  # promoted: the time limit passed without enough evidence
-    READY = "ready"  # promoted: all its replicas are ready, or the service needs no replica
-    ERRORS = "errors"  # rolled back: more of its requests fail
-    LATENCY = "latency"  # rolled back: its requests take longer
-    FAILED = "failed"  # rolled back: its replicas ended before or soon after they were ready
-    WITHDRAWN = "withdrawn"  # rolled back: the user returned to the old revision
 
 
 PROMOTED = frozenset({UpdateEnd.ENOUGH, UpdateEnd.TIME, UpdateEnd.READY})

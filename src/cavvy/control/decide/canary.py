@@ -1,57 +1,68 @@
 """Decides whether a new revision of a service, which receives a part of the requests, is worse than
-the old one. The decision is a sequential test of errors and latency that may be evaluated after any
-request.
+the old one. The decision is a sequential test of errors and latency that looks after each block of
+requests, and a last time after `requests` requests or when the trial's time is over.
 
-The evidence is an e-process: if the new revision is not worse, the evidence stays below 1 / alpha
-for ever with probability at least 1 - alpha, however often it is evaluated (Ville's inequality;
-Ramdas, Grünwald, Vovk and Shafer, "Game-theoretic statistics and safe anytime-valid inference",
-Statistical Science 38, 2023). Requests are compared in blocks of the same time, so that a change of
-the load, which affects both revisions, does not count as evidence.
+All looks together roll back an equal revision with probability at most alpha. Each look follows the
+distribution of its statistic under the assumption that both revisions are equally good and no
+earlier look has rolled back (`null_distribution`), and may spend a part of alpha (Lan and DeMets,
+"Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The last look spends
+what is left. Requests are compared in blocks of the same time, so that a change of the load or an
+outage, which affects both revisions, does not count as evidence.
 
-Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors, of
-which X are the new revision's. If both revisions are equally good, X is hypergeometric, and a
-binomial number with share q = n1 / (n1 + n0) is at least as great in convex order (Hoeffding,
-"Probability inequalities for sums of bounded random variables", JASA 58, 1963, theorem 4).
-Therefore the likelihood ratio of binomial numbers
-
-    (p / q)^X ((1 - p) / (1 - q))^(m - X),  p = q r / (q r + 1 - q),
-
-has a mean of at most 1, exactly and for each r > 1. With r = 1 + effect / base, the ratio is
-sensitive to an increase of the error rate by `effect`. The base is computed from the old revision's
-earlier blocks and from m, which is given; thus r does not depend on what the ratio tests.
+Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors. If
+both revisions are equally good, the number of the new revision's errors is hypergeometric given m.
+The statistic is its sum over the blocks, of which the distribution is exact: with a single look,
+the test would be Fisher's, within blocks. What a look spends may depend on n1, n0 and m, because
+the distribution is given these.
 
 Latency. With the mean logarithm of the latency L of each revision in block b, w = n1 n0 / (n1 + n0)
-and the variance v of the logarithm within revisions and blocks,
+and the variance v of the logarithm within revisions and blocks, the statistic is
 
-    exp(d S / v - d^2 W / (2 v)),  S = sum of w (L1 - L0),  W = sum of w,
+    S / sqrt(v),  S = sum of w (L1 - L0),
 
-is the likelihood ratio of a factor exp(d) in the latency against none (Wald, "Sequential Analysis",
-1947), and at most 1 on average if the factor is 1 or less. Because v is estimated, this bound holds
-asymptotically (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory
-and asymptotic confidence sequences", Annals of Statistics 52, 2024).
+a sum of normal increments with the variances w. Because v is estimated and the logarithms are not
+always normal, this distribution holds asymptotically. It is kept in cells.
 
-Each kind of evidence is a mean over several effects (Robbins, "Statistical methods related to the
-law of the iterated logarithm", 1970). The total evidence is the mean of both kinds, which is again
-an e-process (Vovk and Wang, "E-values", Annals of Statistics 49, 2021).
+What a look may spend grows with the information, which is the square of the effect in standard
+deviations: of 1 % more errors and of 5 % more latency. The first part is for larger effects, which
+less information shows. The information depends on the total number of errors and on v, not on which
+revision they belong to. For the same reason the last look may divide what is left between errors
+and latency by the power that it would have against both effects.
 """
 
-from collections.abc import Sequence
-from math import exp, log
+from math import exp, floor, log, log1p, sqrt
+from statistics import NormalDist
 
-from cavvy.domain.service_updates import CanaryTrial, RevisionSums, UpdateEnd
+from cavvy.control.decide.null_distribution import (
+    add,
+    draw_failed,
+    draw_normal,
+    find_bound,
+    find_tail,
+    list_tails,
+    remove_from,
+    tilt,
+)
+from cavvy.domain.service_updates import CanaryTrial, NullDistribution, RevisionSums, UpdateEnd
 from cavvy.domain.values import Struct, replace
 
-# The effects to which the test is sensitive, and the weight of each effect.
-# increase of the share of failed requests
-ERROR_EFFECTS = ((0.01, 0.7), (0.03, 0.1), (0.1, 0.1), (0.5, 0.1))
+# The effects for which the test is made: the increase of the share of failed requests, and the
 # relative increase of the latency
-SLOWER_EFFECTS = ((0.05, 0.7), (0.1, 0.1), (0.3, 0.1), (1.0, 0.1))
-_NO_ERRORS = (0.0,) * len(ERROR_EFFECTS)
+MORE_ERRORS, SLOWER = 0.01, 0.05
 _BLOCK = 10  # minimum number of requests of each revision in a block
 _FIRST_TIMED = 40  # minimum number of times from which the variance is estimated
-# assumed error rate of the old revision before any error was seen
-_ASSUMED_ERRORS, _ASSUMED_REQUESTS = 0.1, 100
-_LONGEST_LOG = 100.0  # limit of the evidence; larger values make no difference
+# The shares of alpha that the looks before the last may spend on errors and on latency
+_EARLY_ERRORS, _EARLY_LATENCY = 0.35, 0.2
+_FIRST_SPENT = 0.005  # the share of alpha that the first look may spend in any case
+_SPENT = 0.025  # the share of alpha that the first unit of information permits to spend
+# The part of an early share that is for larger effects, and their information in relation to that
+# of the smallest effect
+_FOR_LARGE, _TIMES = 0.25, 25
+_CELLS = 24  # of the latency's distribution per standard deviation at the end
+_LEAST_ERRORS = 0.0005  # the old revision's assumed share of failed requests is not less
+_ROUNDING = 1e-9  # of sums of the same probabilities in another order
+_MOST_EVIDENCE = 1e6
+_NORMAL = NormalDist()
 
 
 class CanaryTerms(Struct, frozen=True, kw_only=True):
@@ -71,50 +82,54 @@ class CanaryJudgement(Struct, frozen=True, kw_only=True):
     """
 
     end: UpdateEnd | None = None
-    evidence: float = 1.0
+    evidence: float = 0.0
     requests: int = 0
     errors: tuple[float, float] = (0.0, 0.0)
     slower: float = 1.0
 
 
-def observe(trial: CanaryTrial, old: RevisionSums, new: RevisionSums) -> CanaryTrial:
+def observe(
+    trial: CanaryTrial, old: RevisionSums, new: RevisionSums, terms: CanaryTerms
+) -> CanaryTrial:
     """Return the trial with one more block, if both revisions have had enough responses for a block
     since the last one. The counts `old` and `new` only grow, unless the gateway was restarted and
     counts from 0.
     """
+    if trial.found is not None:
+        return trial
     if old.requests < trial.counted_old.requests or new.requests < trial.counted_new.requests:
         trial = replace(trial, counted_old=RevisionSums(), counted_new=RevisionSums())
     block_old, block_new = old - trial.counted_old, new - trial.counted_new
-    if block_old.requests < _BLOCK or block_new.requests < _BLOCK:
+    if min(block_old.requests, block_new.requests) < max(_BLOCK, trial.new.requests // 200):
         return trial
-    trial = _observe_errors(trial, block_old, block_new)
-    trial = _observe_latency(trial, block_old, block_new)
-    return replace(
+    trial = replace(
         trial,
         old=trial.old + block_old,
         new=trial.new + block_new,
         counted_old=old,
         counted_new=new,
     )
+    trial = _observe_errors(trial, block_old, block_new)
+    trial = _observe_latency(trial, block_old, block_new, terms)
+    if trial.new.requests >= terms.requests:
+        return trial
+    return _look(trial, terms)
 
 
-def judge(trial: CanaryTrial, terms: CanaryTerms) -> CanaryJudgement:
-    """Decide what to do with the new revision."""
-    by_errors = _mean(ERROR_EFFECTS, trial.errors or _NO_ERRORS)
-    by_latency = _weigh_latency(trial)
-    evidence = (by_errors + by_latency) / 2
-    end = None
-    if evidence >= 1 / terms.alpha:
-        end = UpdateEnd.ERRORS if by_errors >= by_latency else UpdateEnd.LATENCY
-    elif trial.new.requests >= terms.requests:
-        end = UpdateEnd.ENOUGH
+def judge(trial: CanaryTrial, terms: CanaryTerms, *, last: bool = False) -> CanaryJudgement:
+    """Decide what to do with the new revision. With `last`, no further request will be observed."""
+    end, evidence = trial.found, trial.evidence
+    if end is None and trial.new.requests and (last or trial.new.requests >= terms.requests):
+        end, evidence = _look_last(trial, terms)
+        if end is None and trial.new.requests >= terms.requests:
+            end = UpdateEnd.ENOUGH
     old, new = trial.old, trial.new
     return CanaryJudgement(
         end=end,
         evidence=evidence,
         requests=new.requests,
         errors=(old.errors / max(1, old.requests), new.errors / max(1, new.requests)),
-        slower=exp(trial.slower / trial.weight) if trial.weight else 1.0,
+        slower=exp(trial.shift / trial.information) if trial.information else 1.0,
     )
 
 
@@ -122,48 +137,126 @@ def _observe_errors(trial: CanaryTrial, old: RevisionSums, new: RevisionSums) ->
     failed = old.errors + new.errors
     if not failed:
         return trial
-    share = new.requests / (new.requests + old.requests)
-    base = (trial.old.errors + failed * (1 - share) + _ASSUMED_ERRORS) / (
-        trial.old.requests + old.requests + _ASSUMED_REQUESTS
-    )
-    found = []
-    for (effect, _), known in zip(ERROR_EFFECTS, trial.errors or _NO_ERRORS, strict=True):
-        ratio = 1 + effect / base
-        expected = share * ratio / (share * ratio + 1 - share)
-        found.append(
-            known
-            + new.errors * log(expected / share)
-            + old.errors * log((1 - expected) / (1 - share))
-        )
-    return replace(trial, errors=tuple(found))
-
-
-def _observe_latency(trial: CanaryTrial, old: RevisionSums, new: RevisionSums) -> CanaryTrial:
-    if not old.timed or not new.timed:
-        return trial
-    weight = old.timed * new.timed / (old.timed + new.timed)
     return replace(
         trial,
-        slower=trial.slower + weight * (new.logs / new.timed - old.logs / old.timed),
-        weight=trial.weight + weight,
-        deviation=trial.deviation + old.deviation + new.deviation,
-        free=trial.free + old.timed + new.timed - 2,
+        failed=trial.failed + new.errors,
+        failures=add(trial.failures, draw_failed(new.requests, old.requests, failed)),
     )
 
 
-def _weigh_latency(trial: CanaryTrial) -> float:
-    if trial.free < _FIRST_TIMED:
-        return 1.0
-    variance = max(trial.deviation / trial.free, 1e-9)
-    logs = []
-    for effect, _ in SLOWER_EFFECTS:
-        factor = log(1 + effect)
-        logs.append((factor * trial.slower - factor**2 * trial.weight / 2) / variance)
-    return _mean(SLOWER_EFFECTS, logs)
+def _observe_latency(
+    trial: CanaryTrial, old: RevisionSums, new: RevisionSums, terms: CanaryTerms
+) -> CanaryTrial:
+    if not old.timed or not new.timed:
+        return trial
+    information = old.timed * new.timed / (old.timed + new.timed)
+    variance = information / _cell(terms) ** 2
+    return replace(
+        trial,
+        shift=trial.shift + information * (new.logs / new.timed - old.logs / old.timed),
+        information=trial.information + information,
+        deviation=trial.deviation + old.deviation + new.deviation,
+        free=trial.free + old.timed + new.timed - 2,
+        shifts=add(trial.shifts, draw_normal(variance)),
+    )
 
 
-def _mean(effects: Sequence[tuple[float, float]], logs: Sequence[float]) -> float:
-    """Return the mean evidence of all effects, computed from the logarithm of each effect's
-    evidence."""
-    found = zip(effects, logs, strict=True)
-    return sum(weight * exp(min(each, _LONGEST_LOG)) for (_, weight), each in found)
+def _look(trial: CanaryTrial, terms: CanaryTerms) -> CanaryTrial:
+    """Return the trial after a look, which may have found that the new revision is worse."""
+    found: list[tuple[float, UpdateEnd]] = []
+    allowed = terms.alpha * _allow(_EARLY_ERRORS, _inform_errors(trial)) - trial.failures.spent
+    bound = find_bound(trial.failures, allowed)
+    found.append((_weigh(trial.failures, trial.failed, allowed, terms), UpdateEnd.ERRORS))
+    end = UpdateEnd.ERRORS if trial.failed >= bound else None
+    failures = remove_from(trial.failures, bound)
+    shifts = trial.shifts
+    if trial.free >= _FIRST_TIMED:
+        allowed = terms.alpha * _allow(_EARLY_LATENCY, _inform_latency(trial)) - shifts.spent
+        bound, value = find_bound(shifts, allowed), _value_latency(trial, terms)
+        found.append((_weigh(shifts, value, allowed, terms), UpdateEnd.LATENCY))
+        if end is None and value >= bound:
+            end = UpdateEnd.LATENCY
+        shifts = remove_from(shifts, bound)
+    return replace(trial, failures=failures, shifts=shifts, evidence=max(found)[0], found=end)
+
+
+def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None, float]:
+    """Return what the last look finds, which may spend what is left of alpha, and the evidence."""
+    left = terms.alpha - trial.failures.spent - trial.shifts.spent
+    for_errors, for_latency = _divide(trial, left)
+    by_errors = _weigh(trial.failures, trial.failed, for_errors, terms)
+    by_latency = 0.0
+    if trial.free >= _FIRST_TIMED:
+        by_latency = _weigh(trial.shifts, _value_latency(trial, terms), for_latency, terms)
+    if max(by_errors, by_latency) < 1 / terms.alpha:
+        return None, max(by_errors, by_latency)
+    if by_errors >= by_latency:
+        return UpdateEnd.ERRORS, by_errors
+    return UpdateEnd.LATENCY, by_latency
+
+
+def _divide(trial: CanaryTrial, left: float) -> tuple[float, float]:
+    """Divide what is left of alpha between errors and latency such that the sum of the powers
+    against the two effects is greatest. Neither power depends on which revision the errors and
+    times belong to.
+    """
+    requests = trial.old.requests + trial.new.requests
+    failed = trial.old.errors + trial.new.errors
+    share = trial.new.requests / requests
+    base = max(_LEAST_ERRORS, failed / requests - MORE_ERRORS * share)
+    tails = list_tails(trial.failures)
+    powers = list_tails(tilt(trial.failures, 1 + MORE_ERRORS / base))
+    latency = sqrt(_inform_latency(trial))
+    best, found = _power(latency, left), 0.0
+    for tail, power in zip(tails, powers, strict=True):
+        if tail < left and (both := power + _power(latency, left - tail)) > best:
+            best, found = both, tail
+    return found * (1 + _ROUNDING), left - found
+
+
+def _power(effect: float, alpha: float) -> float:
+    return _NORMAL.cdf(effect + _NORMAL.inv_cdf(alpha)) if alpha > 0 else 0.0
+
+
+def _allow(most: float, information: float) -> float:
+    """Return the share of alpha that looks before the last may have spent by now."""
+    large, small = most * _FOR_LARGE, most * (1 - _FOR_LARGE)
+    soon = _FIRST_SPENT + _SPENT * _TIMES * information
+    return large * (1 - exp(-soon / large)) + small * (1 - exp(-_SPENT * information / small))
+
+
+def _inform_errors(trial: CanaryTrial) -> float:
+    """Return the information on errors: the square of the effect, in standard deviations."""
+    requests = trial.old.requests + trial.new.requests
+    rate = (trial.old.errors + trial.new.errors + 0.5) / (requests + 1)
+    spread = 1 / trial.old.requests + 1 / trial.new.requests
+    return MORE_ERRORS**2 / (rate * (1 - rate) * spread)
+
+
+def _inform_latency(trial: CanaryTrial) -> float:
+    return log(1 + SLOWER) ** 2 * trial.information / _variance(trial)
+
+
+def _variance(trial: CanaryTrial) -> float:
+    return max(trial.deviation / max(1, trial.free), 1e-9)
+
+
+def _cell(terms: CanaryTerms) -> float:
+    """Return the width of the cells of the latency's distribution."""
+    return sqrt(terms.requests) / _CELLS
+
+
+def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
+    """Return the cell of S, divided by the standard deviation. Student's t is converted to a normal
+    number by Wallace's approximation."""
+    free = trial.free
+    value = trial.shift / sqrt(_variance(trial) * trial.information)
+    size = (8 * free + 1) / (8 * free + 3) * sqrt(free * log1p(value * value / free))
+    size *= sqrt(trial.information) / _cell(terms)
+    return floor((size if value > 0 else -size) + 0.5)
+
+
+def _weigh(known: NullDistribution, value: int, allowed: float, terms: CanaryTerms) -> float:
+    """Return the evidence at a look that is allowed so much: 1 / alpha if it rolls back."""
+    tail = max(find_tail(known, value), allowed / _MOST_EVIDENCE, 1e-300)
+    return max(0.0, allowed) / tail / terms.alpha

@@ -20,7 +20,6 @@ from cavvy.control.decide.service import (
 from cavvy.domain.service_updates import (
     PROMOTED,
     CandidateRevision,
-    RevisionTraffic,
     UpdateEnd,
     UpdateOutcome,
 )
@@ -90,13 +89,10 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
     service = replace(service, stopped_by=view.stop.hard)
     wanted = count_wanted(service, view.backlog)
     old, new = _decide_both(view, tried, wanted, now)
-    tried = _follow(tried, new.service, view.tried, now)
-    # without a ready replica, the trial is suspended; its time begins again with the next replica
-    if view.stop.hard:
-        tried = replace(tried, ready_at=None)
+    tried = _follow(tried, new.service, view, now)
     replicas = _in_order(old.service.replicas, new.service.replicas)
     service = replace(old.service, replicas=replicas, candidate=tried)
-    found = measure(tried)
+    found = measure(tried, last=_is_over(tried, now))
     if (end := _find_end(service, tried, found, wanted, now)) is not None:
         return ServiceStep(
             service=_end(service, tried, found, end, now),
@@ -179,9 +175,18 @@ def _decide_both(
     )
 
 
-def measure(tried: CandidateRevision) -> CanaryJudgement:
-    """Return the evidence from the candidate's requests so far."""
-    return judge(tried.trial, CanaryTerms(requests=_rule_of(tried).requests))
+def measure(tried: CandidateRevision, *, last: bool = False) -> CanaryJudgement:
+    """Return the evidence from the candidate's requests so far. With `last`, its time is over."""
+    return judge(tried.trial, _terms_of(tried), last=last)
+
+
+def _terms_of(tried: CandidateRevision) -> CanaryTerms:
+    return CanaryTerms(requests=_rule_of(tried).requests)
+
+
+def _is_over(tried: CandidateRevision, now: datetime) -> bool:
+    """Return whether the candidate's time is over. It begins with the first ready replica."""
+    return tried.ready_at is not None and now - tried.ready_at >= _rule_of(tried).within
 
 
 def _as_candidate(
@@ -207,17 +212,22 @@ def _as_candidate(
 
 
 def _follow(
-    tried: CandidateRevision, alone: StoredService, seen: RevisionTraffic | None, now: datetime
+    tried: CandidateRevision, alone: StoredService, view: ServiceSnapshot, now: datetime
 ) -> CandidateRevision:
     """Return the candidate, updated by the state of its replicas and its requests."""
-    trial = tried.trial
+    trial, seen = tried.trial, view.tried
     if seen is not None and seen.revision == tried.revision:
-        trial = observe(trial, seen.old, seen.new)
-    ready = any(each.state is ReplicaState.READY for each in alone.replicas)
+        trial = observe(trial, seen.old, seen.new, _terms_of(tried))
+    ready_at = tried.ready_at
+    if view.stop.hard:
+        # without a ready replica, the trial is suspended; its time begins again with the next one
+        ready_at = None
+    elif ready_at is None and any(each.state is ReplicaState.READY for each in alone.replicas):
+        ready_at = now
     return replace(
         tried,
         trial=trial,
-        ready_at=tried.ready_at or (now if ready else None),
+        ready_at=ready_at,
         failures=alone.failures,
         failed_at=alone.failed_at,
         problem=alone.problem,
@@ -252,9 +262,7 @@ def _find_end(
             if each.revision == tried.revision and each.state is ReplicaState.READY
         ]
         return UpdateEnd.READY if len(ready) >= wanted else None
-    if found.end is None and tried.ready_at is not None:
-        return UpdateEnd.TIME if now - tried.ready_at >= _rule_of(tried).within else None
-    return found.end
+    return found.end or (UpdateEnd.TIME if _is_over(tried, now) else None)
 
 
 def _end(

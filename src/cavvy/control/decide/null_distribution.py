@@ -1,0 +1,116 @@
+"""The distribution of a test's statistic if there is no difference, over the courses of the trial
+that no earlier look has ended.
+
+A sequential test of a fixed length follows this distribution from look to look (Armitage, McPherson
+and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical
+Society A 132, 1969). Each look adds the new observations, and removes the courses in which the
+statistic is so great that the look rejects. What was removed in all is the probability of a false
+alarm.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import exp, sqrt
+
+from cavvy.domain.service_updates import NullDistribution
+from cavvy.domain.values import replace
+
+_SMALLEST = 1e-8  # a smaller probability at the lower end is added to the next value's
+_SMALLEST_RATIO = 1e-13  # of an increment's probability to that of the most probable one
+_REACH = 5.5  # standard deviations of an increment that are considered
+_NARROW = 0.5  # the variance below which an increment has three values
+
+
+class Increment:
+    """The distribution of what is added to a statistic: `masses[i]` is the probability of
+    `first + i`."""
+
+    __slots__ = ("first", "masses")
+
+    def __init__(self, first: int, masses: Sequence[float]) -> None:
+        total = sum(masses)
+        self.first, self.masses = first, [each / total for each in masses]
+
+
+def draw_failed(new: int, old: int, failed: int) -> Increment:
+    """The number of failed requests among the `new` ones if `failed` of all requests, chosen at
+    random, fail (the hypergeometric distribution).
+    """
+    most, least = min(failed, new), max(0, failed - old)
+    mode = min(most, max(least, (failed + 1) * (new + 1) // (new + old + 2)))
+    above, below, mass = [1.0], [], 1.0
+    for each in range(mode, most):
+        mass *= (failed - each) * (new - each) / ((each + 1) * (old - failed + each + 1))
+        if mass < _SMALLEST_RATIO:
+            break
+        above.append(mass)
+    first, mass = mode, 1.0
+    for each in range(mode, least, -1):
+        mass *= each * (old - failed + each) / ((failed - each + 1) * (new - each + 1))
+        if mass < _SMALLEST_RATIO:
+            break
+        below.append(mass)
+        first = each - 1
+    return Increment(first, below[::-1] + above)
+
+
+def draw_normal(variance: float) -> Increment:
+    """A normal increment, rounded to whole numbers."""
+    if variance < _NARROW:
+        return Increment(-1, [variance / 2, 1 - variance, variance / 2])
+    reach = int(_REACH * sqrt(variance)) + 1
+    masses = [exp(-each * each / (2 * variance)) for each in range(reach + 1)]
+    return Increment(-reach, masses[:0:-1] + masses)
+
+
+def add(known: NullDistribution, increment: Increment) -> NullDistribution:
+    """Return the distribution of the statistic after an independent increment."""
+    size = len(known.masses)
+    found = [0.0] * (size + len(increment.masses) - 1)
+    for at, mass in enumerate(increment.masses):
+        part = found[at : at + size]
+        found[at : at + size] = [
+            each + mass * other for each, other in zip(part, known.masses, strict=True)
+        ]
+    start, low = 0, 0.0
+    while low + found[start] < _SMALLEST:
+        low += found[start]
+        start += 1
+    found[start] += low
+    return replace(known, first=known.first + increment.first + start, masses=tuple(found[start:]))
+
+
+def list_tails(known: NullDistribution) -> list[float]:
+    """Return, for each value of the statistic, the probability of at least this value."""
+    return list(accumulate(reversed(known.masses)))[::-1]
+
+
+def find_tail(known: NullDistribution, value: int) -> float:
+    """Return the probability of at least this value."""
+    return sum(known.masses[max(0, value - known.first) :])
+
+
+def find_bound(known: NullDistribution, allowed: float) -> int:
+    """Return the least value of which the probability, of it and all greater ones, is allowed."""
+    tail, at = 0.0, len(known.masses)
+    while at and tail + known.masses[at - 1] <= allowed:
+        at -= 1
+        tail += known.masses[at]
+    return known.first + at
+
+
+def remove_from(known: NullDistribution, bound: int) -> NullDistribution:
+    """Return the distribution over the courses in which the statistic is below the bound."""
+    size = max(1, bound - known.first)
+    return replace(known, masses=known.masses[:size], spent=known.spent + sum(known.masses[size:]))
+
+
+def tilt(known: NullDistribution, odds: float) -> NullDistribution:
+    """Return the distribution if the odds that a failed request is a new one are greater by this
+    factor (the noncentral hypergeometric distribution)."""
+    step, factors = 1 / odds, [1.0]
+    for _ in known.masses[1:]:
+        factors.append(factors[-1] * step)
+    found = [mass * by for mass, by in zip(known.masses, reversed(factors), strict=True)]
+    total = sum(found)
+    return replace(known, masses=tuple(each / total for each in found))
