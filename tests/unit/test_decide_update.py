@@ -163,7 +163,11 @@ def test_a_canary_takes_over_after_its_time_but_not_before_it_was_ready() -> Non
 def test_a_canary_whose_time_is_over_is_judged_once_more() -> None:
     rollout = Rollout(begin(UpdateStrategy.CANARY, within=timedelta(minutes=5)))
     rollout.run()
-    rollout.count(errors=2, requests=100)
+    rollout.traffic = RevisionTraffic(
+        revision=2,
+        old=RevisionSums(requests=900, errors=9),
+        new=RevisionSums(requests=100, errors=6),
+    )
     rollout.step()
     assert rollout.service.tried == 2, "an earlier look may not spend so much"
     rollout.step(after_s=300)

@@ -6,7 +6,7 @@ All looks together roll back an equal revision with probability at most alpha. E
 distribution of its statistic under the assumption that both revisions are equally good and no
 earlier look has rolled back (`null_distribution`), and may spend a part of alpha (Lan and DeMets,
 "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The last look spends
-what is left. Requests are compared in blocks of the same time, so that a change of the load or an
+what is left but a reserve. Requests are compared in blocks of the same time, so that a change of the load or an
 outage, which affects both revisions, does not count as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors. If
@@ -58,7 +58,9 @@ _SPENT = 0.025  # the share of alpha that the first unit of information permits 
 # The part of an early share that is for larger effects, and their information in relation to that
 # of the smallest effect
 _FOR_LARGE, _TIMES = 0.25, 25
-_CELLS = 24  # of the latency's distribution per standard deviation at the end
+# The share of alpha that no look spends, because the distribution of the latency is asymptotic
+_RESERVE = 0.25
+_CELLS = 16  # of the latency's distribution per standard deviation at the end
 _LEAST_ERRORS = 0.0005  # the old revision's assumed share of failed requests is not less
 _ROUNDING = 1e-9  # of sums of the same probabilities in another order
 _MOST_EVIDENCE = 1e6
@@ -182,7 +184,8 @@ def _look(trial: CanaryTrial, terms: CanaryTerms) -> CanaryTrial:
 
 def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None, float]:
     """Return what the last look finds, which may spend what is left of alpha, and the evidence."""
-    left = terms.alpha - trial.failures.spent - trial.shifts.spent
+    spent = trial.failures.spent + trial.shifts.spent
+    left = terms.alpha * (1 - _RESERVE) - spent
     for_errors, for_latency = _divide(trial, left)
     by_errors = _weigh(trial.failures, trial.failed, for_errors, terms)
     by_latency = 0.0

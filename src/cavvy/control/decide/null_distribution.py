@@ -17,7 +17,7 @@ from cavvy.domain.values import replace
 
 _SMALLEST = 1e-8  # a smaller probability at the lower end is added to the next value's
 _SMALLEST_RATIO = 1e-13  # of an increment's probability to that of the most probable one
-_REACH = 5.5  # standard deviations of an increment that are considered
+_REACH = 5.0  # standard deviations of an increment that are considered
 _NARROW = 0.5  # the variance below which an increment has three values
 
 
