@@ -6,8 +6,8 @@ All looks together roll back an equal revision with probability at most alpha. E
 distribution of its statistic under the assumption that both revisions are equally good and no
 earlier look has rolled back (`null_distribution`), and may spend a part of alpha (Lan and DeMets,
 "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The last look spends
-what is left but a reserve. Requests are compared in blocks of the same time, so that a change of the load or an
-outage, which affects both revisions, does not count as evidence.
+what is left, except for a reserve. Requests are compared in blocks of the same time, so that a
+change of the load or an outage, which affects both revisions, does not count as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors. If
 both revisions are equally good, the number of the new revision's errors is hypergeometric given m.
