@@ -142,3 +142,12 @@ def test_failed_requests_have_the_hypergeometric_distribution(sizes: tuple[int, 
 
 def test_a_trial_without_requests_has_no_evidence() -> None:
     assert judge(CanaryTrial(), TERMS, last=True) == CanaryJudgement()
+
+
+def test_one_very_long_request_among_few_is_no_evidence() -> None:
+    random, old, new = Random(1), draw(Random(2), 360), draw(Random(3), 39)
+    long = RevisionSums(requests=1, timed=1, logs=log(60), squares=log(60) ** 2)
+    trial = observe(CanaryTrial(), old, new + long, TERMS)
+    assert trial.found is None
+    slower = old + draw(random, 90), new + long + draw(random, 40, slower=2.0)
+    assert observe(trial, *slower, TERMS).found is UpdateEnd.LATENCY

@@ -82,8 +82,9 @@ class NullDistribution(Struct, frozen=True, kw_only=True):
 class CanaryTrial(Struct, frozen=True, kw_only=True):
     """The state of a canary's test (`control.decide.canary`): the sums over all blocks, the
     counters at the end of the last block, the new revision's failed requests with their
-    distribution if both revisions are equally good, and the sums S, W and the sum of the variance
-    of the latency with the distribution of S. `found` is the reason why a look has rolled back.
+    distribution if both revisions are equally good, and the sums S, W and the sums of the variance
+    of the latency (of both revisions, and of the new one) with the distribution of S. `found` is
+    the reason why a look has rolled back.
     """
 
     old: RevisionSums = RevisionSums()
@@ -96,6 +97,8 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
     information: float = 0.0
     deviation: float = 0.0
     free: int = 0
+    deviation_new: float = 0.0
+    free_new: int = 0
     shifts: NullDistribution = NullDistribution()
     evidence: float = 0.0
     found: UpdateEnd | None = None

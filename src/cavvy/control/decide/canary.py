@@ -21,7 +21,8 @@ and the variance v of the logarithm within revisions and blocks, the statistic i
     S / sqrt(v),  S = sum of w (L1 - L0),
 
 a sum of normal increments with the variances w. Because v is estimated and the logarithms are not
-always normal, this distribution holds asymptotically. It is kept in cells.
+always normal, this distribution holds asymptotically. It is kept in cells. While the new revision
+has few requests, v is greater if its own variance is.
 
 What a look may spend grows with the information, which is the square of the effect in standard
 deviations: of 1 % more errors and of 5 % more latency. The first part is for larger effects, which
@@ -51,6 +52,7 @@ from cavvy.domain.values import Struct, replace
 MORE_ERRORS, SLOWER = 0.01, 0.05
 _BLOCK = 10  # minimum number of requests of each revision in a block
 _FIRST_TIMED = 40  # minimum number of times from which the variance is estimated
+_FEW = 50  # times of the new revision from which its own variance counts for less than half
 # The shares of alpha that the looks before the last may spend on errors and on latency
 _EARLY_ERRORS, _EARLY_LATENCY = 0.35, 0.2
 _FIRST_SPENT = 0.005  # the share of alpha that the first look may spend in any case
@@ -159,6 +161,8 @@ def _observe_latency(
         information=trial.information + information,
         deviation=trial.deviation + old.deviation + new.deviation,
         free=trial.free + old.timed + new.timed - 2,
+        deviation_new=trial.deviation_new + new.deviation,
+        free_new=trial.free_new + new.timed - 1,
         shifts=add(trial.shifts, draw_normal(variance)),
     )
 
@@ -244,6 +248,16 @@ def _variance(trial: CanaryTrial) -> float:
     return max(trial.deviation / max(1, trial.free), 1e-9)
 
 
+def _variance_of_shift(trial: CanaryTrial) -> float:
+    """Return the variance per unit of information. While the new revision has few requests, a
+    larger variance of its own counts too: one long request is no evidence."""
+    known = _variance(trial)
+    own = trial.deviation_new / max(1, trial.free_new)
+    few = _FEW / (_FEW + trial.free_new)
+    share = trial.old.timed / (trial.old.timed + trial.new.timed)
+    return known + share * few * max(0.0, own - known)
+
+
 def _cell(terms: CanaryTerms) -> float:
     """Return the width of the cells of the latency's distribution."""
     return sqrt(terms.requests) / _CELLS
@@ -253,7 +267,7 @@ def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
     """Return the cell of S, divided by the standard deviation. Student's t is converted to a normal
     number by Wallace's approximation."""
     free = trial.free
-    value = trial.shift / sqrt(_variance(trial) * trial.information)
+    value = trial.shift / sqrt(_variance_of_shift(trial) * trial.information)
     size = (8 * free + 1) / (8 * free + 3) * sqrt(free * log1p(value * value / free))
     size *= sqrt(trial.information) / _cell(terms)
     return floor((size if value > 0 else -size) + 0.5)
