@@ -261,9 +261,11 @@ def _count(size: int, shares: tuple[float, ...]) -> NDArray[np.int64]:
 
 def _binomial(counts: NDArray[np.int64], size: int, share: float) -> Floats:
     if not share:
-        return (counts == 0).astype(np.float64)
+        return np.where(counts == 0, 1.0, 0.0)
     ways = [lgamma(size + 1) - lgamma(each + 1) - lgamma(size - each + 1) for each in counts]
-    return np.exp(np.array(ways) + counts * log(share) + (size - counts) * log1p(-share))
+    odds = counts * log(share) + (size - counts) * log1p(-share)
+    found: Floats = np.exp(np.array(ways) + odds)
+    return found
 
 
 def _show_bounds(setting: CanarySetting, requests: int, share: float) -> str:
