@@ -373,7 +373,9 @@ class ControlPlane:
         return receive
 
     async def _take_up(self, turn: LeaseTurn) -> None:
-        """Resume the work of new leases, without this server's old knowledge of gangs."""
+        """Resume the work of newly acquired leases. After each change of the leases, all gangs are
+        polled again, because another server may have acted on them.
+        """
         if turn.lost or turn.gained:
             self._operator.start_over()
         if turn.gained:

@@ -135,8 +135,7 @@ class GangOperator:
         )
 
     async def launch(self, rows: JobRows, attempt: Attempt) -> AdvanceAttempt | None:
-        """Request the gang from the provider. Launch the gang; return None if no clear answer
-        arrived."""
+        """Request the gang from the provider. Return None if the provider gave no clear answer."""
         asked = replace(
             self._look(attempt),
             requested=True,
@@ -178,8 +177,8 @@ class GangOperator:
         return RowChanges()
 
     async def advance(self, rows: JobRows, number: int, action: AdvanceAttempt) -> RowChanges:
-        """Move the attempt to its next phase. Advance the attempt. A gang that will be kept warm is
-        polled first, because its charges depend on the poll.
+        """Move the attempt to its next phase. A gang that will be kept warm is polled first,
+        because its charges depend on the poll.
         """
         attempt, now = rows.attempts[number], self._clock.now()
         self._looks[attempt.gang] = look = after_move(self._look(attempt), action.phase)

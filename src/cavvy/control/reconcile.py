@@ -241,9 +241,8 @@ class JobReconciler:
         return None
 
     async def _view(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> AttemptSnapshot:
-        """Return everything that is known about the attempt now. Return the attempt's snapshot. The
-        outcome of a rank that may have left results in a bucket is not decided until these results
-        are read. All other decisions continue.
+        """Return a snapshot of the attempt. If a rank may have left results in a bucket, its
+        outcome is not decided until these results are read. All other decisions continue.
         """
         view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
         unreported = list_unreported(view, now)

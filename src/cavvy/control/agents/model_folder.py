@@ -36,9 +36,9 @@ async def make_model_folder(
     snapshots: Sequence[str],
     below: str | None,
 ) -> ModelFolder:
-    """Merge these snapshots, and the job's checkpoint `below` a path; files of later ones replace
-    those of earlier ones. If `below` is None, only the snapshots are merged. Raises
-    RowNotFound, NotManifest, HashMismatch, StoreFull.
+    """Merge the files of these snapshots and, unless `below` is None, the part of the job's newest
+    checkpoint below that path. If a path exists several times, the last file wins: the checkpoint
+    comes after the snapshots. Raises RowNotFound, NotManifest, HashMismatch, StoreFull.
     """
     files = [] if below is None else await checkpoints.copy_newest(job, blobs)
     if below is not None and not files:

@@ -36,8 +36,8 @@ _ENDS = frozenset(
 )  # outcomes that an agent can report
 # The failures that an agent can report.
 _FAILURES = frozenset({FailureKind.GPU, FailureKind.LINK, FailureKind.NETWORK})
-# Messages of these kinds change a rank's state. If some of their fields cannot be read, they are
-# applied with the other fields. Messages of other kinds are then refused.
+# Messages of these kinds change a rank's state, so they are applied even if some of their fields
+# cannot be read. A message of any other kind is refused if one of its fields cannot be read.
 _NEEDED = frozenset(
     {MessageKind.SETUP, MessageKind.RUNNING, MessageKind.CHECKPOINT, MessageKind.EXITED}
 )

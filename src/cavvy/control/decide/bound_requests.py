@@ -1,17 +1,19 @@
 """Decides which replicas a service needs because requests must stay in certain places.
 
-A request with places is a need of its own, besides the load: no number of replicas elsewhere
-serves it. For each set of places P:
+Replicas in other places cannot serve such a request, so these needs are computed separately from
+the load. For each set of places P, this module determines whether a replica in P is needed, which
+replica is kept for P, and whether one must be ordered:
 
-    needed   while a request with P waits, or if the last one arrived within `replicas.idle`.
-             Requests without places count as a further set, for which any replica is good.
-    kept     of the replicas of the newest revision that are in all of P, or were ordered for P and
-             have no place yet, the one that would end last. A kept replica does not end while P is
-             needed, even if the load needs fewer replicas.
-    missing  if requests with P wait and no such replica exists. One replica is ordered, in regions
-             that are within P, if the service has fewer replicas than its maximum.
-    full     if a replica is missing and the service has its maximum. The requests then wait until
-             a replica ends or their own time limit has passed.
+    needed   A replica is needed while a request with P waits, or if the last one arrived within
+             `replicas.idle`. Requests without places count as one more set, which any replica can
+             serve.
+    kept     One replica of the newest revision that is in all of P, or was ordered for P and has
+             no place yet, is kept: the one that would end last. It does not end while P is needed,
+             even if the load needs fewer replicas.
+    missing  If requests with P wait and no such replica exists, one is ordered in regions within
+             P, provided that the service has fewer replicas than its maximum.
+    full     If a replica is missing and the service has its maximum number of replicas, the
+             requests wait until a replica ends or their own time limit has passed.
 
 A replica that was ordered for P and finds no offer within `OFFER_WAIT` ends, so that a request for
 a place without capacity does not occupy the service's maximum. P is tried again after
@@ -219,8 +221,8 @@ def _find_narrower(one: str, other: str) -> str | None:
 
 def find_order(service: StoredService, places: Places) -> BoundOrder | None:
     """Return the order of a replica in these places, or None if the service may have none there. If
-    the service has markets, the replica runs on demand, because requests wait; if the service uses
-    spot only, in the cheapest spot market there.
+    the service has markets, the replica is ordered on demand, because requests are waiting. If the
+    service permits only spot capacity, the replica is ordered in the cheapest spot market there.
     """
     if restrict_to_places(place_in_regions(service.task), places) is None:
         return None

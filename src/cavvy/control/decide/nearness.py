@@ -1,8 +1,8 @@
 """Assigns replicas to tiers by the round trip between their node and a gateway.
 
-The shortest of the last round trips is compared, because noise only makes round trips longer: a
-program or a network with much to do. A tier changes only when this time has passed its bound by a
-fifth or more, so that a replica near a bound does not change its tier again and again.
+The shortest of the last round trips is compared with the bounds of the tiers, because a busy
+program or network can only make round trips longer. The tier changes only if that time is beyond
+the bound by a margin, so that a replica near a bound does not keep changing its tier.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,8 @@
 """Decides which times of a cron line cause calls of a service.
 
-A call's ID follows from the trigger and the time, so each time causes at most one call, whichever
-server adds it. If several times have passed, only the last one causes a call: the rule that holds
-for repeating jobs (`control/decide/schedule.py`).
+A call's ID is derived from the trigger and the time, so each time causes at most one call, even if
+several servers try to add it. If several times have passed, only the last one causes a call, as for
+repeating jobs (`control/decide/schedule.py`).
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _MINUTE = timedelta(minutes=1)
 
 
 def find_next(trigger: CronTrigger, after: datetime) -> datetime | None:
-    """Return the first time of a trigger after `after`. None if no day ever matches its line."""
+    """Return the trigger's first time after `after`, or None if no day matches its cron line."""
     return next_time(parse_cron(trigger.cron), ZoneInfo(trigger.time_zone), after)
 
 
@@ -31,7 +31,8 @@ def find_last(trigger: CronTrigger, since: datetime, now: datetime) -> datetime 
     found, end = find_next(trigger, since), now
     if found is None or found > now:
         return None
-    while end - found >= _MINUTE:  # bisection: no time is after `end`, and `found` is one
+    # bisection: `found` is a time of the line, and the line has no time between `end` and `now`
+    while end - found >= _MINUTE:
         middle = found + (end - found) / 2
         later = find_next(trigger, middle)
         if later is not None and later <= end:
@@ -42,7 +43,7 @@ def find_last(trigger: CronTrigger, since: datetime, now: datetime) -> datetime 
 
 
 def make_anchor(service: StoredService, trigger: CronTrigger, now: datetime) -> QueuedCall:
-    """Return a row that is never called: it stores since when a trigger is known."""
+    """Return a row that only records when the trigger was first seen; no call is sent for it."""
     return QueuedCall(
         project=service.project,
         service=service.name,

@@ -55,8 +55,8 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     timed: int = 0  # answers whose latency the gateway has measured
     slow: int = 0  # of these, those that took longer than the service level permits
     service_s: float = 0.0
-    batches: int = 0  # of several requests
-    joined: int = 0  # the requests in them
+    batches: int = 0  # batches that contained several requests
+    joined: int = 0  # requests that were part of such batches
 
     in_flight: int = 0
     in_flight_s: float = 0.0

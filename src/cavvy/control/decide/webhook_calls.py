@@ -1,9 +1,10 @@
 """Decides which calls a verified request to a webhook causes.
 
-A request that is no CloudEvent is one call, whose ID follows from the delivery. Each CloudEvent is
-one call, whose ID follows from its source and its ID. All calls are events in binary mode, also
-those of structured events: the Python SDK of CloudEvents 2.2.0 takes a request with the headers of
-an event for one in binary mode, with any Content-Type.
+A request that is not a CloudEvent causes one call, whose ID is derived from the delivery. Each
+CloudEvent causes one call, whose ID is derived from the event's source and ID. All calls are sent
+as events in binary mode, even if the event arrived in structured mode: the Python SDK 2.2.0 of
+CloudEvents reads every request that has the headers of an event in binary mode, whatever its
+Content-Type is.
 """
 
 import hashlib
@@ -30,18 +31,18 @@ from cavvy.domain.values import Struct, replace
 
 WEBHOOK = "webhook"  # the source of calls that requests to webhooks cause
 _EVENT_TYPE = "dev.cavvy.webhook.delivered"
-_MOST_EVENTS = 1000  # of a batch
-# headers of the sender that the service gets, besides those of a CloudEvent
+_MOST_EVENTS = 1000  # maximum number of events in a batch
+# headers that are passed to the service, in addition to those of a CloudEvent
 _PASSED = (
     *("content-type", "content-encoding"),
     *("webhook-id", "webhook-timestamp", "x-slack-retry-num"),
 )
 _PASSED_PREFIX = "x-github-"
-_LONGEST = 4096  # characters of one header
+_LONGEST = 4096  # maximum characters of a header that is passed to the service
 
 
 class WebhookCalls(Struct, frozen=True, kw_only=True):
-    """The calls that a request causes. With `once`, they are made only if this row is new."""
+    """The calls that a request causes. If `once` is set, they are made only if this row is new."""
 
     calls: Sequence[tuple[QueuedCall, bytes]]
     once: QueuedCall | None = None
@@ -69,7 +70,8 @@ def calls_for_request(
     )
     passed = _list_passed(headers)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    # No signature covers the headers: with others, the same delivery must not be another call.
+    # No signature covers the headers, in which an event's ID may be. Without `once`, a recorded
+    # delivery could be sent again with other headers and would cause another call.
     once = replace(base, state=CallState.FORGOTTEN, expires_at=now + IDS_KEPT)
     if kind.startswith("application/cloudevents"):
         calls = [_call_in_binary_mode(base, trigger, each) for each in _read_events(kind, body)]
@@ -87,7 +89,7 @@ def calls_for_request(
 
 
 def _list_passed(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers of a request that the service gets."""
+    """Return the request's headers that are passed to the service."""
     return {
         name: value
         for name, value in headers.items()
@@ -96,8 +98,9 @@ def _list_passed(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def find_challenge(trigger: WebhookTrigger, body: bytes) -> str | None:
-    """Return what must be answered to a sender that only checks the webhook's URL, as Slack does:
-    https://docs.slack.dev/reference/events/url_verification
+    """Return the text with which to answer a sender that only checks the webhook's URL, or None for
+    any other request. Slack documents the check at
+    https://docs.slack.dev/reference/events/url_verification.
     """
     if trigger.signature is not WebhookSignature.SLACK:
         return None

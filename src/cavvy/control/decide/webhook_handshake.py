@@ -1,10 +1,11 @@
-"""Decides what a sender of events may do that asks for permission before it sends.
+"""Answers senders of events that ask for permission before they send.
 
-The handshake is that of https://github.com/cloudevents/spec, `cloudevents/http-webhook.md`, part 4:
-OPTIONS with the name of the sender and the requests per minute that it wants. It protects others
-from senders, and admits no sender: each request must be signed. So the permission does not depend
-on the webhook, and does not tell which webhooks exist. `WebHook-Request-Callback` is ignored: the
-server would call an address that a stranger has chosen.
+The handshake is defined in https://github.com/cloudevents/spec, `cloudevents/http-webhook.md`, part
+4: the sender sends an OPTIONS request with its name and the number of requests per minute that it
+wants. The handshake gives nobody access, because every later request must be signed. Therefore the
+answer is the same for all webhooks and does not reveal which webhooks exist.
+`WebHook-Request-Callback` is ignored, because the server would otherwise call an address that a
+stranger has chosen.
 """
 
 import re
@@ -18,8 +19,9 @@ _RATE = re.compile(r"0*[1-9][0-9]{0,9}")
 
 
 def grant(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the fields that permit what the request asks for, at most `MOST_PER_MINUTE`, or none
-    if it names no sender or the rate is no positive number. Names of `headers` are in lower case.
+    """Return the headers that grant the requested rate, but at most `MOST_PER_MINUTE`. Return no
+    headers if the request names no sender, or if its rate is not a positive number. The names in
+    `headers` are in lower case.
     """
     origin = headers.get("webhook-request-origin", "")
     rate = headers.get("webhook-request-rate", str(MOST_PER_MINUTE))

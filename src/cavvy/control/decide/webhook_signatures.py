@@ -1,4 +1,4 @@
-"""Decides whether a request to a webhook was signed with its secret, and which delivery it is.
+"""Checks whether a request was signed with its webhook's secret, and identifies its delivery.
 
     standard  webhook-signature: v1,BASE64 ..., of ID.TIMESTAMP.BODY
               https://github.com/standard-webhooks/standard-webhooks, version 1.0.0
@@ -9,9 +9,9 @@
     slack     X-Slack-Signature: v0=HEX, of v0:TIMESTAMP:BODY
               https://docs.slack.dev/authentication/verifying-requests-from-slack
 
-All are HMAC-SHA256. A delivery is identified only by what is signed, so that a request that
-was recorded cannot be sent again as another delivery: by the signed ID for `standard`, by the
-field `id` of the body for `stripe`, and by the body for `github` and `slack`, which sign no ID.
+All are HMAC-SHA256. A delivery is identified only by signed data, so that a recorded request cannot
+be sent again as another delivery: by the signed ID for `standard`, by the field `id` of the body
+for `stripe`, and by the body for `github` and `slack`, which sign no ID.
 """
 
 import base64
@@ -25,9 +25,9 @@ from typing import assert_never
 from cavvy.domain.services import WebhookSignature
 from cavvy.domain.values import Struct
 
-TOLERANCE = timedelta(minutes=5)  # of timestamps; all four senders recommend it
+TOLERANCE = timedelta(minutes=5)  # maximum age of a timestamp, as all four senders recommend
 _PREFIX = "whsec_"
-LEAST = 8  # bytes of a secret; a shorter one could be guessed, and signs nothing
+LEAST = 8  # minimum bytes of a secret; shorter secrets can be guessed and are not accepted
 
 
 class SignedDelivery(Struct, frozen=True, kw_only=True):
@@ -39,8 +39,8 @@ class SignedDelivery(Struct, frozen=True, kw_only=True):
 def verify(
     kind: WebhookSignature, secret: str, headers: Mapping[str, str], body: bytes, now: datetime
 ) -> SignedDelivery | None:
-    """Return the delivery of a request, or None if it is not signed with the secret, or too long
-    ago. Names of `headers` are in lower case.
+    """Return the delivery of a request. Return None if the request is not signed with the secret,
+    or if its timestamp is too old. The names in `headers` are in lower case.
     """
     match kind:
         case WebhookSignature.STANDARD:
@@ -73,7 +73,7 @@ def is_usable(kind: WebhookSignature, secret: str) -> bool:
 
 
 def sign_standard(secret: str, delivery: str, at: datetime, body: bytes) -> Mapping[str, str]:
-    """Return the headers with which Standard Webhooks sign a request."""
+    """Return the headers that sign a request according to Standard Webhooks."""
     stamp = str(int(at.timestamp()))
     made = _sign(_read_key(secret), delivery, stamp, body)
     return {"webhook-id": delivery, "webhook-timestamp": stamp, "webhook-signature": f"v1,{made}"}

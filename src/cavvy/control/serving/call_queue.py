@@ -2,7 +2,7 @@
 
 The server that has the lease of the service sends its calls. A call is sent again if the server
 ends before it has stored the result, so a replica may get a call more than once. The result is
-stored once: the write names the version of the call that it has read.
+stored only once: the write fails if the call's row has changed since it was read.
 """
 
 import asyncio

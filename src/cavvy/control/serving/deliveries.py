@@ -25,7 +25,7 @@ class UnsignedDelivery(Exception):
 
 class AcceptedDelivery(Struct, frozen=True, kw_only=True):
     """The number of calls that a request has caused, and how many of them are new. A request that
-    only checks the webhook's URL causes none, and `challenge` must be answered to it.
+    only checks the webhook's URL causes no calls and must be answered with `challenge`.
     """
 
     calls: int = 0

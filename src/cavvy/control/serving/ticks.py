@@ -1,4 +1,4 @@
-"""Adds the calls of services that are due by a cron line to their queues."""
+"""Adds the calls that the cron lines of services cause to the services' queues."""
 
 from datetime import datetime, timedelta
 
@@ -8,9 +8,9 @@ from cavvy.domain.services import CronTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.store.base import Store
 
-_NEVER = timedelta(days=1)  # until a trigger is looked at again whose line matches no day
-# The last time of a line causes a call only if it has passed within this time: it must be shorter
-# than `IDS_KEPT`, so that the ID of a time is known as long as the time may cause a call.
+_NEVER = timedelta(days=1)  # pause before the next check of a trigger whose line matches no day
+# The last time of a line causes a call only if that time is not longer ago than this. The value is
+# shorter than `IDS_KEPT`, so that the ID of an earlier call for the same time is still known.
 _MADE_UP = timedelta(days=30)
 
 
