@@ -36,9 +36,10 @@ _PAUSED = 0.05  # the share of the time from which pauses for checkpoints are re
 _KEPT_SHARE = (
     0.2  # the share of the machine's cost; short waits between successive jobs stay below it
 )
-_KEEP_HOURS = 1 / 6  # 10 minutes, long enough for the next job of a person at work
+_KEEP_HOURS = 1 / 6  # 10 minutes: a person at work usually submits the next job within this time
 _VOLUME_USED = 0.2  # jobs that use a volume more often need it
-_CHEAPER = 0.1  # another offer must save this part, since its measured speed is not known
+# Minimum savings on another offer, as a share, because the work's speed there was not measured.
+_CHEAPER = 0.1
 _SPOT_CHEAPER = 0.25
 
 
@@ -90,8 +91,9 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
 
 
 class ObservedVolume(Struct, frozen=True, kw_only=True):
-    """A volume in the period: the cost of the time in which no job paid for it, the hours since
-    that time first began (`known_hours`), and how many of these hours were without a job.
+    """A volume in the period. `unattached` is the cost of the time in which no job paid for the
+    volume. `known_hours` are the hours since the first such time began, and `unattached_hours` are
+    those of them without a job.
     """
 
     project: str
@@ -176,8 +178,8 @@ def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedel
 
 
 def _merge_ranks(before: Waste | None, run: ObservedRun, kind: WasteKind) -> tuple[int, ...]:
-    """Return the idle nodes of a job's runs, or () if all nodes of a run are idle, or for other
-    waste.
+    """Return the idle nodes of a job's runs. Return () if all nodes of a run are idle, or if the
+    waste is of another kind.
     """
     if kind is not WasteKind.IDLE_GPU or _is_idle(run):
         return ()
@@ -271,8 +273,8 @@ def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the hours times the price difference between two offers of the same provider with the
     same accelerators: the cheapest one with the node's memory, and the cheapest one with a quarter
-    more memory than was used. The node must have at least twice as much memory as this offer with a
-    quarter more. Savings from cheaper regions are not counted.
+    more memory than was used. The result is None unless the node has at least twice the memory that
+    the second offer must have. Savings from cheaper regions are not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None

@@ -36,8 +36,8 @@ def spread_task(task: TaskSpec) -> TaskSpec:
 
 
 def _spread_device(measured_on: str | None) -> str | None:
-    """Return the accelerators on each node of the gang whose time was measured, such as TPU-v5e:4
-    for a whole slice TPU-v5e:16; other accelerators unchanged.
+    """If `measured_on` is a whole slice, such as TPU-v5e:16, return the accelerators of one of its
+    nodes, such as TPU-v5e:4. Return other values unchanged.
     """
     try:
         needs = parse_accelerator(measured_on) if measured_on else ()

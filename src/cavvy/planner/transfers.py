@@ -73,7 +73,8 @@ def estimate_transfers(
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
     copy within one cloud is free if the bucket's region is unknown or that of the offer. Other
     copies cost the egress price (`egress`, per GB, by "provider/region" or provider) of the place
-    that the data leaves. Streamed inputs take no time of their own.
+    that the data leaves. The time to stream inputs is not counted, because they are read while the
+    work runs.
     """
     copies = list(_list_copies(task, starts))
     if not copies:
