@@ -186,7 +186,7 @@ def test_a_service_of_skypilot_is_still_one_of_skypilot() -> None:
         ("{port: 1, events: {cron: '0 3 * *'}}", "five fields"),
         ("{port: 1, events: {cron: '0 0 30 2 *'}}", "no day is on the dates of"),
         ("{port: 1, events: {webhook: a}}", "`secret` is missing"),
-        ("{port: 1, events: {webhook: A, secret: S}}", "is no name"),
+        ("{port: 1, events: {webhook: A, secret: S}}", "is not a name"),
         ("{port: 1, events: [{webhook: a, secret: S}, {webhook: a, secret: T}]}", "same name"),
         ("{port: 1, replicas: {target: {rate: 1, value: 2}}}", "for `metric` only"),
         ("{port: 1, replicas: {target: {qps: 1}}}", "write `rate`"),
@@ -220,7 +220,7 @@ def test_validate_names_a_key_that_serve_would_refuse(tmp_path: Path) -> None:
     path.write_text(WHOLE)
     shown = CliRunner().invoke(cli, ["validate", str(path)])
     assert shown.exit_code == 2
-    assert "service.budget: Cavvy limits no price per hour" in shown.stderr
+    assert "service.budget: Cavvy cannot limit a price per hour" in shown.stderr
 
 
 def test_a_service_is_explained_and_served_but_not_run(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from cavvy.domain.values import Struct
 # keys of `service.model`, other than `source`, that are options of the engine
 OPTIMISATION = ("optimise", "samples", "agree", "compare")
 SERVER_FOLDER = ".cavvy"  # folder of our own server's files in the working folder
-# Replicas are reached at this address. A server of another machine's replicas sets SERVE_HOST.
+# The address on which a replica's program listens. A service that is exported to Kubernetes sets
+# SERVE_HOST.
 _HOST = '"${SERVE_HOST:-127.0.0.1}"'
 _PORT = '"${PORT:-%d}"'
 

@@ -1,5 +1,5 @@
 """Finds which engine serves the files of a model, and writes the file of the service. `cavvy
-deploy` uses it for the files that a job has left.
+deploy` uses it for files that a job has stored.
 """
 
 import json
@@ -37,9 +37,9 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
 
 def find_models(files: Iterable[str]) -> Sequence[ServedModel]:
-    """Return the models among these files, given by their relative paths; those in the fewest
-    folders first. A Hugging Face folder has config.json and weights; a model repository of Triton
-    has a config.pbtxt in the folder of each model.
+    """Return the models among the files with these relative paths; models in outer folders come
+    first. A Hugging Face folder has config.json and weights; a model repository of Triton has a
+    config.pbtxt in the folder of each model.
     """
     paths = sorted((PurePosixPath(each) for each in files), key=lambda each: len(each.parts))
     weights = {each.parent for each in paths if each.suffix in _WEIGHTS}

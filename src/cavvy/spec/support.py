@@ -81,7 +81,10 @@ def object_to_service(task: TaskSpec) -> Objection | None:
 def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
     gpu = spec.replicas.target.kind is TargetKind.GPU_UTILISATION
     if gpu and not any(each.accelerators or each.instance for each in task.resources.choices):
-        return Objection("service.replicas.target", "replicas without a GPU have no GPU use")
+        return Objection(
+            "service.replicas.target",
+            "the use of GPUs cannot be measured, because the replicas have no GPU",
+        )
     if spec.fixed_port and spec.replicas.most > 1 and task.resources.providers == (HERE,):
         return Objection(
             "service.replicas",
@@ -91,7 +94,7 @@ def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
     if spec.budget:
         return Objection(
             "service.budget",
-            "Cavvy limits no price per hour; `cavvy budget set NAME DOLLARS --service SERVICE "
+            "Cavvy cannot limit a price per hour; `cavvy budget set NAME DOLLARS --service SERVICE "
             "--hard 100%` limits what a service costs in a month",
         )
     return _object_to_regions(task, spec)
@@ -101,7 +104,7 @@ def _object_to_regions(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
     """Return why the regions of a service contradict each other, or None if they do not."""
     named = {region for each in task.resources.choices for region in each.regions}
     if spec.regions and named:
-        return Objection("service.regions", "`resources.regions` states the regions already")
+        return Objection("service.regions", "the regions are already stated in `resources.regions`")
     for region in (*spec.regions, *sorted(named)):
         if spec.residency and spec.residency not in (region, locate("", region)[1]):
             return Objection(

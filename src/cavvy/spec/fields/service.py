@@ -372,10 +372,11 @@ _EVENT = section(
     time_zone=ZONE,
     body=text_kind("a text of at most 64 KiB", _read_body),
     webhook=text_kind(
-        "a name of small letters, digits and -", matching(r"[a-z0-9][a-z0-9-]{0,62}", "is no name")
+        "a name of small letters, digits and -",
+        matching(r"[a-z0-9][a-z0-9-]{0,62}", "is not a name"),
     ),
     secret=text_kind(
-        "the name of a secret", matching(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "is no name of a secret")
+        "the name of a secret", matching(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "is not a secret name")
     ),
     signature=choice(WebhookSignature),
     path=_CALLED_PATH,
