@@ -185,7 +185,9 @@ def move_project(session: DatabaseSession, former: Project, parent: str | None) 
 
 
 def grant_role(session: DatabaseSession, binding: RoleBinding) -> None:
-    """Add a token. Raises RowNotFound if the account does not exist."""
+    """Store a role; an existing role is not changed. Raises RowNotFound if the account does not
+    exist.
+    """
     session.run(f"{BINDINGS.insert} {_OR_NOTHING}", BINDINGS.values(binding))
 
 

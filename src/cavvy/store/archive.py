@@ -17,7 +17,7 @@ _BUSY = {
     "job": f"SELECT name FROM jobs WHERE {{own}} AND phase NOT IN ({_ENDS}) AND removed IS NULL",
     "gang": f"SELECT gang FROM attempts WHERE {{own}} AND phase <> '{AttemptPhase.ENDED}'",
 }
-_MOST = 3  # names in a message
+_MOST = 3  # maximum number of names in an error message
 
 
 class SqlArchive:
@@ -30,7 +30,7 @@ class SqlArchive:
         await self._write(lambda session: _put(session, projects, at, busy=busy))
 
     async def check(self, project: str) -> None:
-        # not a write, which would be recorded in the audit log as a change
+        # a read, because a write would be recorded in the audit log as a change
         await self._read(lambda session: check_open(session, [project], lock=False))
 
     async def lift(self, project: str) -> None:
@@ -42,7 +42,7 @@ def check_open(session: DatabaseSession, projects: Collection[str], *, lock: boo
     is archived or unarchived before the transaction ends.
     """
     where, values = in_projects("name", projects)
-    # the archive's own UPDATE waits for this lock, and this lock for the UPDATE
+    # this lock and the UPDATE that archives a project exclude each other
     ending = " FOR SHARE" if lock and not session.driver.is_sqlite else ""
     sql = f"SELECT name, archived_at FROM projects WHERE {where} ORDER BY name{ending}"
     for name, archived_at in session.run(sql, values).fetchall():

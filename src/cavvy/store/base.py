@@ -498,8 +498,9 @@ class Store(Protocol):
         """Calls in the queues of services."""
 
     async def grant_role(self, binding: RoleBinding) -> None:
-        """Store a role; an existing role is not changed. Add a token. Raises RowNotFound if the
-        account does not exist."""
+        """Store a role; an existing role is not changed. Raises RowNotFound if the account does not
+        exist.
+        """
 
     async def revoke_role(self, binding: RoleBinding) -> None:
         """Delete a role. Raises RowNotFound."""

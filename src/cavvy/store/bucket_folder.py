@@ -155,8 +155,8 @@ class BucketFolder:
         return sum(each.size or 0 for each in found)
 
     def sweep(self, kept: frozenset[str], *, older_than: datetime) -> int:
-        """Delete the objects older than `older_than` whose last parts of names are not in `kept`.
-        Return the number of their bytes.
+        """Delete the objects that are older than `older_than`, unless `kept` contains the part of
+        their name after the last slash. Return the number of their bytes.
         """
         unwanted = [
             each
@@ -165,7 +165,8 @@ class BucketFolder:
             and each.changed_at is not None
             and each.changed_at < older_than
         ]
-        again = self.find_all([each.key for each in unwanted])  # objects may be new since
+        # an object may have been stored again meanwhile
+        again = self.find_all([each.key for each in unwanted])
         unwanted = [
             each
             for each, now in zip(unwanted, again, strict=True)

@@ -28,10 +28,10 @@ from cavvy.store.objects.threads import StorageThreads
 
 _PAIR = struct.Struct("<QQ")  # offset in bytes, time in microseconds since 1970
 _APART_S = 0.5  # minimum seconds between two pairs of a large piece
-_SMALL = 1 << 19  # bytes; a piece with more of them is not combined with others
-_MANY = 64  # small pieces that are combined
-_KNOWN = 4096  # logs whose pieces are cached
-_READ_BYTES = 32 << 20  # bytes of pieces that are cached
+_SMALL = 1 << 19  # maximum bytes of a piece that is combined with others
+_MANY = 64  # number of small pieces that are combined into one
+_KNOWN = 4096  # maximum number of logs whose pieces are cached
+_READ_BYTES = 32 << 20  # maximum bytes of cached pieces
 _LOCKS = 64
 _THREADS = 64  # each request to the bucket keeps a thread waiting
 _HEAD = 10  # the first tenth of a log is kept when it exceeds its limit
@@ -100,7 +100,7 @@ class BucketLogs:
         self._logs: OrderedDict[str, list[LogPiece]] = OrderedDict()
         self._read: OrderedDict[str, bytes] = OrderedDict()
         self._read_bytes = 0
-        self._lock = Lock()  # of both caches
+        self._lock = Lock()  # guards both caches
         self._writing = [Lock() for _ in range(_LOCKS)]
 
     def append(
@@ -210,7 +210,7 @@ class BucketLogs:
 
     def _tidy(self, log: str, pieces: list[LogPiece]) -> list[LogPiece]:
         """Combine the last pieces if there are many small ones. If the log exceeds its limit, drop
-        its oldest pieces, without those of its first tenth.
+        its oldest pieces, except those of its first tenth.
         """
         small = _find_small(pieces)
         if len(small) >= _MANY:

@@ -88,7 +88,7 @@ class ReplicaChannel:
             await asyncio.to_thread(self._thread.join)
 
     async def _send(self) -> None:
-        while self._waiting:  # what arrives while a notification is sent goes into the next one
+        while self._waiting:  # later signals go into the next notification
             signals, self._waiting = list(self._waiting), {}
             texts = pack_signals(self._sender, signals)
             try:

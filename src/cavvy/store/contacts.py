@@ -12,7 +12,7 @@ from cavvy.store.drivers import DatabaseSession, make_driver
 from cavvy.store.workers import StoreWorkers
 
 GANG = -1  # the rank of facts about a whole gang
-_OVERLAP_US = 30_000_000  # rows may be committed this long after the time that they have
+_OVERLAP_US = 30_000_000  # a row may be committed this much later than its `written_at`
 _KEPT = timedelta(days=1)
 _NOW = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
 _COLUMNS = "attempt_id, rank, heard_at, asked_at, paid_until"

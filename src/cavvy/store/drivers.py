@@ -34,8 +34,9 @@ _PATIENCE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,  # milliseconds
 }
-# seconds after which PostgreSQL ends a transaction of a server that has vanished, whose locks would
-# otherwise delay the server that takes over; only copies of a database wait for anything else
+# Seconds after which PostgreSQL ends an idle transaction, because the locks of a server that has
+# vanished would otherwise delay the server that takes over. Only copies of a database pause in a
+# transaction for longer; see `allow_pauses`.
 _ABANDONED_S = 20
 _T = TypeVar("_T")
 _STREAMED = 2000  # rows that a query with many rows fetches at once

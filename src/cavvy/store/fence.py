@@ -22,7 +22,8 @@ class Fence(Struct, frozen=True, kw_only=True):
     number: int
 
 
-# The fence of the pass that is running; None for requests, whose writes the rows' versions guard.
+# The fence of the running pass. None for requests, whose writes are protected by the rows'
+# versions.
 FENCE: ContextVar[Fence | None] = ContextVar("FENCE", default=None)
 
 

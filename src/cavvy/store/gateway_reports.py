@@ -8,7 +8,7 @@ from cavvy.domain.values import Struct
 from cavvy.store.drivers import DatabaseSession, make_driver
 from cavvy.store.workers import StoreWorkers
 
-_KEPT_US = 86_400_000_000  # rows of servers that are gone
+_KEPT_US = 86_400_000_000  # how long rows of vanished servers are kept
 _NOW = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
 _WRITE = (
     "INSERT INTO gateway_reports (service, server, document, written_at) SELECT service, ?, "

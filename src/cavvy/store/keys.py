@@ -27,7 +27,8 @@ KEY_BYTES = 32  # AES-256
 # AES-GCM uses a nonce of this length directly, and would hash any other: NIST SP 800-38D 5.2.1.1
 NONCE_BYTES = 12
 _BOUND_TO = b"cavvy data key"
-# AWS KMS decrypts only with the context of the encryption, and shows it in AWS's own log.
+# AWS KMS decrypts a value only with the context with which it was encrypted, and shows the context
+# in AWS's own log.
 _CONTEXT = {"application": "cavvy"}
 _KMS_WAIT_S = 5  # seconds to connect to AWS KMS, and to wait for its answer
 # https://docs.aws.amazon.com/kms/latest/developerguide/concepts.html#key-id-key-ARN

@@ -31,7 +31,7 @@ SUBJECTS = RowCodec(
     LedgerSubject, "ledger_subjects", columns={"user": "user_name", "key": "key_name"}
 )
 ENTRIES = RowCodec(LedgerEntry, "ledger", assigned="number")
-# What the sums can be grouped by, and where it is stored.
+# The dimensions by which sums can be grouped, and the column of each.
 DIMENSIONS = {
     "project": "s.project",
     "user": "s.user_name",

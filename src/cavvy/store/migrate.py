@@ -27,8 +27,8 @@ _ADVISORY_LOCK = 0x6361767679
 _JOURNAL_TRIES = 20
 _WAIT_MS = 60_000  # milliseconds to wait for another process that is migrating the database
 _APPEND_ONLY = "the audit log is append-only"
-# Tables whose rows are only ever added, besides the audit log. For each, the schema has the words
-# TABLE_function, TABLE_no_change and TABLE_no_removal.
+# Tables, besides the audit log, whose rows are never changed or deleted. For each of them, the
+# schema contains the placeholders TABLE_function, TABLE_no_change and TABLE_no_removal.
 _ONLY_ADDED = ("ledger", "ledger_subjects")
 # fields of an attempt's offer that the migration to the ledger reads
 _OF_OFFER = ("provider", "credential", "region", "zone", "instance_type", "accelerator", "purchase")

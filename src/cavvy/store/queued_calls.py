@@ -1,7 +1,7 @@
 """Calls in the queues of services: `SqlStore.queued_calls`.
 
-A call is one row from its submission to its end. The result is written once: the write that ends a
-call names the version that it has read, and only one of several such writes succeeds.
+A call is one row from its submission to its end. The result is written only once: a write that ends
+a call succeeds only if the call's row still has the version that was read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -127,14 +127,14 @@ class SqlQueuedCalls:
         return row is not None and int(row[0]) >= count
 
     async def purge(self, project: str, service: str, state: CallState, now: datetime) -> int:
-        """Delete the calls in one state, and return their number. Calls of triggers are only
-        forgotten.
+        """Delete the calls in one state, and return their number. The rows of triggers' calls are
+        kept in the state `forgotten`, so that their IDs stay known.
         """
         which, values = f"{_OWN} AND state = ?", (project, service, state)
         return await self._write(lambda session: _remove(session, which, values, now))
 
     async def expire(self, now: datetime) -> None:
-        """Delete the results and the IDs that are no longer to be kept."""
+        """Delete the results and the IDs whose time has expired."""
         values = (to_micros(now),)
         ids = "DELETE FROM queued_calls WHERE expires_at <= ? AND state = 'forgotten'"
 

@@ -111,7 +111,7 @@ def _sign_in(
     if known.disabled_at is not None:
         raise SignInConflict(f"the account {account} is disabled")
     add_token(session, token, digest)
-    _replace_roles(session, found, now)  # the account of `found` is the token's
+    _replace_roles(session, found, now)  # the token's account is `found.account`
 
 
 def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> None:

@@ -15,7 +15,7 @@ from cavvy.store.drivers import DatabaseSession, make_driver, translate
 from cavvy.store.keys import flush_folder
 
 _T = TypeVar("_T")
-_PREFIX = "file-keys/"  # of the facts of the installation that are data keys
+_PREFIX = "file-keys/"  # begins the names of the facts that are data keys
 
 
 class KeyFiles(Protocol):
@@ -32,7 +32,7 @@ class KeyFiles(Protocol):
         """Raises FileNotFoundError."""
 
     def prepare(self, project: str) -> None:
-        """Make room for the first key of a project."""
+        """Prepare the storage for the first key of a project."""
 
     def create(self, project: str, name: str, sealed: bytes) -> None:
         """Store a key, unless another server has stored one under this name."""
@@ -93,8 +93,8 @@ class KeyFolder:
 
 
 class KeyRows:
-    """A fact of the installation for each key, over one connection to the database, which is
-    opened at the first use and again after an error.
+    """Stores each key as a fact of the installation. The connection to the database is opened at
+    the first use and again after an error.
     """
 
     def __init__(self, url: str) -> None:
@@ -119,7 +119,7 @@ class KeyRows:
         return b64decode(row[0])
 
     def prepare(self, project: str) -> None:
-        """Rows need no room."""
+        """Do nothing, because rows need no preparation."""
 
     def create(self, project: str, name: str, sealed: bytes) -> None:
         sql = 'INSERT INTO meta ("key", value) VALUES (?, ?) ON CONFLICT DO NOTHING'

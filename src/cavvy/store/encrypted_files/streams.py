@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".sealed"
 _AT_ONCE = 16 * BLOBS.plain  # bytes that are decrypted together
-# An older object in a bucket counts as missing, so that it is sent again before garbage collection
-# may remove it, because the time of an object cannot be changed.
+# An object in a bucket that is older than this counts as missing, so that it is sent again.
+# Otherwise garbage collection might soon remove it: unlike the time of a file, the time of an
+# object cannot be changed.
 _FRESH = timedelta(days=3)
 
 
