@@ -373,9 +373,7 @@ class ControlPlane:
         return receive
 
     async def _take_up(self, turn: LeaseTurn) -> None:
-        """Resume the work of newly acquired leases. After each change of the leases, all gangs are
-        polled again, because another server may have acted on them.
-        """
+        """Resume the work of new leases. Forget earlier polls, which may be out of date."""
         if turn.lost or turn.gained:
             self._operator.start_over()
         if turn.gained:

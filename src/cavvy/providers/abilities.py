@@ -105,8 +105,8 @@ class ReplicaAnswer(Struct, frozen=True, kw_only=True):
 
 
 class AnswersRequests(Protocol):
-    """A provider whose gangs are endpoints that its own API calls, with the provider's
-    credentials. The nodes run no agent of ours, so no tunnel leads to them.
+    """A provider whose gangs are endpoints. Only the provider's own API, with the provider's
+    credentials, can call them. The nodes run no Cavvy agent, so there is no tunnel to them.
     """
 
     async def answers(self, gang: str) -> bool:

@@ -132,13 +132,13 @@ class Manifest(Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # feature -> reason, shown to users
     settings: Sequence[ProviderSetting] = ()
-    # the settings that a project may set for an account of its own. They are data for the cloud:
-    # no path, address or program of the server, which an admin of a project must not choose. Those
-    # of the kind KEY_FILE are required, and contain no paths either. () if the provider has no
-    # accounts of projects.
+    # The settings that a project may set for its own account. An admin of a project must not choose
+    # paths, addresses or programs of the server, so none of these settings may contain one.
+    # Settings of the kind KEY_FILE are required. () if projects cannot have accounts here.
     project_settings: Sequence[str] = ()
-    # a module that defines clean_key(text) -> str, which reduces the key file that a project has
-    # set to what identifies its account, or raises KeyFileRefused; "" if it contains only keys
+    # A module that defines clean_key(text) -> str. The function removes everything from a project's
+    # key file that does not identify the account, or raises KeyFileRefused. "" if the key files of
+    # this provider contain only keys.
     project_key: str = ""
     # why projects have no accounts of their own here; "" if they have
     no_project_accounts: str = ""

@@ -3,8 +3,8 @@ provider.
 
 A provider is a module or package in `cavvy.providers`, or in an entry point of the group
 `cavvy.providers`, that defines `MANIFEST: Manifest` and `make(context: ProviderContext) ->
-Provider`. A provider's name is the name of its package without the suffix `_cloud`, and with "-"
-for "_". A table `[providers.<name>]` enables a provider. A package that contains a file
+Provider`. A provider's name is the name of its package, without the suffix `_cloud` and with each
+"_" replaced by "-". A table `[providers.<name>]` enables a provider. A package that contains a file
 `on-by-default` needs no table; this applies only to this distribution's own providers, so that
 installing another package never spends money. `enabled = false` in a provider's table disables the
 provider.

@@ -391,8 +391,7 @@ class UploadBody:
         self.size = self._end - start
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes. Read bytes of the file. Raises FileChanged if the file has become
-        shorter."""
+        """Return the next bytes of the file. Raises FileChanged if the file has become shorter."""
         left = self._end - self._at
         data = os.pread(
             self._saving.get_file(self._entry), min(left, size if size > 0 else CHUNK), self._at

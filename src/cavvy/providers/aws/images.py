@@ -60,8 +60,8 @@ class MachineImages:
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: InstanceShape, wanted: str = "") -> MachineImage:
-        """Return the image `wanted` by the task or, without one, the image in the settings or,
-        without one, AWS's own image with drivers for the type. Raises TryAgain, or Refused if no
+        """Return the image `wanted` if the task names one, else the image in the settings if they
+        name one, else AWS's own image with drivers for the type. Raises TryAgain, or Refused if no
         such image exists.
         """
         named = wanted or str(self._settings.get("image") or "")

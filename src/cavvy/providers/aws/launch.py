@@ -400,7 +400,7 @@ def _order_names(
     subnets: Sequence[Json], *, free: bool, zone: str | None
 ) -> tuple[str | None, Sequence[str]]:
     """Return the name of the subnet to try first (None lets EC2 choose), and the names to try next.
-    The list of next names is empty if EC2 may choose (`free`), but only within one zone.
+    If EC2 may choose (`free`), the second list is empty if the gang is bound to one `zone`.
     """
     names = [str(each["SubnetId"]) for each in subnets]
     if free:

@@ -71,7 +71,7 @@ class BatchService:
             "batch", self._settings, account, gone=frozenset(), provider="aws-batch"
         )
         self._queues = BatchQueues(self._aws, self._settings, context.list_prices, self._now)
-        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that cannot change any more
         # definitions of jobs that have ended, in the order of their ends
         self._unused: dict[str, None] = {}
 

@@ -78,7 +78,7 @@ class AzureAccount:
             _read_error,
         )
         self._file = str(settings.get("key_file") or "")
-        # the environment is that of the server's own account
+        # the server's environment names the subscription of the server's own account
         usual = "" if self._file else os.environ.get("AZURE_SUBSCRIPTION_ID", "")
         self._subscription = str(settings.get("subscription") or usual)
         self.close = self._api.close
@@ -150,7 +150,7 @@ class AzureAccount:
         return await self._pages(f"{await self.subscription()}/{path}?{query}")
 
     async def follow(self, url: str) -> Json:
-        """Return what is at an address of Azure Resource Manager, such as that of an operation."""
+        """Return the object at an address of Azure Resource Manager, such as an operation."""
         return (await self._ask(self._api.pages(url, lambda _: None)))[0]
 
     async def _pages(self, path: str) -> list[Json]:
@@ -225,7 +225,7 @@ class AzureAccount:
 
 
 def _read_error(told: Json) -> tuple[str, str]:
-    """Return the code and the message of an error. Some services tell the reason only in the
+    """Return the code and the message of an error. Some services give the reason only in the
     error's details.
     """
     error = told["error"]

@@ -80,7 +80,7 @@ class AzureBatchService:
         self._prefix = f"{NAME_PREFIX}{make_mark(context.installation)}-"
         self._api = BatchApi(self._settings, make_credential)
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
-        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that cannot change any more
         self._started: dict[str, datetime] = {}  # by id: starts of bills, which nodes report
         self._reclaimed: dict[str, ServiceJob] = {}  # by id: as first seen
         self.close = self._api.close

@@ -90,7 +90,8 @@ class WorkspaceApi:
 
     async def environment(self, image: str, inference: Mapping[str, Any] | None = None) -> str:
         """Return the id of the environment version of an image, which is created if it does not
-        exist. `inference` has the routes of an image for endpoints, always the same ones.
+        exist. `inference` contains the routes of an image for endpoints, which are the same for all
+        such images.
         """
         kept = _SERVING if inference else _ENVIRONMENT, image
         if kept not in self._environments:
@@ -123,7 +124,7 @@ class WorkspaceApi:
         await self._account.delete(_KIND, self._endpoint(name))
 
     async def operation(self, url: str) -> Json:
-        """Return an operation of Azure, which has a failure's reason."""
+        """Return an operation of Azure, which contains the reason of a failure."""
         return await self._account.follow(url)
 
     def ml_token(self) -> str:

@@ -84,7 +84,7 @@ class AzureMlService:
         )
         self._api = WorkspaceApi(self._settings, account)
         self._clusters = Clusters(self._api, self._settings, context.list_prices, self._now)
-        self._ended: dict[str, ServiceJob] = {}  # by name: jobs that can change no more
+        self._ended: dict[str, ServiceJob] = {}  # by name: jobs that cannot change any more
         # by name: running jobs with their starts, and jobs that Azure would start again
         self._running: dict[str, ServiceJob] = {}
         self._reclaimed: dict[str, ServiceJob] = {}

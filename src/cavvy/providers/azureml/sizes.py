@@ -17,8 +17,9 @@ _AGE = timedelta(minutes=10)  # of offers, because the catalog may have been ref
 
 
 class WorkspaceSizes:
-    """The sizes that the setting `sizes` of `provider` selects, among those that a kind of compute
-    target may have and `is_sold` accepts, in lower case.
+    """The sizes of machines that `provider` offers in its workspace: those that the setting `sizes`
+    selects, that a compute target of the type `kind` may have, and that `is_sold` accepts.
+    `is_sold` gets the name of a size in lower case.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """Runs replicas as managed online endpoints of Azure Machine Learning:
 https://learn.microsoft.com/azure/machine-learning/concept-endpoints-online
 
-An endpoint has one deployment, which is one machine with the container. Only the deployment is
-billed, and it is what counts as a job here. Both are deleted by one request. Image and routes are a
-version of an environment, which all replicas with the same image share, and which costs nothing.
+An endpoint has one deployment, which is one machine with the container. In this module, a job is
+the deployment, because only the deployment is billed. One request deletes the endpoint with its
+deployment. The image and its routes are stored in a version of an environment. All replicas with
+the same image share this version, which costs nothing.
 """
 
 import re
@@ -54,8 +55,9 @@ _SOLD = re.compile(
     r"nd40rs_v2|nd96(asr_v4|amsr_a100_v4|isr?_h100_v5)|nv(6|12|18|36|72)ads_a10_v5|nv36adms_a10_v5)"
 )
 _COMPUTE = "AmlCompute"  # the kind of compute that endpoints use
-# The codes and texts of missing quotas and capacity (Azure's code OutOfQuota is for both), and of
-# an endpoint that is not ready for a deployment, which may follow the state Succeeded:
+# The codes and texts of missing quotas and capacity (Azure's code OutOfQuota is for both), and the
+# text with which Azure refuses a deployment because the endpoint is not ready yet. Azure may do so
+# even after the endpoint's state has become Succeeded:
 # https://learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints
 # https://github.com/Azure/azure-sdk-for-net/issues/36961
 _QUOTA = "OutOfQuota"
@@ -119,7 +121,7 @@ class AzureMlEndpoints:
             await self._api.delete_endpoint(job)
             raise CloudFault(400, code, reason)
         if state != "Succeeded":
-            raise CloudFault(503, "Creating", "Azure still creates the endpoint")
+            raise CloudFault(503, "Creating", "Azure is still creating the endpoint")
         if await self._api.endpoint(job, DEPLOYMENT) is None:
             body = await self._make_deployment(request, region, tags)
             try:
@@ -187,9 +189,9 @@ class AzureMlEndpoints:
         return read_deployment(endpoint, deployment, error)
 
     async def _read_error(self, told: Json) -> tuple[str, str]:
-        """Return the code and the reason of a failure. Only the operation has them, and its address
-        is a property, as Microsoft's example shows:
-        https://learn.microsoft.com/azure/machine-learning/how-to-deploy-with-rest
+        """Return the code and the reason of a failure. Only the operation contains them. The
+        address of the operation is a property of the endpoint or deployment, as in Microsoft's
+        example: https://learn.microsoft.com/azure/machine-learning/how-to-deploy-with-rest
         """
         url = (told["properties"].get("properties") or {}).get("AzureAsyncOperationUri")
         error: Mapping[str, Any] = {}
@@ -249,7 +251,7 @@ class AzureMlEndpoints:
                 "initialDelay": "PT1S",
                 "failureThreshold": -(-start_s // _PROBE_S),
             },
-            # Azure restarts a container that fails this probe, so it begins after the start
+            # Azure restarts a container that fails this probe, so the probe begins after the start
             "livenessProbe": {**probe, "initialDelay": f"PT{start_s}S", "failureThreshold": 3},
         }
         sku = {"name": "Default", "capacity": 1}
@@ -283,8 +285,8 @@ def read_deployment(endpoint: Json, deployment: Json, error: tuple[str, str]) ->
 
 
 def name_fault(fault: CloudFault) -> CloudFault:
-    """Return the fault of a request for a deployment with the status and the code of its reason,
-    which Azure tells in the text alone.
+    """Return the fault of a request for a deployment, with a status and a code that state its
+    reason. Azure states the reason only in the text.
     """
     if fault.status == 400 and _BUSY.search(fault.message):
         return CloudFault(409, fault.code, fault.message)

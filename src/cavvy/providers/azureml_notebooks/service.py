@@ -40,8 +40,8 @@ _STOPPED_BY = {
 class ComputeInstances:
     """Implements `ManagedService`. A job's id is the name of its compute instance."""
 
-    # A stopping machine gives its processes the 90 seconds of systemd, of which Azure guarantees
-    # none, so `stop_s` stays shorter.
+    # On a stopping machine, systemd gives processes 90 seconds to end. Azure guarantees no such
+    # time, so `stop_s` is shorter.
     traits = replace(
         NOTEBOOK_TRAITS,
         bill_ends=BillEnd.DELETION,

@@ -74,7 +74,9 @@ class Rented:
 
 
 class MemoryCloud:
-    """Implements `Cloud`. Machines are a list, so that two may have one name."""
+    """Implements `Cloud`. The machines are kept in a list, because two machines may have the same
+    name.
+    """
 
     def __init__(self, traits: CloudTraits) -> None:
         self.traits = traits
@@ -85,8 +87,8 @@ class MemoryCloud:
         self.fails_deletions = self.fails_lists = self.hides = False
         self.left = 250  # free machines
         self.boot_time = BOOT
-        self.addresses: dict[str, str] = {}  # by machine, if it has another than all others
-        self.targets: dict[str, SshTarget] = {}  # by machine, where SSH servers listen
+        self.addresses: dict[str, str] = {}  # by machine id; others have a default
+        self.targets: dict[str, SshTarget] = {}  # by machine id: the address of its SSH server
         self._tokens: dict[str, list[str]] = {}
         self._ids = itertools.count(1)
         self._last: datetime | None = None
@@ -184,7 +186,9 @@ class MemoryCloud:
         return what if number < machines else None
 
     def _show(self, rented: Rented) -> CloudMachine | None:
-        """What the cloud lists; None before the lag, and some time after the end."""
+        """Return the machine as the cloud lists it. Return None while the listing lags behind, and
+        some time after the machine's end.
+        """
         if self.time - rented.at < self.traits.list_lag:
             return None
         if rented.ended and self.time - rented.ended > self.traits.ended_listed:
@@ -231,8 +235,8 @@ class MemoryPlace:
         self.cloud.time += length
 
     async def end(self, gang: str) -> None:
-        """The machines shut themselves down, or, where this does not end the bill, a person deletes
-        them.
+        """Let the gang's machines shut themselves down. If the cloud would still bill them, delete
+        them as a person would.
         """
         ends = self.cloud.traits.bill_ends
         for each in self.cloud.billed():

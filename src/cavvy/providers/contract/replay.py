@@ -14,11 +14,11 @@ from cavvy.providers.contract.rest_stand_in import RestRequest, RestServer, Rest
 from cavvy.providers.vm.cloud import CloudFault
 
 Recorded = Mapping[str, Any]
-_NAME = re.compile(r"\bcv-[a-z0-9-]+")  # of a machine
+_NAME = re.compile(r"\bcv-[a-z0-9-]+")  # matches the name of a machine
 
 
 class ReplayedCalls:
-    """The calls of a recording, and which of them were played."""
+    """The calls of a recording, with a record of the calls that were played."""
 
     def __init__(self, calls: Sequence[Recorded]) -> None:
         self._calls = calls
@@ -27,7 +27,7 @@ class ReplayedCalls:
         self._last: dict[str, Recorded] = {}
 
     def play(self, call: str) -> Recorded:
-        """The recorded outcome of a call."""
+        """Return the recorded outcome of a call."""
         numbers = range(self._at, len(self._calls))
         write = next((n for n in numbers if self._calls[n]["writes"]), len(self._calls))
         if write < len(self._calls) and self._calls[write]["call"] == call:
@@ -42,13 +42,13 @@ class ReplayedCalls:
         return self._last[call]
 
     def left(self) -> list[str]:
-        """The writes that were not played."""
+        """Return the writes that were not played."""
         return [each["call"] for each in self._calls[self._at :] if each["writes"]]
 
 
 class ReplayedRest(RestStandIn):
-    """A cloud with a REST API, from a recording. Names of machines are those of the new
-    requests.
+    """A cloud with a REST API that answers from a recording. In the recorded replies, the names of
+    machines are replaced by those in the new requests.
     """
 
     def __init__(self, cloud: MemoryCloud, server: RestServer, recording: Recorded) -> None:

@@ -40,7 +40,7 @@ from cavvy.providers.vm.cloud import CloudFault, CloudTraits, MachineState, Reac
 from cavvy.providers.vm.provider import VmProvider
 
 _LIST_LAG = timedelta(seconds=20)
-_ENDED_LISTED = timedelta(minutes=2)  # by APIs that have a state for ended machines
+_ENDED_LISTED = timedelta(minutes=2)  # for APIs with a state of ended machines
 
 
 def no_prices(provider: str) -> Sequence[Offer]:
@@ -124,7 +124,7 @@ class RestContract(VmContract):
 
     package: RestPackage
     stand_in: type[RestStandIn]
-    replays = False  # whether a recording has all calls, also a login before it began
+    replays = False  # False if a recording lacks calls, such as an earlier login
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -164,7 +164,9 @@ class RestContract(VmContract):
     def test_a_machine_that_the_server_reaches_tells_the_gang_its_address(
         self, account: RestPlace
     ) -> None:
-        """Only machines that call the server find their address themselves."""
+        """A machine that the server connects to cannot find out its own address, so the provider
+        must report it.
+        """
         manifest = self.package.MANIFEST
         table: dict[str, Scalar] = {}
         if "reach_by_ssh" in {each.name for each in manifest.settings}:

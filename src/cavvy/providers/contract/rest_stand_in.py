@@ -21,9 +21,10 @@ from cavvy.providers.contract.memory_cloud import MemoryCloud
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
 
 T = TypeVar("T")
-Check = Callable[[Any], bool]  # whether a field of a body has an allowed value
+Check = Callable[[Any], bool]  # returns whether a field of a body has an allowed value
 
-_SHORT = 32  # items of a short list; longer lists have longer pages, so that crowds are quick
+# Maximum items of a list with short pages. Longer lists have longer pages, which saves time.
+_SHORT = 32
 _LONG_PAGE = 50
 _OFFER = Offer(provider="any", region="here", instance_type="small", rate=HourlyRate(0))
 
@@ -70,8 +71,9 @@ class _Handler(BaseHTTPRequestHandler):
     """Passes requests on to the stand-ins."""
 
     stand_ins: "Sequence[RestStandIn]"
-    protocol_version = "HTTP/1.1"  # clients that keep connections need no thread for each
-    wbufsize = -1  # a reply is sent at once
+    # With HTTP/1.1, clients can reuse a connection, so that not every request needs a thread.
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # buffered: a reply is sent as a whole
     disable_nagle_algorithm = True
 
     def answer(self) -> None:
@@ -116,7 +118,8 @@ class RestStandIn(ABC):
     key_file = "{key}\n"  # the content of a file with the key
     settings: Mapping[str, Scalar] = {}  # settings that the provider needs besides the key
     denied = CloudFault(401, "unauthorized", "the key is wrong")
-    # how the API reports faults of the cloud in memory, by their codes; others stay as they are
+    # The API's own faults, by the codes of the cloud in memory. Other faults are reported
+    # unchanged.
     faults: Mapping[str, CloudFault] = {}
     states: Mapping[MachineState, str]  # the API's names of states
 
@@ -127,21 +130,21 @@ class RestStandIn(ABC):
         self.quota = 1000
         self.page = 2  # the longest page of a short list
         self.others: list[dict[str, Any]] = []  # machines of the account that Cavvy did not make
-        self.read_faults: list[CloudFault] = []  # of the next reads
-        # chooses the fault of a request, and whether the request has taken effect before it
+        self.read_faults: list[CloudFault] = []  # the faults of the next reads
+        # returns the fault of a request, and whether the request takes effect before it fails
         self.fail: Callable[[RestRequest], tuple[CloudFault, bool] | None] = lambda _: None
-        self.bugs: list[Exception] = []  # of the stand-in itself
+        self.bugs: list[Exception] = []  # errors of the stand-in itself
         self._lock = threading.Lock()
 
     @abstractmethod
     def answer(self, request: RestRequest) -> tuple[int, object]:
-        """The status and the body of a reply: bytes as they are, None for no body, anything else as
-        JSON. A body may be a `WithHeaders`. Raises CloudFault.
+        """Return the status and the body of a reply. Bytes are sent unchanged, None means no body,
+        and any other value is sent as JSON. A body may be a `WithHeaders`. Raises CloudFault.
         """
 
     @abstractmethod
     def describe(self, fault: CloudFault) -> object:
-        """The body of an error."""
+        """Return the body of an error."""
 
     def authorize(self, request: RestRequest) -> None:
         """Check the credentials of a request. Raises CloudFault."""
@@ -151,7 +154,7 @@ class RestStandIn(ABC):
     def reply(
         self, method: str, target: str, headers: Mapping[str, str], content: bytes
     ) -> tuple[int, object] | None:
-        """The status and the body of a reply; None if the connection is to be closed."""
+        """Return the status and the body of a reply, or None to close the connection."""
         parts = urlsplit(target)
         number = target.split("/")[1]
         request = RestRequest(
@@ -203,11 +206,11 @@ class RestStandIn(ABC):
         return finish(self.cloud.create(request))[0]
 
     def machines(self) -> Sequence[CloudMachine]:
-        """The machines that the API lists now."""
+        """Return the machines that the API lists now."""
         return [each for each in finish(self.cloud.list()) if each.state in self.states]
 
     def machine(self, machine: str) -> CloudMachine:
-        """The machine with that id. Raises CloudFault."""
+        """Return the machine with this id. Raises CloudFault."""
         found = finish(self.cloud.get(machine))
         if found is None or found.state not in self.states:
             raise CloudFault(404, "not-found", "no such machine")
@@ -218,13 +221,13 @@ class RestStandIn(ABC):
         finish(self.cloud.delete(machine))
 
     def cut(self, items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], bool]:
-        """A page of a list, counted from 1, and whether more pages follow."""
+        """Return a page of a list, counted from 1, and whether more pages follow."""
         size = min(self.page if len(items) <= _SHORT else _LONG_PAGE, size)
         return items[(number - 1) * size : number * size], number * size < len(items)
 
 
 def finish(call: Coroutine[Any, Any, T]) -> T:
-    """The result of a call of the cloud in memory, which never waits."""
+    """Return the result of a call of the cloud in memory, which never waits."""
     while True:
         try:
             call.send(None)
@@ -233,24 +236,26 @@ def finish(call: Coroutine[Any, Any, T]) -> T:
 
 
 def make_start_script(key: str) -> str:
-    """What a container does with the public key of its user before it starts an SSH server."""
+    """Return the script that a container runs before it starts an SSH server: it permits logins
+    with this key.
+    """
     return f"#!/bin/sh\nmkdir -p ~/.ssh\necho '{key}' >>~/.ssh/authorized_keys\n"
 
 
 def number_of(machine: str) -> int:
-    """The number in the id of a machine in memory, for APIs whose ids are numbers."""
+    """Return the number in the id of a machine in memory, for APIs whose ids are numbers."""
     return int(machine.removeprefix("vm-"))
 
 
 def id_of(number: str) -> str:
-    """The id of a machine in memory, from the number in a path. Raises CloudFault."""
+    """Return the id of a machine in memory, from the number in a path. Raises CloudFault."""
     if not number.isdecimal():
-        raise CloudFault(404, "not-found", f"{number} is no id")
+        raise CloudFault(404, "not-found", f"{number} is not an id")
     return f"vm-{int(number):06d}"
 
 
 def text(most: int, pattern: str = r"[\s\S]*") -> Check:
-    """A string of at most `most` bytes that matches the pattern."""
+    """Return a check for strings of at most `most` bytes that match the pattern."""
     return lambda value: (
         isinstance(value, str)
         and len(value.encode()) <= most
@@ -267,12 +272,12 @@ def list_of(check: Check) -> Check:
 
 
 def flag(value: object) -> bool:
-    """A boolean."""
+    """Return whether the value is a boolean."""
     return isinstance(value, bool)
 
 
 def wrong_field(body: object, fields: Mapping[str, Check], required: Collection[str]) -> str | None:
-    """The first field of a body that is missing, unknown or has a value that is not allowed."""
+    """Return the first field of a body that is missing or unknown, or has a wrong value."""
     if not isinstance(body, dict):
         return "the body"
     missing = [name for name in required if name not in body]

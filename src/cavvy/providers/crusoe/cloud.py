@@ -234,7 +234,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=next(filter(None, [*private, *public]), None),
         ssh=SshTarget(address=str(public[0])) if public and public[0] else None,
         created_at=datetime.fromisoformat(told["created_at"]),

@@ -189,7 +189,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["id"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=private or public or None,
         ssh=SshTarget(address=str(public)) if public else None,
         created_at=datetime.fromisoformat(told["createTime"]),

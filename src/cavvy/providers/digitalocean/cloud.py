@@ -177,7 +177,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=addresses.get("private") or addresses.get("public"),
         ssh=SshTarget(address=addresses["public"]) if "public" in addresses else None,
         created_at=datetime.fromisoformat(told["created_at"]),

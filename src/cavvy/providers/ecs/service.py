@@ -33,7 +33,7 @@ from cavvy.providers.vm.records import make_mark
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a container's rank
 _MOST_DESCRIBED = 100  # tasks in one call
-# the most task definitions in one call that deletes them, and the most that one poll deregisters:
+# maximum task definitions that one call deletes, and that one poll deregisters:
 # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_DeleteTaskDefinitions.html
 _MOST_DELETED = 10
 _FULL = "not placed"  # Cavvy's own code
@@ -84,7 +84,7 @@ class EcsService:
         self._started_by = f"cavvy-{make_mark(context.installation)}"
         self._aws = AwsService("ecs", self._settings, account, gone=frozenset(), provider="ecs")
         self._capacity = EcsCapacity(self._aws, context)
-        self._ended: dict[str, ServiceJob] = {}  # by id: tasks that can change no more
+        self._ended: dict[str, ServiceJob] = {}  # by id: tasks that cannot change any more
         self._live: dict[str, ServiceJob] = {}  # by id: other tasks, as last described
         # definitions of tasks that have ended, in the order of their ends
         self._unused: dict[str, None] = {}
@@ -134,8 +134,9 @@ class EcsService:
 
     async def list(self) -> Sequence[ServiceJob]:
         region, cluster = await self._capacity.region(), self._capacity.cluster
-        # ECS allows no other filter beside `startedBy`, which selects tasks that shall run. Running
-        # tasks are listed first, so that a task that stops in between is not missed.
+        # ECS allows no second filter together with `startedBy`, which selects only tasks that
+        # should run. They are listed first, so that a task that stops between the two calls is not
+        # missed.
         found: dict[str, None] = {}
         for wanted in ({"startedBy": self._started_by}, {"desiredStatus": "STOPPED"}):
             told = await self._aws.pages(

@@ -276,7 +276,7 @@ def _is_spot(told: Json) -> bool:
 def _read(told: Json) -> CloudMachine:
     status = str(told["status"])
     interfaces = told.get("networkInterfaces") or [{}]
-    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
     stopped = told.get("lastStopTimestamp") if state is MachineState.STOPPED else None
     return CloudMachine(
         id=f"{last_part(str(told['zone']))}/{told['name']}",

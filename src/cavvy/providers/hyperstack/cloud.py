@@ -214,7 +214,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=told.get("fixed_ip") or None,
         created_at=created_at if created_at.tzinfo else created_at.replace(tzinfo=UTC),
         reason="" if status in ("CREATING", "BUILD", "ACTIVE") else f"Hyperstack reports: {status}",

@@ -209,7 +209,7 @@ def _locate(machine: str) -> tuple[str, str, str]:
 def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
     status = str(told["status"])
     reasons = {str(each["code"]): str(each["message"]) for each in told["status_reasons"]}
-    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
     interface = told.get("primary_network_interface") or {}
     address = str((interface.get("primary_ip") or {}).get("address") or _NO_ADDRESS)
     known = address != _NO_ADDRESS

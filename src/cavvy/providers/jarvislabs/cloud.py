@@ -26,7 +26,8 @@ from cavvy.providers.vm.cloud import (
 )
 from cavvy.providers.vm.rest import Json, RestClient
 
-# Each region has its own API address. The first region answers the calls that are about no region.
+# Each region has its own API address. The first region answers the calls that concern no particular
+# region.
 _REGIONS = {"india-noida-01": "n", "india-chennai-01": "c", "europe-01": "eu"}
 _ONE_GPU = "europe-01"  # the region in which instances have one GPU
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs that are offered
@@ -267,7 +268,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["machine_id"]),
         name=_name(told),
-        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         ssh=_read_target(command) if running and command else None,
         preempted=bool(told.get("is_spot")) and status in _PAUSED,
         reason="" if status in ("Creating", "Running") else f"JarvisLabs reports: {status}",

@@ -356,7 +356,7 @@ class JoinProvider:
     def _hang_up(self, name: str) -> None:
         self._known.pop(name, None)
         self._elsewhere.pop(name, None)
-        if line := self._lines.pop(name, None):  # a tick may have been faster
+        if line := self._lines.pop(name, None):  # a tick may have done this already
             line.hang_up("it was dismissed")
             self._fleet.announce(name)
 

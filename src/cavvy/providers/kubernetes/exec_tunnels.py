@@ -167,7 +167,7 @@ class _Tunnel:
         await self._stream.send(0, _FRAME.pack(kind, number, len(body)) + body)
 
     async def relay(self) -> str:
-        """Relay requests until the tunnel ends. Relay the agent's connections. Return the pod's
+        """Relay the requests of the agent's connections until the tunnel ends. Return the pod's
         platform if the pod requested a Python runtime, else "". Raises ConnectionBroken.
         """
         unread, said = b"", b""

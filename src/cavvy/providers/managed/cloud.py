@@ -32,7 +32,7 @@ _STATES = {
     # counts as a stopped machine, which the layer `vm` deletes: only the control plane restarts
     # jobs
     JobState.RECLAIMED: MachineState.STOPPED,
-    # the deletion of its machines, which `stop` refuses, changes nothing
+    # also counts as stopped; `stop` refuses to delete the machines of such a job, so they stay
     JobState.KEPT: MachineState.STOPPED,
     JobState.ENDED: MachineState.ENDED,
 }

@@ -1,5 +1,6 @@
-"""Speaks for endpoints, which run no agent: for each running endpoint, a task in the server's
-process claims the rank, reports that the work runs, and takes the order to end it.
+"""Acts as the agent of endpoints, which run no agent themselves. For each running endpoint, a task
+in the server's process claims the rank, reports that the work runs, and receives the order to end
+it.
 
 The nonce and the numbers of the messages are always the same, so after a restart, or at several
 servers, the control plane applies each message once.
@@ -30,7 +31,9 @@ _RANK = 0
 
 
 class EndpointAgents:
-    """The tasks of all endpoints, by gang. `note` starts and ends them as the endpoints do."""
+    """The tasks of all endpoints, by gang. `note` starts a task for each running endpoint, and ends
+    it with the endpoint.
+    """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -43,7 +46,9 @@ class EndpointAgents:
         self.close()
 
     def note(self, seen: Sequence[GangSeen], name: str | None) -> None:
-        """Speak for the endpoints that run. `seen` are all endpoints, or the one named `name`."""
+        """Start the tasks of running endpoints, and end those of other endpoints. `seen` contains
+        all endpoints, or the one named `name`.
+        """
         running = {each.name for each in seen if each.state is GangState.RUNNING}
         known = self._tasks.keys() if name is None else self._tasks.keys() & {name}
         for gone in known - running:

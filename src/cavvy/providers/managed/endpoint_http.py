@@ -1,5 +1,6 @@
-"""Sends requests to managed endpoints, each once, because a repeated request could do its work
-twice. Calls have their own threads, so that slow requests do not delay the control plane.
+"""Sends requests to managed endpoints. Each request is sent only once, because a repeated request
+could do its work twice. Calls have their own threads, so that slow requests do not delay the
+control plane.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ _HEADERS = ("content-type", "accept")  # of a request, which the container gets
 
 
 class EndpointThreads:
-    """The threads in which requests of one account wait for their answers."""
+    """The threads in which the requests of one account wait for their answers."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(AT_ONCE, name)
@@ -50,8 +51,8 @@ class EndpointHttp(EndpointThreads):
         request: ReplicaRequest,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> ReplicaAnswer:
-        """Return the answer, with all its headers in lower case. `more` has headers for the cloud.
-        Raises TryAgain, and what `read_token` raises, which blocks.
+        """Return the answer, with the names of its headers in lower case. `more` contains headers
+        for the cloud. `read_token` may block. Raises TryAgain, and the errors of `read_token`.
         """
         answer: ReplicaAnswer = await self.run(
             lambda: self._post(url, request, {**more, "authorization": f"Bearer {read_token()}"})
@@ -76,8 +77,8 @@ class EndpointHttp(EndpointThreads):
 
 
 def read_error(answer: ReplicaAnswer) -> str | None:
-    """Return the message of an error in the form of a cloud's API, which the cloud itself sent
-    instead of the container, or None.
+    """Return the message of an error that the cloud itself sent, or None if the answer is the
+    container's. The cloud's errors have the form of its API.
     """
     try:
         told = json.loads(answer.body)["error"]
@@ -87,7 +88,7 @@ def read_error(answer: ReplicaAnswer) -> str | None:
 
 
 def keep_content_type(answer: ReplicaAnswer) -> Mapping[str, str]:
-    """Return the headers of an answer that its caller gets."""
+    """Return the headers of an answer that are passed on to the caller."""
     return {each: answer.headers[each] for each in ("content-type",) if each in answer.headers}
 
 

@@ -1,4 +1,4 @@
-"""What the manifests of all managed endpoints have in common."""
+"""The parts that the manifests of all managed endpoints share."""
 
 from collections.abc import Mapping
 
@@ -15,8 +15,8 @@ ENDPOINT_ABILITIES = (CHECKS_TASKS, WHO_AM_I, CLOSEABLE, RUNS_AGENTS_HERE, ANSWE
 
 
 def list_unsupported_of_endpoints(cloud: str, *, container: str, api: str) -> Mapping[Feature, str]:
-    """Return the reasons for what no endpoint can do. `container` and `api` are the pages of the
-    cloud about its containers and about the fields of its endpoints.
+    """Return the features that managed endpoints lack, with the reasons. `container` and `api` are
+    the cloud's pages about the containers and about the fields of endpoints.
     """
     alone = f"an endpoint runs the image alone, without Cavvy's agent ({container})"
     return {

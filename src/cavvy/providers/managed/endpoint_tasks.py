@@ -15,8 +15,8 @@ _FROM_NODES = frozenset({TargetKind.GPU_UTILISATION, TargetKind.METRIC})
 
 
 def object_to_endpoint(task: TaskSpec, title: str, docs: str) -> Sequence[Objection]:
-    """Return what an endpoint cannot do. `docs` is the provider's page about the contract of
-    containers.
+    """Return the objections to a task that endpoints cannot run. `docs` is the provider's page
+    about the contract of containers.
     """
     why = f"{title} run the image alone, without Cavvy's agent ({docs})"
     given = (

@@ -1,20 +1,20 @@
-"""When a provider searches its regions for objects that deletions or launches have left behind."""
+"""Decides when a provider searches its regions for objects that launches or deletions left."""
 
 from datetime import datetime, timedelta
 
 UNUSED = timedelta(hours=1)  # unused objects are deleted after this time
-MOST_DELETED = 10  # objects of each kind that one poll deletes, since polls must be quick
-_PAUSE = timedelta(minutes=30)  # between two searches in a region
+MOST_DELETED = 10  # maximum objects of each kind that one poll deletes, since polls must be quick
+_PAUSE = timedelta(minutes=30)  # minimum time between two searches in a region
 
 
 class LeftoverSearch:
-    """Paces the searches, by region."""
+    """Limits how often each region is searched."""
 
     def __init__(self) -> None:
         self._searched: dict[str, datetime] = {}
 
     def is_due(self, region: str, now: datetime) -> bool:
-        """Return whether a search is due, which then counts as made."""
+        """Return whether a search is due. If it is, the search counts as made now."""
         if region in self._searched and now - self._searched[region] < _PAUSE:
             return False
         self._searched[region] = now

@@ -226,7 +226,7 @@ def _read(told: Json) -> CloudMachine:
     ports = status.get("networkInterfaces") or []
     public = [_address(each.get("publicIpAddress")) for each in ports]
     private = [_address(each.get("ipAddress")) for each in ports]
-    state = _STATES.get(word, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(word, MachineState.RUNNING)  # unknown states may be billed
     off = word in ("STOPPING", "STOPPED")
     created = told.get("createdAt")
     shown = next(filter(None, [*public, *private]), "")

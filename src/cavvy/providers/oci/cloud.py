@@ -214,7 +214,7 @@ class OciCloud:
 
     def _read(self, region: str, told: Json) -> CloudMachine:
         machine, status = f"{region}/{told['id']}", str(told["lifecycleState"])
-        state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+        state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
         # OCI does not report whether it or a user has terminated an instance
         preemptible = bool(told.get("preemptibleInstanceConfig"))
         quiet = state in (MachineState.STARTING, MachineState.RUNNING)

@@ -75,8 +75,8 @@ class PaperspaceCloud:
         )
         self._api, self._list_prices = self.account.api, list_prices
         self._templates: Mapping[str, str] = {}  # machine type -> template
-        # machine -> its scripts, as far as they were created or listed here; a machine that is
-        # missing here costs one list of all scripts
+        # machine -> its scripts, for machines whose scripts this process has created or listed. For
+        # any other machine, all scripts must be listed.
         self._scripts: dict[str, Sequence[str]] = {}
         self._leftovers = LeftoverScripts(
             lambda: self._all("/startup-scripts"), self._drop_scripts, now
@@ -260,7 +260,7 @@ def _title(template: Json) -> str:
 def _read(told: Json) -> CloudMachine:
     status, public = str(told["state"]), told.get("publicIp")
     ended = told.get("dtDeleted")
-    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),

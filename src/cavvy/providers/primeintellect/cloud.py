@@ -220,7 +220,7 @@ def _first(value: Json) -> str:
 
 def _read(told: Json) -> CloudMachine:
     status = str(told["status"])
-    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
     way = _CONNECTION.fullmatch(_first(told.get("sshConnection")))
     target = way and SshTarget(user=way[1], address=way[2], port=int(way[3] or 22))
     ended = told.get("terminatedAt") if state is MachineState.ENDED else None

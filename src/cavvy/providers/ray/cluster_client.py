@@ -136,8 +136,8 @@ class RayCluster:
             raise
 
     def _choose(self, gang: GangSpec, nodes: Sequence[RayNode]) -> RayNode:
-        """Return one of the offer's nodes. Choose nodes for the gang. Raises NoCapacity if the gang
-        does not fit on these nodes now.
+        """Return one of the offer's nodes. Raises NoCapacity if the gang does not fit on the
+        offer's nodes now.
         """
         alike = [node for node in nodes if is_of(node.shape, gang.offer, spot=node.spot)]
         if not alike:

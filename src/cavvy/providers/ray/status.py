@@ -180,8 +180,9 @@ def _has_ended(rank: RayRank | None) -> bool:
 
 
 def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
-    """Describe a gang for the control plane, from its record. Describe the gang for the control
-    plane. `waits` is the reason why the gang waits."""
+    """Describe a gang for the control plane, from its record. `waits` is the reason why the gang
+    waits.
+    """
     codes = [rank.exit_code for rank in record.ranks if rank.exit_code is not None]
     if record.ended_at is not None:
         state, reason = GangState.ENDED, record.reason

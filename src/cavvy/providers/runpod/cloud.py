@@ -191,7 +191,7 @@ def _read(told: Json) -> CloudMachine:
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["name"]),
-        state=_STATES.get(status, MachineState.RUNNING),  # others may be billed, too
+        state=_STATES.get(status, MachineState.RUNNING),  # unknown states may be billed
         address=told["globalNetworking"].get("ip"),
         ssh=target or None,
         created_at=datetime.fromisoformat(told["createdAt"]),

@@ -19,7 +19,7 @@ _JSON = {"content-type": "application/json"}
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _PASSED = {"content-type": "ContentType", "accept": "Accept", _ATTRIBUTES: "CustomAttributes"}
 _RETURNED = {"ContentType": "content-type", "CustomAttributes": _ATTRIBUTES}
-# the container has the request's answer: it failed, or it is not ready
+# codes of replies that the container itself caused: it failed, or it is not ready
 _OWN, _UNREADY = "ModelError", "ModelNotReadyException"
 
 
@@ -29,7 +29,7 @@ class SageMakerRuntime:
     def __init__(self, settings: Mapping[str, Scalar], account: AwsAccount | None = None) -> None:
         self._threads = EndpointThreads("sagemaker-runtime")
         self.close = self._threads.close
-        # requests may use all these threads for a minute, for which probes must not wait
+        # Probes use another client, because requests may occupy all of these threads for a minute.
         self._looks = account or AwsAccount(settings, provider="sagemaker-endpoints")
         limits = CallLimits(read_s=_READ_S, connections=AT_ONCE)
         self._account = account or AwsAccount(

@@ -33,8 +33,8 @@ from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 
 _FOLDER = "/opt/ml/model"
-_VARIABLES, _VARIABLE = 100, 1024  # the most variables of a model, and characters of one
-_INVALID = "ValidationException"  # of missing objects, taken names and wrong states
+_VARIABLES, _VARIABLE = 100, 1024  # maximum variables of a model; maximum characters of one
+_INVALID = "ValidationException"  # the code for missing objects, taken names and wrong states
 _TAKEN = re.compile(r"already exist", re.IGNORECASE)
 _FULL = re.compile(r"insufficient .*capacity|CapacityError|unable to provision", re.IGNORECASE)
 _IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
@@ -103,8 +103,8 @@ class SageMakerEndpoints:
         return self._ends.find(job) if told is None else self._ends.note(read_endpoint(job, told))
 
     async def stop(self, job: str) -> None:
-        """Delete the endpoint. SageMaker refuses this while it creates the endpoint, so the layer
-        repeats it until the endpoint has ended.
+        """Delete the endpoint. SageMaker refuses the deletion while it is still creating the
+        endpoint, so the layer repeats the call until the endpoint has ended.
         """
         region, _, name = job.partition("/")
         told = await self._describe(job)

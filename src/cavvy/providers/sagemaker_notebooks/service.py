@@ -164,8 +164,8 @@ class NotebookInstances:
             raise
 
     async def _tidy(self, region: str, notebooks: set[str]) -> None:
-        """Delete scripts whose notebook was deleted or never created. Deregister a job's
-        definitions. If this fails, the definitions remain, which costs nothing.
+        """Delete scripts whose notebook was deleted or never created. If this fails, the next
+        search tries again.
         """
         now = self._now()
         if not self._leftovers.is_due(region, now):

@@ -153,7 +153,7 @@ def _rate(kind: Json, place: Json) -> HourlyRate:
 
 def _read(told: Json) -> CloudMachine:
     status, address = str(told["status"]), told.get("ip")
-    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
     details = str(told.get("status_details") or "")
     ended = told.get("deleted_at") if state is MachineState.ENDED else None
     target = SshTarget(address=str(address), port=int(told.get("ssh_port") or 22))

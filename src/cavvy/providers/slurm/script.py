@@ -74,8 +74,8 @@ def make_options(
 
 
 def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = False) -> str:
-    """Return the job's script. Write the script. If `pyxis` is True, the job step runs in the
-    gang's image with the image's own Python.
+    """Return the job's script. If `pyxis` is True, the job step runs in the gang's image with the
+    image's own Python.
     """
     folders = (files.agent, files.folder)
     container = list_container_options(gang, folders) if pyxis and gang.image else []

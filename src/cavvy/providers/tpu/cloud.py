@@ -252,7 +252,7 @@ def _read(told: Json) -> Sequence[CloudMachine]:
     """Return the hosts of a slice."""
     _, _, _, zone, _, name = str(told["name"]).split("/")
     status = str(told["state"])
-    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
     kind = find_slice(str(told.get("acceleratorType") or ""))
     ends = told.get("networkEndpoints") or ()
     addresses = [each.get("ipAddress") for each in ends]

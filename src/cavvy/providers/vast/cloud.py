@@ -293,7 +293,7 @@ def _read_next(page: Json) -> str | None:
 
 def _read(told: Json) -> CloudMachine:
     status = told.get("actual_status")
-    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
     ports = (told.get("ports") or {}).get("22/tcp") or []
     target = None
     if told.get("public_ipaddr") and ports:

@@ -267,7 +267,7 @@ def _image(kind: Json) -> str:
 
 def _read(told: Json) -> CloudMachine:
     status = str(told["status"])
-    state = _STATES.get(status, MachineState.RUNNING)  # others may be billed, too
+    state = _STATES.get(status, MachineState.RUNNING)  # unknown states may be billed
     return CloudMachine(
         id=str(told["id"]),
         name=str(told["hostname"]),

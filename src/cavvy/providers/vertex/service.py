@@ -71,7 +71,7 @@ class VertexService:
         self._credentials = GoogleCredentials(self._settings, "vertex")
         self._api = VertexApi(self._settings, self._credentials)
         self._offers = VertexOffers(context, "vertex", self._api)
-        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that can change no more
+        self._ended: dict[str, ServiceJob] = {}  # by id: jobs that cannot change any more
         self._going: frozenset[str] = frozenset()  # jobs that the last list showed as not ended
         # job id -> a job that Vertex AI would start again, because a cancelled job has no reason
         # any more

@@ -1,9 +1,9 @@
 """Runs replicas as online endpoints of Vertex AI.
 
 An endpoint needs a model (image and environment), the endpoint, and the deployment of the model to
-the endpoint. Only the deployment is billed, and it is what counts as a job here. Model and endpoint
-have the same name, and are deleted with the deployment, or some time later if the server ended in
-between. Google makes, deploys and removes them by operations.
+the endpoint. In this module, a job is the deployment, because only the deployment is billed. Model
+and endpoint have the same name, and are deleted with the deployment, or some time later if the
+server ended in between. Google creates, deploys and removes each of them by an operation.
 """
 
 import re
@@ -42,7 +42,7 @@ from cavvy.providers.vm.rest import Json
 _DEPLOYED = "1"  # the id of an endpoint's only deployed model
 _DEPLOYS, _UNDEPLOYS = "DeployModelOperationMetadata", "UndeployModelOperationMetadata"
 _FULL = re.compile(r"stockout|resources are insufficient|not enough resources", re.IGNORECASE)
-# words of an image's address; endpoints pull from Artifact Registry alone
+# matches images in Artifact Registry, the only registry from which endpoints pull
 _IMAGE = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|(\w+\.)?gcr\.io)/\S+")
 
 
@@ -121,8 +121,8 @@ class VertexEndpoints:
 
     async def stop(self, job: str) -> None:
         """Take the next step: cancel the deployment, undeploy the model, which ends the bill, or
-        delete the endpoint and the model. Google refuses a step before the one before it is
-        complete, so the layer repeats this until the endpoint is gone.
+        delete the endpoint and the model. Google refuses a step until the previous step is
+        complete, so the layer repeats the call until the endpoint is gone.
         """
         told = await _find(self.endpoints, job)
         if told is None:
@@ -143,7 +143,7 @@ class VertexEndpoints:
         try:
             await self.endpoints.delete(job)
         except CloudFault as fault:
-            if fault.code == "FAILED_PRECONDITION":  # an operation goes on
+            if fault.code == "FAILED_PRECONDITION":  # an operation is still running
                 raise CloudFault(409, fault.code, fault.message) from fault
             raise
         await self._delete_parts(job)
@@ -176,7 +176,9 @@ class VertexEndpoints:
         return None if read is None else self._ends.note(read)
 
     async def _list_operations(self, job: str, *kinds: str, going: bool = False) -> Sequence[Json]:
-        """Return the endpoint's operations of these kinds; the ones that go on if `going`."""
+        """Return the endpoint's operations of these kinds; if `going` is True, only those that are
+        still running.
+        """
         return [
             each
             for each in await self.endpoints.operations(job)
@@ -184,7 +186,9 @@ class VertexEndpoints:
         ]
 
     async def _delete_parts(self, job: str) -> None:
-        """Delete the endpoint without a deployment, and its model. What fails is done later."""
+        """Delete the endpoint, which has no deployment, and its model. `_tidy` repeats deletions
+        that fail.
+        """
         for api in (self.endpoints, self._models):
             with suppress(CloudFault):
                 await api.delete(job)
@@ -294,8 +298,8 @@ async def _find(api: VertexApi, job: str) -> Json | None:
 
 
 async def _find_or_create(api: VertexApi, job: str, body: Mapping[str, Any], **how: str) -> Json:
-    """Return an object, which is requested if it does not exist. Raises CloudFault, also while
-    Google creates the object.
+    """Return an object. If the object does not exist, request it first. Raises CloudFault, also
+    while Google is still creating the object.
     """
     found = await _find(api, job)
     if found is None:
@@ -306,7 +310,7 @@ async def _find_or_create(api: VertexApi, job: str, body: Mapping[str, Any], **h
                 raise
         found = await _find(api, job)
     if found is None:
-        raise CloudFault(503, "CREATING", "Google still creates the model or the endpoint")
+        raise CloudFault(503, "CREATING", "Google is still creating the model or the endpoint")
     return found
 
 

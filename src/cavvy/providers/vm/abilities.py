@@ -30,8 +30,8 @@ def make_manifest(
     disks. `machine` is the cloud's word for a machine, with its article; `deletion` is the cloud's
     page about the objects that are deleted with a machine; `docs` is the address of the provider's
     guide, by default `docs/guides/NAME.md`. `of_projects` names the settings with which a project
-    uses its own account. They are data for the cloud, and `key_file` is the only credential among
-    them and contains only keys. () means that projects cannot have their own accounts.
+    uses its own account (`Manifest.project_settings`). The only credential among these settings is
+    `key_file`, which contains only keys. () means that projects cannot have their own accounts.
     """
     results = (
         f"{machine} loses its disk when it ends ({deletion}). If the server is unreachable when "

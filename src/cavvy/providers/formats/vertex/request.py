@@ -13,7 +13,7 @@ from typing import Any
 from cavvy.domain.values import Struct, field
 from cavvy.providers.formats.program import escape_references
 
-VARIABLES = 100  # of a container
+VARIABLES = 100  # maximum number of variables of a container
 ANY_RESERVATION = "ANY_RESERVATION"  # any reservation that fits the machines
 
 # (the catalog's name, memory in GiB or 0 if there is only one size) -> accelerator type in
