@@ -3,8 +3,8 @@
 A request that is not a CloudEvent causes one call, whose ID is derived from the delivery. Each
 CloudEvent causes one call, whose ID is derived from the event's source and ID. All calls are sent
 as events in binary mode, even if the event arrived in structured mode: the Python SDK 2.2.0 of
-CloudEvents reads every request that has the headers of an event in binary mode, whatever its
-Content-Type is.
+CloudEvents reads every request that has the headers of an event in binary mode, with any
+Content-Type.
 """
 
 import hashlib
