@@ -63,7 +63,7 @@ class WorkShare:
         self, leases: ReplicaLeases, channel: ReplicaChannel, contacts: AgentContacts
     ) -> None:
         self._leases = leases
-        self.url = leases.url  # of the database
+        self.url = leases.url  # the database's URL
         self._channel = channel
         self._contacts = contacts
         self._running: Counter[str] = Counter()  # passes that run, by lease

@@ -68,7 +68,7 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
     nodes: int
     offer: Offer
     charged: Money = Money()  # cost of machines while the job used them
-    hours: float = 0.0  # of all nodes
+    hours: float = 0.0  # the sum over all nodes
     unfinished: bool = False
     session: bool = False
     cpu_percent: float | None = None
@@ -78,7 +78,7 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
     gpu_memory_peak_mib: float | None = None  # memory of all GPUs of a node
     measured: timedelta = timedelta(0)
     checkpoints: int = 0
-    pause: timedelta = timedelta(0)  # of all checkpoints
+    pause: timedelta = timedelta(0)  # the sum over all checkpoints
     spot: SpotPolicy = SpotPolicy.NEVER
     kept: Money = Money()
     kept_hours: float = 0.0
@@ -129,7 +129,7 @@ class Waste(Struct, frozen=True, kw_only=True):
     kind: WasteKind
     project: str
     job: str
-    amount: Money  # in the period
+    amount: Money  # the avoidable cost in the period
     monthly: Money
     unfinished: bool = False
     session: bool = False

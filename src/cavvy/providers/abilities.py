@@ -296,8 +296,8 @@ RUNS_AGENTS_HERE: Ability[RunsAgentsHere] = Ability(
 ANSWERS_REQUESTS: Ability[AnswersRequests] = Ability(
     name="answers requests",
     methods=("answers", "invoke"),
-    purpose="Passes requests to replicas that are endpoints of the provider, which only its API "
-    "can call; the server has a port for each of them.",
+    purpose="Passes requests to replicas that are endpoints of the provider. Only the provider's "
+    "API can call these endpoints, so the server has a port for each of them.",
 )
 CHECKS_TASKS: Ability[ChecksTasks] = Ability(
     name="checks tasks",

@@ -42,9 +42,7 @@ def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
 
 
 def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
-    """Return the objection to a task that is not a session or not a service, if the provider runs
-    nothing else.
-    """
+    """If the provider runs only sessions or only services, return the objection to other tasks."""
     if manifest.only_services and task.service is None:
         reason = f"{manifest.title} run only services; start one with `cavvy serve`"
         return [Objection("run", reason)]

@@ -13,7 +13,7 @@ _SELECT = f"{_CREDENTIALS.select} ORDER BY project, provider"
 
 
 class SqlCredentials:
-    """The rows of credentials, which are sealed."""
+    """The rows of credentials. The credentials are encrypted."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
         self._read = read

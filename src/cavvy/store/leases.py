@@ -123,8 +123,8 @@ class ReplicaLeases:
 
     @property
     def valid(self) -> bool:
-        """Whether the leases cannot have expired, so that no other server can have taken them. The
-        database checks writes itself; this check is for actions outside the database.
+        """Whether the leases are certainly still valid, so that no other server can have taken
+        them. The database checks writes itself; this check is for actions outside the database.
         """
         return self._renewed is not None and time.monotonic() < self._renewed + self._ttl_s
 

@@ -127,7 +127,7 @@ class LogStore:
         return self._keys is not None and self._keys.of(project).encrypts
 
     def is_quick(self, project: str) -> bool:
-        """Return whether `append` needs no key that this process has not used yet."""
+        """Return whether this process already has all keys that `append` needs."""
         return self._keys is None or self._keys.of(project).ready
 
     def size(self, project: str, job_id: str, attempt: int, rank: int) -> int:

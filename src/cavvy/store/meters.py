@@ -87,7 +87,7 @@ class SqlMeters:
         return stored
 
     async def replica_bills(self, jobs: Collection[str]) -> Sequence[ReplicaBill]:
-        """Return the bills of the attempts of these jobs, which are replicas."""
+        """Return the bills of the attempts of these jobs. All of the jobs are replicas."""
         return await self._read(lambda session: _read_bills(session, jobs))
 
     async def late_replicas(self) -> Sequence[str]:

@@ -46,7 +46,7 @@ class SignInStore(Protocol):
 
 
 class CredentialStore(Protocol):
-    """The credentials of projects at providers, which are sealed."""
+    """The encrypted credentials of projects at providers."""
 
     async def book(self) -> CredentialBook:
         """Return which projects have credentials at providers."""

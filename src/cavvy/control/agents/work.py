@@ -43,10 +43,10 @@ def make_assignment(
 ) -> Assignment:
     """Build the work of one attempt.
 
-    `secrets` maps the names of secrets to their decrypted values; `checkpoint` describes where
-    checkpoints are stored; `manifest` is the manifest of the working folder's snapshot, needed for
-    the key of a setup with `uses`; `losses_per_hour` is the expected rate for the whole gang in its
-    market; `deposit_after_s` is how many seconds an agent waits for the server before it stores
+    `secrets` maps the names of secrets to their decrypted values. `checkpoint` describes where
+    checkpoints are stored. `manifest` is the manifest of the working folder's snapshot, which the
+    key of a setup with `uses` needs. `losses_per_hour` is the expected rate for the whole gang in
+    its market. `deposit_after_s` is how many seconds an agent waits for the server before it stores
     results in a bucket.
     """
     task = job.task
@@ -75,8 +75,9 @@ def make_assignment(
 def _make_bare(
     job: JobRecord, attempt: Attempt, nodes: Sequence[Node], accelerators: int
 ) -> Assignment:
-    """Build the work without setup, secrets and checkpoints, which consists of the job, its nodes,
-    and the files to read and write."""
+    """Build the part of the work that describes the job, its nodes, and the files to read and
+    write. The setup, secrets and checkpoints are added later.
+    """
     task, origin = job.task, job.origin
     port = _FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS
     tunnel = make_tunnel(attempt, nodes, port) if task.encrypt else None

@@ -120,7 +120,7 @@ def list_possible(
     now: datetime,
 ) -> Sequence[PlaceNeed]:
     """Return the needs for which a replica can be ordered now: the service may have replicas there,
-    and none has just found no offer.
+    and no recent order of a replica for these places has failed for lack of an offer.
     """
     refused = {
         frozenset(each.bound_to)

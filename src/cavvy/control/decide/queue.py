@@ -82,8 +82,8 @@ def line_up(
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[JobRecord], Sequence[Event]]:
-    """Return the first waiting jobs, of the queue and of each machine, whose reasons for waiting
-    have changed. Also return events about new decisions of the deadline policy.
+    """Of the first waiting jobs of the queue and of each machine, return those whose reason for
+    waiting has changed. Also return events about new decisions of the deadline policy.
     """
     jobs, events = [], []
     for each in [each for queue in (stays, *on_machines) for each in queue[:EXPLAINED]]:
@@ -108,9 +108,8 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Return whether to read more jobs than those at the head of the queue, which are blocked.
-    Later jobs may fit on an offer for which no job waits. `behind` are the offers for which jobs
-    wait.
+    """Return whether to read more jobs although those at the head of the queue are blocked. Later
+    jobs may fit on an offer for which no job waits. `behind` are the offers for which jobs wait.
     """
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False

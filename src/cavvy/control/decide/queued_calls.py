@@ -23,7 +23,7 @@ from cavvy.domain.values import replace
 MOST_AT_ONCE = 256  # maximum number of queued calls of one service
 _PER_REPLICA = 2  # factor of the number of calls that replicas can process at once
 _LONGEST_PAUSE = timedelta(hours=1)
-# statuses after which a call is repeated, besides those from 500 on
+# statuses after which a call is repeated, in addition to all from 500 on
 _PASSING = frozenset({408, 409, 425, 429})
 # statuses that are not caused by the call: a budget is spent, or a rate limit was reached
 _UNCOUNTED = frozenset({402, 429})

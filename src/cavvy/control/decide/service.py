@@ -461,8 +461,8 @@ def _find_orders(
     need: _ReplicaNeed,
     now: datetime,
 ) -> _Orders:
-    """Return the replicas to order: one for each missing place, and those that the load needs
-    besides, which are ordered where requests wait.
+    """Return the replicas to order: one for each missing place, and further replicas that the load
+    needs. The further replicas are ordered where requests wait.
     """
     going = [*ended, *(each for each in replicas if each.state is ReplicaState.ENDING)]
     counting = [

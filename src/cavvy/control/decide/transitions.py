@@ -70,8 +70,9 @@ def wanted_deliveries(job: JobRecord) -> list[Delivery]:
 def find_undelivered(
     job: JobRecord, wanted: Sequence[Delivery], events: Sequence[Event]
 ) -> list[Delivery]:
-    """Return the deliveries that at least one webhook has not received and that have not failed
-    permanently."""
+    """Return the deliveries that have neither reached every webhook that wants them nor failed
+    permanently.
+    """
     facts = [event.fact for event in events if event.kind == "webhook"]
     hooks = job.task.webhooks
     return [what for what in wanted if facts.count(what) < sum(what in hook.on for hook in hooks)]
@@ -210,9 +211,9 @@ def _settled(
 ) -> Attempt:
     """Return the attempt with the outcome of its work.
 
-    If all ranks have reported their exits, the work ended at the last exit, otherwise now. If the
-    start of the work was not recorded before, it is recorded now, so that the running time is
-    counted.
+    If all ranks have reported their exits, the work ended at the last exit; otherwise it ends now.
+    If the start of the work was not recorded before, it is recorded now, so that the running time
+    is counted.
     """
     exits = [node.exited_at for node in nodes]
     known = [at for at in exits if at is not None]

@@ -44,7 +44,7 @@ class ServiceFront(Protocol):
         """Return whether services may have this host name."""
 
     def watch(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        """From now on, connect to and probe exactly these replicas of the service. They run."""
+        """From now on, connect to and probe exactly these running replicas of the service."""
 
     def probe(self, replica_id: str) -> ProbeRecord:
         """Return the known state of a watched replica."""

@@ -41,7 +41,7 @@ class JobProgress(Struct, frozen=True, kw_only=True):
     current: Offer | None = None  # the offer of the current gang, which may be running or starting
     works: bool = False  # whether the current gang has started to work
     starting_for: timedelta = timedelta(0)  # for how long the current gang has been starting
-    # work of the current gang since its newest checkpoint, which is not saved yet
+    # unsaved work of the current gang since its newest checkpoint
     unsaved: timedelta = timedelta(0)
     at_risk: bool = False  # whether the provider reported that it may soon preempt the current gang
     home: Offer | None = None  # the offer on which the job ran last

@@ -179,8 +179,8 @@ _find_cycles = lru_cache(maxsize=512)(_CyclesByPrice)
 
 
 class CycleProblem(NamedTuple):
-    """Searches the lowest price of slack at which `slack` lasts for the `left` hours until the
-    deadline, and the cycle at this price.
+    """Searches for the lowest price of slack at which `slack` lasts for the `left` hours until the
+    deadline, and for the cycle at this price.
 
     If spot is unavailable now, `within` are the possible hours until it returns. The job waits for
     this time once, before the first cycle.

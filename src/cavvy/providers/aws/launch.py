@@ -521,8 +521,8 @@ def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
 
 
 def make_token(mark: str, gang: str) -> str:
-    """Return the client token of a gang's launch request, which has at most 64 characters. EC2
-    launches instances only once for each token.
+    """Return the client token, of at most 64 characters, of a gang's launch request. EC2 launches
+    instances only once for each token.
     """
     return hashlib.sha256(f"{mark}/{gang}".encode()).hexdigest()
 

@@ -235,7 +235,7 @@ class AwsProvider:
         who = await self._account.ask(regions[0], "get_caller_identity", service="sts")
         try:
             offers = await self.offers()
-        except Refused as error:  # of all regions
+        except Refused as error:  # refused in all regions
             reads = await find_refused_reads(self._account, regions[0])
             raise Refused(f"{error}; rights in {regions[0]}: {describe_rights(reads)}") from error
         facts = [

@@ -1,4 +1,4 @@
-"""AWS Batch: each gang is one job of a queue, whose containers start the agent."""
+"""AWS Batch: each gang is one job in a queue, and the job's containers start the agent."""
 
 from cavvy.providers.aws_batch.manifest import MANIFEST
 from cavvy.providers.base import Provider, ProviderContext

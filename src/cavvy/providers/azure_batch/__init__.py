@@ -1,4 +1,6 @@
-"""Azure Batch: each gang is one job with its own pool, whose tasks' containers start the agent."""
+"""Azure Batch: each gang is one job with its own pool. The containers of the job's tasks start the
+agent.
+"""
 
 from cavvy.providers.azure_batch.manifest import MANIFEST
 from cavvy.providers.base import Provider, ProviderContext

@@ -15,7 +15,7 @@ VERSION = "2025-06-01"
 # Tokens for this resource: https://learn.microsoft.com/rest/api/batchservice/authenticate-batch-api
 _RESOURCE = "https://batch.core.windows.net"
 _TYPE = {"Content-Type": "application/json; odata=minimalmetadata"}
-_MOST_TASKS = 100  # in one request
+_MOST_TASKS = 100  # maximum tasks in one request
 # Codes of replies with the status 409:
 # https://learn.microsoft.com/rest/api/batchservice/batch-status-and-error-codes
 _EXISTS = frozenset({"JobExists", "TaskExists"})

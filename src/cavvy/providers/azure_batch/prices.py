@@ -54,6 +54,6 @@ class SpotPrices:
         return [
             each
             for each in found
-            # a spot price that is not lower means that there is no spot capacity
+            # a spot price at or above the usual price means that no spot capacity exists
             if each.purchase is Purchase.SPOT and each.rate < machines[each.instance_type].rate
         ]

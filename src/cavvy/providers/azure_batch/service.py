@@ -81,8 +81,9 @@ class AzureBatchService:
         self._api = BatchApi(self._settings, make_credential)
         self._offers: tuple[datetime, Sequence[Offer]] | None = None
         self._ended: dict[str, ServiceJob] = {}  # by id: jobs that cannot change any more
-        self._started: dict[str, datetime] = {}  # by id: starts of bills, which nodes report
-        self._reclaimed: dict[str, ServiceJob] = {}  # by id: as first seen
+        self._started: dict[str, datetime] = {}  # by id: the start of the bill, as nodes report it
+        # by id: the job when it was first seen as reclaimed
+        self._reclaimed: dict[str, ServiceJob] = {}
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:

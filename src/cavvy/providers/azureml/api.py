@@ -22,7 +22,7 @@ _COMPUTE_VERSION = "2023-06-01-preview"
 # https://learn.microsoft.com/azure/machine-learning/how-to-authenticate-batch-endpoint
 _ML_SCOPE = "https://ml.azure.com/.default"
 _ENVIRONMENT, _SERVING = "cavvy", "cavvy-endpoints"
-_READ_ONLY = frozenset({"status", "parameters"})  # fields of a job, which requests may not have
+_READ_ONLY = frozenset({"status", "parameters"})  # fields of a job that requests must not contain
 
 
 class WorkspaceApi:
@@ -89,9 +89,9 @@ class WorkspaceApi:
         return await self._account.path(_KIND, f"{self._workspace}/{below}")
 
     async def environment(self, image: str, inference: Mapping[str, Any] | None = None) -> str:
-        """Return the id of the environment version of an image, which is created if it does not
-        exist. `inference` contains the routes of an image for endpoints, which are the same for all
-        such images.
+        """Return the id of the environment version of an image. The version is created if it does
+        not exist. `inference` contains the routes of an image for endpoints, which are the same for
+        all such images.
         """
         kept = _SERVING if inference else _ENVIRONMENT, image
         if kept not in self._environments:

@@ -13,7 +13,8 @@ from cavvy.providers.azureml.api import WorkspaceApi
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.vm.keys import list_setting
 
-_AGE = timedelta(minutes=10)  # of offers, because the catalog may have been refreshed
+# maximum age of cached offers, because the catalog may have been refreshed
+_AGE = timedelta(minutes=10)
 
 
 class WorkspaceSizes:

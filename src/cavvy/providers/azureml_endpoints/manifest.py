@@ -64,9 +64,9 @@ MANIFEST = Manifest(
         ),
         text(
             "identity",
-            "The resource id of a user-assigned managed identity, which endpoints use to pull "
-            "their image and containers run as. Azure's default is an identity that it makes for "
-            "each endpoint and that may pull images from the workspace's own registry.",
+            "The resource id of a user-assigned managed identity. Endpoints pull their image "
+            "with it, and containers run as it. By default, Azure makes an identity for each "
+            "endpoint, which may pull images from the workspace's own registry.",
         ),
         number(
             "start_s",

@@ -41,7 +41,7 @@ class RestRequest(NamedTuple):
 
 
 class WithHeaders(NamedTuple):
-    """A reply's body, and headers that the reply has besides the usual ones."""
+    """A reply's body, and the reply's headers in addition to the usual ones."""
 
     body: object
     headers: Mapping[str, str]
@@ -116,7 +116,7 @@ class RestStandIn(ABC):
     root = ""  # the path of the API's address
     key = "the-secret-key"
     key_file = "{key}\n"  # the content of a file with the key
-    settings: Mapping[str, Scalar] = {}  # settings that the provider needs besides the key
+    settings: Mapping[str, Scalar] = {}  # settings that the provider needs in addition to the key
     denied = CloudFault(401, "unauthorized", "the key is wrong")
     # The API's own faults, by the codes of the cloud in memory. Other faults are reported
     # unchanged.

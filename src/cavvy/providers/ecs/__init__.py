@@ -1,4 +1,6 @@
-"""Amazon ECS: each rank of a gang is one task of a cluster, whose container starts the agent."""
+"""Amazon ECS: each rank of a gang is one task of a cluster, and the task's container starts the
+agent.
+"""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.ecs.manifest import MANIFEST

@@ -29,7 +29,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     are already paid for, so tasks cost nothing.
     """
 
-    name: str  # of the capacity provider
+    name: str  # the capacity provider's name
     instance_type: str = ""
     spot: bool = False
     paid: bool = False

@@ -78,8 +78,8 @@ class LivePrices(Struct):
         ]
 
     def list_extras(self, offer: Offer, settings: Mapping[str, Scalar]) -> tuple[ExtraPrice, ...]:
-        """Return the items that Google bills besides the machine, with the usual amounts for a
-        node.
+        """Return the items that Google bills in addition to the machine, with the usual amounts for
+        a node.
         """
         usual = find_disk_type(offer, settings)
         found = []

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# If the server is silent for this many seconds after the work has ended, the agent exits. Its
-# messages stay in its home folder on the host or in the shared folder, and the provider delivers
-# them from there later.
+# If the server is silent for this many seconds after the work has ended, the agent exits. The
+# agent's messages stay in its home folder on the host or in the shared folder, and the provider
+# delivers them from there later.
 LEAVES_AFTER_S = 60.0
 
 

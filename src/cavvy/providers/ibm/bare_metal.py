@@ -32,8 +32,9 @@ _NOT_YET = 409
 
 
 def is_bare_metal(profile: str) -> bool:
-    """Return whether this is the name of a profile of bare metal servers, which has the part
-    "metal"."""
+    """Return whether this is the name of a profile of bare metal servers. Such names have the part
+    "metal".
+    """
     return "metal" in profile.split("-")
 
 

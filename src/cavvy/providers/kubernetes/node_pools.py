@@ -56,7 +56,7 @@ class PoolTemplate(Struct, frozen=True, kw_only=True):
     taints: Sequence[Object] = field(default_factory=tuple)
     rule: tuple[str, str] | None = None
     product: str = ""
-    machine: NodeMachine = field(default_factory=NodeMachine)  # without its region
+    machine: NodeMachine = field(default_factory=NodeMachine)  # the region is not set
 
 
 def make_nodes(

@@ -93,7 +93,7 @@ class EndpointAgents:
 
 
 async def _ask(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Return the answer to a call, which is repeated while it fails."""
+    """Repeat a call until it succeeds, and return the answer."""
     while True:
         asked = asyncio.ensure_future(call())
         try:

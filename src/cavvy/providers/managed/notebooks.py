@@ -18,7 +18,7 @@ from cavvy.providers.managed.service import (
 from cavvy.providers.vm.cloud import BillEnd
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a notebook's rank
-_FOLDER = "/tmp/cavvy"  # as in containers
+_FOLDER = "/tmp/cavvy"  # the same folder as in containers
 _SHOWN = timedelta(hours=6)  # the ends of deleted notebooks are remembered for this long
 # A notebook is one job of one machine. The services document neither how long a new notebook may be
 # missing from lists, nor how long a machine that stops waits for its processes, so these values are

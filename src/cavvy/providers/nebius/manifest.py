@@ -33,8 +33,8 @@ _MANIFEST = make_manifest(
         ProviderSetting(
             name="key_file",
             kind=SettingKind.KEY_FILE,
-            consequence="The file with the credentials of a service account, which `nebius iam "
-            "auth-public-key generate` writes, or with an IAM token. The default is "
+            consequence="The file with an IAM token, or with the credentials of a service account "
+            "as `nebius iam auth-public-key generate` writes them. The default is "
             "`$NEBIUS_IAM_TOKEN`, then `~/.nebius/credentials.json`.",
         ),
         text(

@@ -1,4 +1,4 @@
-"""Exports a task as a script for qsub, which runs without Cavvy: `cavvy export pbs TASK.YAML`."""
+"""Exports a task as a qsub script that runs without Cavvy: `cavvy export pbs TASK.YAML`."""
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec

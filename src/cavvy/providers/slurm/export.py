@@ -1,6 +1,4 @@
-"""Exports a task as a script for sbatch, which runs without Cavvy: `cavvy export slurm
-TASK.YAML`.
-"""
+"""Exports a task as an sbatch script that runs without Cavvy: `cavvy export slurm TASK.YAML`."""
 
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
