@@ -22,7 +22,7 @@ from cavvy.store.fence import Fence
 from cavvy.store.leases import RENEW_S, SWEEP_LEASE, Replica, ReplicaLeases, list_replicas
 
 SCHEMES = ("postgresql://", "postgresql+psycopg://")
-_REMEMBERED = "database"  # the file with the URL that a server of the folder used last
+_REMEMBERED = "database"  # the file with the URL of the database that the folder's server used last
 _FILES_REMEMBERED = "files"  # the file with the value of `server.files` that this server used last
 _FOLDER_ID = "files.id"
 _SERVERS = "servers"  # a folder with a file for each server, so that servers detect a shared folder

@@ -134,7 +134,7 @@ def retry(name: str, call_id: str | None, project: str) -> None:
 @command.command("trigger")
 @click.argument("platform", type=click.Choice(_PLATFORMS))
 def trigger(platform: str) -> None:
-    """Print a function for a cloud's function platform that passes its events on to a webhook.
+    """Print a cloud function that passes its events on to a webhook.
 
     The function needs only Python. The variable CAVVY_HOOK_URL of the function is the URL of the
     webhook, which must have the signature `standard`, and CAVVY_HOOK_SECRET its secret. The handler

@@ -220,7 +220,7 @@ class GangOperator:
             labels={**task.tags, "project": job.project, "job": job.name},
             params=task.params,
             inputs=task.inputs,
-            volumes=[  # the agent mounts folders of the node, so the provider does not
+            volumes=[  # the agent mounts folders of the node itself
                 each for each in task.volumes if each.kind is not VolumeKind.FOLDER
             ],
             grace=task.grace,

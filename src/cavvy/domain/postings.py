@@ -136,9 +136,9 @@ def share_of(
     first: datetime | None,
     last: datetime | None,
 ) -> int:
-    """Return the part of `whole`, which accrues evenly in [since, until), that falls into [first,
-    last). A bound that is None does not limit the part. The parts of adjacent windows add up
-    exactly, because each part is the difference of two values that are rounded down in the same
+    """Return the part of `whole` that falls into [first, last), if `whole` accrues evenly in
+    [since, until). A bound that is None does not limit the part. The parts of adjacent windows add
+    up exactly, because each part is the difference of two values that are rounded down in the same
     way. An amount without a duration belongs to the window that contains its time.
     """
     if until <= since:

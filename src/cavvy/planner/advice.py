@@ -100,7 +100,7 @@ class ObservedVolume(Struct, frozen=True, kw_only=True):
     name: str
     provider: str
     region: str
-    id: str  # at the provider
+    id: str  # the volume's id at the provider
     unattached: Money
     unattached_hours: float
     known_hours: float

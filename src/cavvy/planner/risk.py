@@ -29,7 +29,7 @@ HOPELESS = 100.0
 class InterruptedRun(Struct, frozen=True, kw_only=True):
     """The expected time and preemptions of a run that is interrupted and restarted."""
 
-    wall_time: timedelta  # number of starts, including the first
+    wall_time: timedelta  # from the first launch to the end of the work, with all restarts
     preemptions: float
 
 

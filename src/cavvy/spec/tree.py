@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1 << 20
 MAX_DEPTH = 40
-MAX_NODES = 50_000  # Every use of an alias counts.
+MAX_NODES = 50_000  # maximum nodes; every use of an alias counts
 
 
 class ScalarNode(Struct, frozen=True, kw_only=True):

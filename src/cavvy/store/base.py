@@ -42,9 +42,9 @@ from cavvy.store.parts import (
     SignInStore,
 )
 
-# How many waiting jobs of each machine one pass over the queue reads: the next job, and some more
-# for which a reason is shown. These jobs do not count toward the limit for other jobs, because a
-# machine may be busy for days.
+# The number of waiting jobs that one pass over the queue reads for each machine: the next job, and
+# some more for which a reason is shown. These jobs do not count toward the limit for other jobs,
+# because a machine may be busy for days.
 PER_MACHINE = 4
 
 # Which projects' rows a query reads: those of the project with this name, or of the projects in a

@@ -1,5 +1,5 @@
-"""A folder in a bucket whose files have copies in a local folder: for blobs and downloads of
-servers that have no shared folder. All methods block.
+"""A folder in a bucket whose files have copies in a local folder. Servers without a shared folder
+store blobs and downloads in such a folder. All methods block.
 """
 
 import os

@@ -57,7 +57,7 @@ class ReplicaChannel:
         self._driver = make_driver(url, journal="auto")
         self._sender = sender
         self._workers = StoreWorkers(self._driver, count=1, group=1)
-        self._waiting: dict[ServerSignal, None] = {}  # in order, each signal once
+        self._waiting: dict[ServerSignal, None] = {}  # the waiting signals in order, each only once
         self._sending: asyncio.Task[None] | None = None
         self._ended = Event()
         self._thread: Thread | None = None

@@ -76,7 +76,8 @@ def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> N
 def _delete_trust(session: DatabaseSession, name: str) -> None:
     """Delete a trust. The trust's tokens and the roles that it gave are deleted with it. Raises
     RowNotFound."""
-    # The trust first, so that no sign-in by it is in progress when its tokens are deleted.
+    # The trust is deleted first, so that no sign-in with it is in progress when its tokens are
+    # deleted.
     if session.run("DELETE FROM trusts WHERE name = ?", (name,)).rowcount == 0:
         raise RowNotFound(f"no trust {name}")
     _delete_tokens(session, "SELECT token FROM sign_ins WHERE trust = ?", name)

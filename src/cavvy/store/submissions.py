@@ -19,7 +19,7 @@ from cavvy.store.drivers import DatabaseSession
 from cavvy.store.rows import EVENTS, JOB_COLUMNS, insert_many, job_values
 from cavvy.store.writes import DOCUMENT_COLUMNS, insert_job
 
-_MOST = 64  # submissions in one transaction
+_MOST = 64  # maximum submissions in one transaction
 _NUMBERS = (
     "INSERT INTO names (project, name, last) VALUES (?, ?, ?) ON CONFLICT (project, name)"
     " DO UPDATE SET last = names.last + ? RETURNING last"
@@ -139,7 +139,8 @@ def _insert(session: DatabaseSession, jobs: Sequence[JobRecord]) -> dict[str, Jo
     if not jobs:
         return {}
     check_open(session, {job.project for job in jobs})
-    by_name = sorted(jobs, key=lambda job: (job.project, job.name, job.id))  # same order for all
+    # the order is the same in all transactions
+    by_name = sorted(jobs, key=lambda job: (job.project, job.name, job.id))
     rows = [job_values(job, 1) for job in by_name]
     then = "ON CONFLICT DO NOTHING RETURNING id"
     done = {job_id for (job_id,) in insert_many(session, "jobs", JOB_COLUMNS, rows, then)}

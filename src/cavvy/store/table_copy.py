@@ -65,7 +65,8 @@ def copy_rows(source: DatabaseSession, target: DatabaseSession) -> Sequence[Tabl
     """Copy all rows of `source` into the empty `target`, in the open transactions of both, and
     verify the copied rows. Returns the digests. Raises HashMismatch, and the drivers' errors.
     """
-    for each in (source, target):  # each waits while the other is read and compared
+    # each transaction pauses while the other database is read and compared
+    for each in (source, target):
         each.allow_pauses()
     target.run(f"DELETE FROM {_META}")
     for table in _tables():

@@ -47,7 +47,7 @@ from cavvy.store.rows import (
 
 _OR_NOTHING = "ON CONFLICT DO NOTHING"
 _INSERT_JOB = insert_into("jobs", JOB_COLUMNS, _OR_NOTHING)
-_JOB_KEY = JOB_COLUMNS[:3]  # the first columns, which never change
+_JOB_KEY = JOB_COLUMNS[:3]  # these columns never change
 _UPDATE_JOB = update_of("jobs", JOB_COLUMNS[3:], (*_JOB_KEY, "version"))
 DOCUMENT_COLUMNS = ("task", "origin", "snapshot", "job_id")
 _NEXT_NUMBER = (

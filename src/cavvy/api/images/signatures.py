@@ -19,7 +19,7 @@ from cavvy.api.images.registry import ImageRepository, OciDescriptor, OciManifes
 from cavvy.domain.values import Struct
 
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
-_BUNDLE = "application/vnd.dev.sigstore.bundle"  # the common beginning of all versions
+_BUNDLE = "application/vnd.dev.sigstore.bundle"  # the media types of all versions begin with this
 _SIGNATURE = "dev.cosignproject.cosign/signature"
 _CERTIFICATE = "dev.sigstore.cosign/certificate"
 _SIMPLE_TYPE = "cosign container image signature"

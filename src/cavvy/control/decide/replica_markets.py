@@ -124,7 +124,7 @@ def place_in_regions(task: TaskSpec) -> TaskSpec:
     return replace(task, resources=replace(restrict(task.resources), any_of=choices))
 
 
-# What markets do to replicas
+# How markets affect replicas
 
 
 def find_loss(attempt: Attempt | None) -> ReplicaLoss | None:

@@ -95,8 +95,8 @@ def plan_trust(
 
 
 def _list_brackets(low: float, high: float) -> dict[float, float]:
-    """Return a map from the last upper bound to the last lower bound of every possible search in
-    this range.
+    """Return the final bounds of every possible search in this range, as upper bound -> lower
+    bound.
     """
     if high <= low * _CLOSE:
         return {high: low}

@@ -33,7 +33,7 @@ from cavvy.providers.vm.cloud import NAME_PREFIX, CloudFault
 from cavvy.providers.vm.records import INSTALLATION, make_mark
 
 _SHOWN = timedelta(hours=6)  # ended jobs are reported for this long
-_MOST_DESCRIBED = 100  # jobs in one call
+_MOST_DESCRIBED = 100  # maximum jobs in one call
 _MOST_FORGOTTEN = 10  # job definitions that one poll deregisters; each takes a separate call
 _FULL = "offer unavailable"  # Cavvy's own code
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}\*?")

@@ -10,7 +10,7 @@ from cavvy.providers.base import KeyFileRefused
 
 _HOME = "https://login.microsoftonline.com"
 _GUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-# field -> its names in the two forms of `az ad sp create-for-rbac`, and its form
+# field -> its names in the two output formats of `az ad sp create-for-rbac`, and its pattern
 _TAKEN = {
     "clientId": (("appId", "clientId"), re.compile(_GUID)),
     "tenantId": (("tenant", "tenantId"), re.compile(rf"{_GUID}|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")),

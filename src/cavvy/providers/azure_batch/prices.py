@@ -48,7 +48,7 @@ class SpotPrices:
             machines=machines,
             today=self._now().date(),
             progress=lambda _: None,
-            pause=lambda _: None,  # one attempt never waits
+            pause=lambda _: None,  # not called, because only one attempt is made
         )
         found = AzurePrices(base=self._base, tries=1, timeout_s=10, only=only).find(query)
         return [

@@ -62,7 +62,7 @@ class Clusters:
         self._catalog: tuple[datetime, Mapping[tuple[str, str], Offer]] | None = None
         # (region, size) -> when the price was read, and the price; None if the list has none
         self._low: dict[tuple[str, str], tuple[datetime, HourlyRate | None]] = {}
-        self._failed: tuple[datetime, PriceError] | None = None  # the last read of a price
+        self._failed: tuple[datetime, PriceError] | None = None  # the last failed read
         self.known: Sequence[Cluster] = ()
         self.left_out: Mapping[str, str] = {}  # the reason by cluster
 
@@ -151,7 +151,7 @@ class Clusters:
             machines={},
             today=self._now().date(),
             progress=lambda _: None,
-            pause=lambda _: None,  # one attempt never waits
+            pause=lambda _: None,  # not called, because only one attempt is made
         )
         rates = [
             parse_rate(Decimal(str(each["retailPrice"])))

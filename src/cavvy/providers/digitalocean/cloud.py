@@ -35,11 +35,11 @@ _FULL = re.compile(
     re.IGNORECASE,
 )
 _OVER_LIMIT = re.compile(r"exceed your .*limit", re.IGNORECASE)
-_CENT = 10_000  # in millionths of a dollar
+_CENT = 10_000  # one cent in millionths of a dollar
 _LIMIT = "droplet-limit"  # Cavvy's code for this fault: the account's limit of Droplets is reached
 _METADATA = "http://169.254.169.254/metadata/v1"
 _PLAIN_IMAGE, _AMD_IMAGE = "ubuntu-24-04-x64", "gpu-amd-base"
-_NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # for all NVIDIA GPUs
+_NVIDIA_IMAGE, _NVIDIA_8_IMAGE = "gpu-h100x1-base", "gpu-h100x8-base"  # with NVIDIA's driver
 
 
 class DigitalOceanCloud:

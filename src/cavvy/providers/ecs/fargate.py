@@ -22,7 +22,7 @@ ON_DEMAND, SPOT = "FARGATE", "FARGATE_SPOT"  # ECS's names of Fargate's capacity
 PURCHASES = {ON_DEMAND: Purchase.ON_DEMAND, SPOT: Purchase.SPOT}
 _FILE = Path(__file__).with_name("fargate.csv")
 _SHORTEST = timedelta(minutes=1)
-_DISK_GIB = 20  # included in the price
+_DISK_GIB = 20  # the disk that the price includes
 # https://aws.amazon.com/vpc/pricing/, read on 2026-09-28 by a third party
 _ADDRESS_USD_HR, _ADDRESS_AS_OF = "0.005", date(2026, 9, 28)
 

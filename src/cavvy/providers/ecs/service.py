@@ -32,7 +32,7 @@ from cavvy.providers.vm.keys import list_setting
 from cavvy.providers.vm.records import make_mark
 
 RANK = "CAVVY_CONTAINER_RANK"  # the environment variable with a container's rank
-_MOST_DESCRIBED = 100  # tasks in one call
+_MOST_DESCRIBED = 100  # maximum tasks in one call
 # maximum task definitions that one call deletes, and that one poll deregisters:
 # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_DeleteTaskDefinitions.html
 _MOST_DELETED = 10
@@ -180,7 +180,7 @@ class EcsService:
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         try:
             entries = parse_capacity(self._settings)
-        except Refused:  # `offers` reports it
+        except Refused:  # `offers` reports the problem
             return ()
         serverless = not any(each.instance_type for each in entries)
         if serverless and all(each.accelerators for each in task.resources.choices):

@@ -48,7 +48,7 @@ _STATES = {
     "TERMINATED": MachineState.STOPPED,
     "SUSPENDED": MachineState.STOPPED,
 }
-_PRICES_TIMEOUT_S = 20.0  # for one page of Google's list of prices
+_PRICES_TIMEOUT_S = 20.0  # time limit for one page of Google's list of prices
 _PREEMPTED, _DELETED = "compute.instances.preempted", "delete"
 
 

@@ -37,7 +37,7 @@ _STATES = {  # https://docs.hyperstack.cloud/docs/api-reference/core-resources/v
 }
 _FULL = re.compile(r"stock|capacity|not available|unavailable", re.IGNORECASE)
 _OVER_LIMIT = re.compile(r"quota", re.IGNORECASE)
-_SPOT = "-spot"  # ends the names of spot flavors, and of their GPUs in the price book
+_SPOT = "-spot"  # suffix of the names of spot flavors, and of their GPUs in the price book
 _LIMIT = "quota"  # Cavvy's code for this fault: a quota is exceeded
 
 

@@ -158,8 +158,9 @@ class NebiusApi:
             return self._sdk
 
     def _make_client(self) -> Any:
-        # gRPC's threads would go on in each process that the server forks, on descriptors that the
-        # fork closes before it starts its program, and write errors into the program's output:
+        # Without this variable, gRPC's threads continue in each process that the server forks.
+        # There they use descriptors that are already closed, and write errors into the output of
+        # the program that the process starts:
         # https://github.com/grpc/grpc/blob/master/doc/fork_support.md
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
         try:

@@ -11,7 +11,7 @@ _OCID = re.compile(r"ocid1\.[a-z0-9]+\.[a-z0-9-]+\.[a-z0-9-]*\.[a-z0-9]+")
 _TAKEN = {
     "user": _OCID,
     "tenancy": _OCID,
-    "region": re.compile(r"[a-z0-9-]{1,40}"),  # a part of the host that is called
+    "region": re.compile(r"[a-z0-9-]{1,40}"),  # becomes a part of the host name in URLs
     "fingerprint": re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){15}"),
     "key_content": re.compile(
         r"\s*-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\s]+-----END [^-]+-----\s*"

@@ -76,8 +76,9 @@ def _choose(gang: GangSpec) -> Sequence[Transfer]:
         and each.source.startswith("s3://")
         and each.source.endswith("/")
         and not each.stream  # the work expects a pipe
-        # SageMaker reads no bucket of another region. The region is unknown if the server cannot
-        # query it, and for buckets at endpoints other than Amazon's, which SageMaker cannot reach.
+        # SageMaker does not read buckets in other regions. The region is unknown if the server
+        # cannot query it, and for buckets at endpoints other than Amazon's, which SageMaker cannot
+        # reach.
         and each.region == gang.offer.region
     ]
     return fitting[: CHANNELS - len(read_texts(gang.options, "channels"))]

@@ -73,8 +73,8 @@ MANIFEST = Manifest(
         text("security_groups", "The security groups of endpoints, if `subnets` is set."),
         number(
             "disk_gib",
-            "The size of the disk that `resources.disk` is compared with. SageMaker selects the "
-            "size of an endpoint's disk by its instance type.",
+            "The disk size that offers state, with which Cavvy compares `resources.disk`. "
+            "SageMaker selects the real size of an endpoint's disk by its instance type.",
             default=30,
             minimum=1,
             unit="GiB",

@@ -36,7 +36,7 @@ _PROGRAMS = "/home/ec2-user/anaconda3/envs/JupyterSystemEnv/bin:/home/ec2-user/a
 _FOLDER = "/home/ec2-user/SageMaker/.cavvy"
 # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_NotebookInstanceLifecycleHook.html
 # (2026-11-23)
-_SCRIPT_LIMIT = 16384  # characters of a script in base64
+_SCRIPT_LIMIT = 16384  # maximum characters of a script in base64
 _OFF = frozenset({"Stopping", "Stopped", "Failed", "Updating"})
 _DELETABLE = frozenset({"Stopped", "Failed"})
 # SageMaker reports missing notebooks, taken names and wrong states with one code

@@ -156,8 +156,8 @@ class TpuCloud:
         return await self._read_end(zone, name, int(worker))
 
     async def delete(self, machine: str) -> None:
-        """Delete the host's slice, unless this was requested for another host just now. A slice
-        that is being deleted may refuse another deletion.
+        """Delete the host's slice, unless the deletion was just requested for another host of the
+        slice. A slice that is being deleted may refuse another deletion.
         """
         now, place = self._now(), machine.rpartition("/")[0]
         self._deleted = {each: at for each, at in self._deleted.items() if now - at < _DELETED_AGE}

@@ -74,8 +74,8 @@ MANIFEST = Manifest(
         ),
         number(
             "disk_gib",
-            "The size of the disk that `resources.disk` is compared with. Google selects the size "
-            "of an endpoint's disk.",
+            "The disk size with which Cavvy compares `resources.disk`. Google selects the real "
+            "size of an endpoint's disk.",
             default=100,
             minimum=1,
             unit="GiB",

@@ -87,7 +87,7 @@ class CloudTraits(Struct, frozen=True, kw_only=True):
     # how long `list` or `get` returns an ended machine; 0 if the machine disappears at once
     ended_listed: timedelta = timedelta(0)
     launch_every: timedelta = timedelta(0)  # the minimum time between two requests for machines
-    user_data_limit: int = 65536  # maximum size in bytes
+    user_data_limit: int = 65536  # maximum size of user data in bytes
     bill_starts: BillStart = BillStart.CREATION
     bill_ends: BillEnd = BillEnd.DELETION
     # where nodes look up their address; if None, they use their address on the route to the server

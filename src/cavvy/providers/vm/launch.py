@@ -77,7 +77,8 @@ class VmLauncher:
             record = recall(gang.name, shown.of(gang.name), self._now())
         if record is not None and record.started:
             return await self._ledger.put(record)
-        shown.require(gang.offer.region)  # otherwise, nodes that are missing might exist
+        # without the region's machines, an existing node could look missing
+        shown.require(gang.offer.region)
         if record is None or record.given_up_at is not None:
             record = self._begin(gang, record)
         record = replace(record, region=gang.offer.region)

@@ -1,7 +1,7 @@
 """The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
-`Provider`. Two ways to start the agent exist. The user data of a node may contain a script that
-fetches and starts the agent, and the agent connects to the server over TLS. Alternatively, the
-server connects to the node by SSH.
+`Provider`. The agent is started in one of two ways. Either the user data of a node contains a
+script that fetches and starts the agent, which connects to the server over TLS; or the server
+connects to the node by SSH and starts the agent.
 """
 
 import asyncio

@@ -208,7 +208,7 @@ class VmStatus:
             return await self._ledger.drop(record.name)
         try:
             shown.require(record.region)
-        except ProviderError:  # missing machines may exist
+        except ProviderError:  # the missing machines may still exist
             with suppress(ProviderError):
                 await self._machines.delete(_unwanted(record))
             if record.ended_at is None or not record.cleared:

@@ -8,7 +8,7 @@ from cavvy.store.objects import locations
 from cavvy.store.objects.base import ObjectDenied, ObjectError, ObjectMissing
 from cavvy.store.objects.deadline import call_all
 
-BUCKETS = ("s3://", "gs://", "az://")  # the start of URLs that can be measured
+BUCKETS = ("s3://", "gs://", "az://")  # only data at URLs that start like this can be measured
 _MOST_PAGES = 50  # maximum number of listing pages, of 1,000 objects each
 _MIB = 1 << 20
 

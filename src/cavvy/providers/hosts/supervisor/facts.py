@@ -24,7 +24,7 @@ SMI = [
 ]
 # nvidia-smi takes several seconds if the driver is not loaded
 SMI_TIMEOUT_S = 20.0
-TRY_TIMEOUT_S = 5.0  # for an agent that tries to separate work
+TRY_TIMEOUT_S = 5.0  # time limit for an agent that tries to separate work
 # The files that describe AMD's and Intel's GPUs, and this process's control groups.
 FACT_FILES = (
     "/sys/class/kfd/kfd/topology/nodes/*/properties",
