@@ -31,5 +31,5 @@ def hash_token(token: str) -> str:
 
 
 def is_token(text: str) -> bool:
-    """Return whether the text has the form of a token, so that a look-up is worthwhile."""
+    """Return whether the text has the form of a token. Other texts need not be looked up."""
     return len(text) == _LENGTH and text.startswith(PREFIX)

@@ -113,7 +113,7 @@ def _size_of(host: Host) -> dict[str, int]:
 def _may_delay_on(
     host: Host, mine: Amounts, waits: Sequence[Sequence[Amounts]], gangs: Sequence[Amounts]
 ) -> bool:
-    """Return whether a job that takes the amounts `mine` of the host could delay a waiting job.
+    """Return whether a job that takes the amounts `mine` from the host could delay a waiting job.
     Each item of `waits` is the list of one job's alternatives.
 
     Each resource is checked separately, so True may be returned for a job that would delay no other

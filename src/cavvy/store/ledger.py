@@ -297,7 +297,9 @@ def _windows(
 def _read_sums(
     session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
 ) -> Iterator[_PartialSum]:
-    """Yield the sums of entries that are wholly in the period, and the parts of the others."""
+    """Yield the sums of the entries that are wholly in the period, and the sums of the parts of
+    other entries that are in it.
+    """
     columns = [name for name in by if name in DIMENSIONS]
     keys = ", ".join([*(DIMENSIONS[name] for name in columns), "s.tags", "s.job_id"])
     where, values = _conditions(session, which)

@@ -54,9 +54,7 @@ class MachineAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MachineCall(Struct, frozen=True, kw_only=True):
-    """`call`: a request of the machine that reached another server than the one with its
-    session.
-    """
+    """`call`: a request of the machine that reached a server without the machine's session."""
 
     name: str
     call: str

@@ -15,7 +15,7 @@ from cavvy.store.drivers import DatabaseSession, make_driver, translate
 from cavvy.store.keys import flush_folder
 
 _T = TypeVar("_T")
-_PREFIX = "file-keys/"  # begins the names of the facts that are data keys
+_PREFIX = "file-keys/"  # prefix of the names of facts that are data keys
 
 
 class KeyFiles(Protocol):
