@@ -90,10 +90,14 @@ class GatewayChild:
     async def end(self, drain_s: float) -> None:
         """End the gateway once its requests are answered, but after at most `drain_s` seconds."""
         self.port = 0
-        with suppress(OSError, GatewayLost):
+        try:
             link = await GatewayLink.open(self._control)
             await link.ask(StopGateway(drain_s=drain_s))
             link.close()
+        except (OSError, GatewayLost):  # for example while the gateway starts
+            if self._process is not None:
+                with suppress(ProcessLookupError):
+                    self._process.terminate()
         if self._process is not None:
             try:
                 async with asyncio.timeout(drain_s + _END_S):
