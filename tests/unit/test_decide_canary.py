@@ -151,3 +151,44 @@ def test_one_very_long_request_among_few_is_no_evidence() -> None:
     assert trial.found is None
     slower = old + draw(random, 90), new + long + draw(random, 40, slower=2.0)
     assert observe(trial, *slower, TERMS).found is UpdateEnd.LATENCY
+
+
+def begin_at_earlier_version(new: RevisionSums) -> CanaryTrial:
+    """A trial as Cavvy stored it when it weighed other statistics."""
+    old = draw(Random(1), 900, 0.01)
+    stored = {
+        "old": old,
+        "new": new,
+        "counted_old": old,
+        "counted_new": new,
+        "errors": [0.1, 0.2, 0.3],
+        "slower": 1.2,
+        "weight": 90.0,
+        "deviation": 36.0,
+        "free": 995,
+    }
+    return msgspec.json.decode(msgspec.json.encode(stored), type=CanaryTrial)
+
+
+def test_a_trial_that_an_earlier_version_began_ends_without_another_request() -> None:
+    trial = begin_at_earlier_version(draw(Random(2), 100))
+    assert judge(trial, TERMS).end is None
+    found = judge(trial, TERMS, last=True)
+    assert (found.end, found.requests) == (None, 100)
+
+
+def test_a_trial_that_an_earlier_version_began_is_rolled_back_if_all_requests_fail() -> None:
+    trial = begin_at_earlier_version(new := draw(Random(2), 100))
+    old = trial.counted_old
+    for _ in range(10):
+        old, new = old + draw(Random(3), 40), new + RevisionSums(requests=10, errors=10)
+        trial = observe(trial, old, new, TERMS)
+    assert judge(trial, TERMS).end is UpdateEnd.ERRORS
+
+
+def test_a_restarted_gateway_with_as_many_requests_begins_at_0() -> None:
+    old, new = draw(Random(1), 40), draw(Random(2), 20)
+    trial = observe(CanaryTrial(), old, new, TERMS)
+    failing = RevisionSums(requests=40, errors=40)
+    trial = observe(trial, old + old, failing, TERMS)
+    assert (trial.new.requests, trial.new.errors, trial.new.timed) == (60, 40, 20)

@@ -101,7 +101,7 @@ def observe(
     """
     if trial.found is not None:
         return trial
-    if old.requests < trial.counted_old.requests or new.requests < trial.counted_new.requests:
+    if _is_less(old, trial.counted_old) or _is_less(new, trial.counted_new):
         trial = replace(trial, counted_old=RevisionSums(), counted_new=RevisionSums())
     block_old, block_new = old - trial.counted_old, new - trial.counted_new
     if min(block_old.requests, block_new.requests) < max(_BLOCK, trial.new.requests // 200):
@@ -118,6 +118,12 @@ def observe(
     if trial.new.requests >= terms.requests:
         return trial
     return _look(trial, terms)
+
+
+def _is_less(counts: RevisionSums, before: RevisionSums) -> bool:
+    """Return whether any of the counts is less than before."""
+    fewer = counts.requests < before.requests or counts.errors < before.errors
+    return fewer or counts.timed < before.timed
 
 
 def judge(trial: CanaryTrial, terms: CanaryTerms, *, last: bool = False) -> CanaryJudgement:
@@ -176,7 +182,7 @@ def _look(trial: CanaryTrial, terms: CanaryTerms) -> CanaryTrial:
     end = UpdateEnd.ERRORS if trial.failed >= bound else None
     failures = remove_from(trial.failures, bound)
     shifts = trial.shifts
-    if trial.free >= _FIRST_TIMED:
+    if _is_timed(trial):
         allowed = terms.alpha * _allow(_EARLY_LATENCY, _inform_latency(trial)) - shifts.spent
         bound, value = find_bound(shifts, allowed), _value_latency(trial, terms)
         found.append((_weigh(shifts, value, allowed, terms), UpdateEnd.LATENCY))
@@ -193,7 +199,7 @@ def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None
     for_errors, for_latency = _divide(trial, left)
     by_errors = _weigh(trial.failures, trial.failed, for_errors, terms)
     by_latency = 0.0
-    if trial.free >= _FIRST_TIMED:
+    if _is_timed(trial):
         by_latency = _weigh(trial.shifts, _value_latency(trial, terms), for_latency, terms)
     if max(by_errors, by_latency) < 1 / terms.alpha:
         return None, max(by_errors, by_latency)
@@ -238,6 +244,12 @@ def _inform_errors(trial: CanaryTrial) -> float:
     rate = (trial.old.errors + trial.new.errors + 0.5) / (requests + 1)
     spread = 1 / trial.old.requests + 1 / trial.new.requests
     return MORE_ERRORS**2 / (rate * (1 - rate) * spread)
+
+
+def _is_timed(trial: CanaryTrial) -> bool:
+    """Return whether the latency can be judged. A trial that an earlier version of Cavvy began has
+    a variance, but no information yet."""
+    return trial.free >= _FIRST_TIMED and trial.information > 0
 
 
 def _inform_latency(trial: CanaryTrial) -> float:
