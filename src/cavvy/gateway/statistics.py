@@ -93,7 +93,7 @@ class ServiceFacts(Struct, frozen=True, kw_only=True):
     canary: CanaryFacts | None = None
     # by replica, including removed ones, and by client's key
     work: dict[str, dict[str, KeyWork]] = field(default_factory=dict)
-    epoch: str  # of `work`, which goes on when the gateway is restarted
+    epoch: str = ""  # of `work`, which goes on when the gateway is restarted
     process: str = PROCESS  # of all other counters
     slow: int = 0  # of those answered, after more than `slow_s` since they arrived
     unserved: int = 0  # of those refused, by a full queue or because no replica took them in time

@@ -46,7 +46,11 @@ class GatewayLink:
             if not told.endswith(b"\n"):  # the gateway may have been killed in the middle of a line
                 self.close()
                 raise GatewayLost("the gateway has ended")
-        reply = _decode(told)
+        try:
+            reply = _decode(told)
+        except ValueError as error:  # a gateway of another version
+            self.close()
+            raise GatewayLost(f"the gateway's answer cannot be read: {error}") from error
         if reply.error is not None:
             raise GatewayLost(reply.error)
         return reply

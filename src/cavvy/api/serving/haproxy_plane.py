@@ -106,7 +106,7 @@ class HaproxyPlane:
         """Return `traffic` plus the requests that HAProxy passed directly to replicas."""
         if service not in self._set:
             return await self._add_work(service, traffic)
-        with suppress(OSError, StopIteration):
+        with suppress(OSError):
             load = await asyncio.to_thread(self._runtime.read_load, service)
             self._counts[service] = add_load(self._counts.get(service, DirectCount()), load)
         traffic = await self._add_work(service, traffic)
@@ -140,8 +140,7 @@ class HaproxyPlane:
             self._take_served(self._requests)
 
     def _take_served(self, requests: DirectRequests) -> None:
-        served, self._runtime.served = self._runtime.served, {}
-        for service, found in served.items():
+        for service, found in self._runtime.take_served().items():
             requests.note(service, found)
 
     async def end(self) -> None:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from secrets import token_hex
+from threading import Lock
 
 from cavvy.domain.values import Struct, field
 from cavvy.gateway.config import ReplicaAddress
@@ -48,14 +49,15 @@ class ServerRequests(Struct, frozen=True, kw_only=True):
 
 
 class HaproxyRuntime:
-    """The servers of all backends, as this process has set them. `served` contains the last known
-    counts of each server, by service and server, until they are taken.
-    """
+    """The servers of all backends, as this process has set them. Several threads may read the
+    statistics."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mark = token_hex(3)  # of the names of the servers, which differ between processes
-        self.served: dict[str, dict[str, ServerRequests]] = {}
+        # the last known counts of each server, by service and server, until they are taken
+        self._served: dict[str, dict[str, ServerRequests]] = {}
+        self._lock = Lock()  # guards `_served`
         self._known: dict[str, dict[str, ReplicaAddress]] = {}  # service -> server -> address
         self._numbers: dict[str, int] = {}
 
@@ -105,8 +107,7 @@ class HaproxyRuntime:
         """Raises OSError."""
         rows = self._list_rows(name_backend(service))
         servers = [row for row in rows if row["svname"] not in (HOLD, "BACKEND")]
-        whole = next(row for row in rows if row["svname"] == "BACKEND")
-        hold = next(row for row in rows if row["svname"] == HOLD)
+        whole, hold = _find(rows, "BACKEND"), _find(rows, HOLD)
         replicas: dict[str, int] = {}
         for row in servers:
             name = row["svname"].rpartition(".")[0]
@@ -128,6 +129,12 @@ class HaproxyRuntime:
             if backend.startswith(name_backend("")):
                 self._note(backend, [row for row in rows if row["pxname"] == backend])
 
+    def take_served(self) -> Mapping[str, Mapping[str, ServerRequests]]:
+        """Return the counts of servers, by service, that were read since the last call."""
+        with self._lock:
+            found, self._served = self._served, {}
+        return found
+
     def _list_rows(self, backend: str) -> list[dict[str, str]]:
         rows = [row for row in self._read_rows(f" {backend} -1 -1") if row["pxname"] == backend]
         self._note(backend, rows)
@@ -135,17 +142,31 @@ class HaproxyRuntime:
 
     def _read_rows(self, of: str) -> list[dict[str, str]]:
         text = self.command(f"show stat{of}").removeprefix("# ")
-        return list(csv.DictReader(io.StringIO(text)))
+        rows = list(csv.DictReader(io.StringIO(text)))
+        if any(None in row.values() or "pxname" not in row for row in rows):
+            raise OSError("HAProxy's statistics are incomplete")
+        return rows
 
     def _note(self, backend: str, rows: list[dict[str, str]]) -> None:
-        known = self.served.setdefault(backend.removeprefix(name_backend("")), {})
-        for row in rows:
-            if row["svname"] not in (HOLD, "BACKEND"):
-                known[row["svname"]] = ServerRequests(
-                    requests=int(row["stot"]), mean_s=max(int(row["ttime"] or 0), 1) / 1000
-                )
+        found = {
+            row["svname"]: ServerRequests(
+                requests=int(row["stot"]), mean_s=max(int(row["ttime"] or 0), 1) / 1000
+            )
+            for row in rows
+            if row["svname"] not in (HOLD, "BACKEND")
+        }
+        with self._lock:
+            self._served.setdefault(backend.removeprefix(name_backend("")), {}).update(found)
 
     def _must(self, text: str, expected: str = "") -> None:
         answer = self.command(text)
         if answer and not (expected and expected in answer):
             raise HaproxyRefused(f"{text}: {answer}")
+
+
+def _find(rows: list[dict[str, str]], name: str) -> dict[str, str]:
+    """Raises OSError."""
+    for row in rows:
+        if row["svname"] == name:
+            return row
+    raise OSError(f"HAProxy's statistics have no {name}")

@@ -1,0 +1,80 @@
+"""Answers of HAProxy and of the gateway that are incomplete or of another version."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cavvy.api.serving.gateway_link import GatewayLink, GatewayLost
+from cavvy.gateway.control_socket import ControlReply, ReadStatistics
+from cavvy.gateway.haproxy.runtime import HaproxyRuntime
+
+HEAD = "# pxname,svname,qcur,scur,stot,rate,qtime,ttime,\n"
+ROWS = "svc-chat,r1.a1,0,1,7,2,0,5,\nsvc-chat,hold,0,0,1,0,0,1,\nsvc-chat,BACKEND,0,1,8,2,0,5,\n"
+
+
+@contextmanager
+def answer(path: Path, text: str) -> Iterator[None]:
+    """A socket that answers each line with this text, and closes the connection."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    line, _ = listener.accept()
+                except OSError:
+                    return
+                with line:
+                    line.recv(65536)
+                    line.sendall(text.encode())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "No such proxy.\n\n", HEAD, HEAD + ROWS[:40], HEAD + ROWS[: ROWS.index("svc-chat,BACK")]],
+)
+def test_incomplete_statistics_of_haproxy_are_an_error_of_the_connection(
+    tmp_path: Path, text: str
+) -> None:
+    with answer(tmp_path / "haproxy", text), pytest.raises(OSError, match="statistics"):
+        HaproxyRuntime(tmp_path / "haproxy").read_load("chat")
+
+
+def test_counts_that_were_taken_do_not_change_when_others_are_read(tmp_path: Path) -> None:
+    with answer(tmp_path / "haproxy", HEAD + ROWS + ROWS.replace("r1.", "r2.")):
+        runtime = HaproxyRuntime(tmp_path / "haproxy")
+        assert runtime.read_load("chat").replicas == {"r1": 1, "r2": 1}
+        taken = runtime.take_served()
+        assert set(taken["chat"]) == {"r1.a1", "r2.a1"}
+        assert runtime.take_served() == {}
+        runtime.read_served()
+        assert runtime.take_served() == taken
+
+
+async def _ask(path: Path) -> ControlReply:
+    link = await GatewayLink.open(str(path))
+    return await link.ask(ReadStatistics())
+
+
+def test_an_answer_of_an_unknown_gateway_counts_as_a_lost_gateway(tmp_path: Path) -> None:
+    told = json.dumps({"services": [{"name": 7}]}) + "\n"
+    with (
+        answer(tmp_path / "control", told),
+        pytest.raises(GatewayLost, match="cannot be read"),
+    ):
+        asyncio.run(_ask(tmp_path / "control"))
