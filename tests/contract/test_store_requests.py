@@ -248,6 +248,17 @@ async def test_a_service_without_a_gateway_is_divided_when_its_counts_are_known(
     assert await count_requests(store) == 3
 
 
+async def test_each_of_many_replicas_is_divided_as_a_replica_that_runs(store: Store) -> None:
+    replica, attempt = await start(store, "r0")
+    others = [replace(replica, id=f"r{number}") for number in range(1, 60)]
+    service, bills = make_service(replica, *others), RequestBills(store)
+    await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000, until=100)]))
+    await bills.divide(service, tell(work(r0={"": 40.0})), after(100))
+    expected = {"request": 400, "cold start": 200, "idle": 400, "node": 0}
+    assert await sums(store, "kind") == {(kind,): amount for kind, amount in expected.items()}
+    assert set(bills.rates) == {"r0"}
+
+
 async def test_a_service_waits_for_the_bills_of_its_replicas(store: Store) -> None:
     """The last charge comes when the provider has removed the replica."""
     replica, attempt = await start(store, "r1")

@@ -54,7 +54,7 @@ class RequestBills:
         for each in service.replicas:
             known.pop(each.id, None)
             known[each.id] = each
-        for old in list(known)[:-_REMEMBERED]:
+        for old in list(known)[: -max(_REMEMBERED, len(service.replicas))]:
             del known[old]
         done = self._done.get(service.id)
         due = done is None or now - done >= ACCRUE
