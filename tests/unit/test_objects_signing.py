@@ -3,6 +3,7 @@ taken.
 """
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +115,36 @@ def test_the_servers_keys_open_nothing_where_its_own_files_are(url: str) -> None
     open_place(url, merge_keys(environment, mine), lambda: NOW)  # the rights of these keys decide
     with pytest.raises(ObjectDenied, match="the server keeps its own files"):
         open_place(url, merge_keys(environment, {"AZURE_STORAGE_KEY": "x"}), lambda: NOW)
+
+
+PART_OF_AWS = [
+    {"AWS_REGION": "eu-west-1"},
+    {"AWS_ACCESS_KEY_ID": "mine"},
+    # the paths of these URLs would begin in the server's own bucket
+    {"AWS_ENDPOINT_URL": "https://company.s3.eu-west-1.amazonaws.com"},
+    {"AWS_ENDPOINT_URL_S3": "https://s3.eu-west-1.amazonaws.com/company"},
+]
+
+
+@pytest.mark.parametrize("mine", PART_OF_AWS, ids=str)
+def test_a_project_with_part_of_a_familys_keys_uses_no_file_of_the_server(
+    mine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ".aws"
+    folder.mkdir()
+    (folder / "credentials").write_text("[default]\naws_access_key_id=s\naws_secret_access_key=s\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    open_place("s3://other/a", merge_keys({OWN_FILES: FILES}, {}), lambda: NOW)
+    for url in (FILES, "s3://team/logs"):
+        with pytest.raises(ObjectDenied, match="no key of the server"):
+            open_place(url, merge_keys({OWN_FILES: FILES}, mine), lambda: NOW)
+
+
+def test_the_servers_google_key_signs_for_no_host_of_a_project() -> None:
+    environment = {"GOOGLE_SERVICE_ACCOUNT": '{"client_email": "a", "private_key": "k"}'}
+    mine = {"STORAGE_EMULATOR_HOST": "https://storage.googleapis.com/company"}
+    assert merge_keys({**environment, OWN_FILES: "gs://company/team"}, mine) == mine
+    assert merge_keys(mine, environment) == mine | environment
 
 
 @pytest.mark.parametrize("url", ["s3://company/teams/a", "s3://other/team/a", "s3://company/data"])

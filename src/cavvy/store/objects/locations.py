@@ -47,6 +47,9 @@ _FILES = ("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CRED
 # Not a variable of the environment: the URL of the bucket with the server's own files. No key of
 # the server opens a URL of a project there.
 OWN_FILES = "server.files"
+# Not a variable either: no key is read from the server's file of AWS profiles.
+_NO_PROFILE = "no profile"
+_AWS_KEY = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 SCHEMES = ("s3", "gs", "az", "sftp", "http", "https")
 _FAMILIES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]*")
@@ -61,12 +64,16 @@ class ObjectLocation(Struct, frozen=True, kw_only=True):
 
 def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the keys to use for one project. If the project's secrets contain a key of one family,
-    such as AWS, no key of that family is taken from the server's environment.
+    such as AWS, no key of that family is taken from the server's environment or files.
     """
     own = {name: value for name, value in secrets.items() if name in KEYS and name not in _FILES}
     families = {name.partition("_")[0] for name in own}
+    if "STORAGE_EMULATOR_HOST" in own:  # the project chooses the host, so it needs its own key
+        families.add("GOOGLE")
     kept = {name: environment[name] for name in KEYS if name in environment}
     keys = {name: kept[name] for name in kept if name.partition("_")[0] not in families} | own
+    if "AWS" in families and not own.keys() >= _AWS_KEY:
+        keys[_NO_PROFILE] = "1"
     reserved = environment.get(OWN_FILES, "")
     if reserved and _FAMILIES.get(urlsplit(reserved).scheme.lower()) not in families:
         keys[OWN_FILES] = reserved
@@ -131,11 +138,17 @@ def _open_s3(bucket: str, keys: Mapping[str, str], now: Callable[[], datetime]) 
 
 
 def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:
-    if "AWS_ACCESS_KEY_ID" in keys and "AWS_SECRET_ACCESS_KEY" in keys:
+    if keys.keys() >= _AWS_KEY:
         return (
             keys["AWS_ACCESS_KEY_ID"],
             keys["AWS_SECRET_ACCESS_KEY"],
             keys.get("AWS_SESSION_TOKEN", ""),
+        )
+    wanted = "set the project's secrets AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if _NO_PROFILE in keys:
+        raise ObjectDenied(
+            f"no key for S3 is configured: {wanted}; with any other AWS secret, the project uses "
+            "no key of the server"
         )
     path = Path(keys.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
     profile = keys.get("AWS_PROFILE", "default")
@@ -150,8 +163,7 @@ def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:
         )
     except (KeyError, configparser.Error, OSError) as error:
         raise ObjectDenied(
-            "no key for S3 is configured: set the project's secrets AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, "
+            f"no key for S3 is configured: {wanted}, "
             f"or give the server a profile [{profile}] in {path}"
         ) from error
 
