@@ -120,3 +120,17 @@ def test_rows_of_a_dynamically_quantised_model_do_not_change_each_other(tmp_path
     alone = predict(model, {"instances": [row]})[0]
     assert mixed != pytest.approx(alone, rel=0.01), "the model itself mixes the rows"
     assert predict(model, {"instances": [row, large]})[0] == alone
+
+
+def test_an_input_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)],
+        "cast",
+        [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, ["n", 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])],
+    )
+    opset = helper.make_opsetid("", 17)
+    path = tmp_path / "cast.onnx"
+    save(helper.make_model(graph, opset_imports=[opset], ir_version=9), str(path))
+    with pytest.raises(WrongRequest, match="which no request can have"):
+        predict(OnnxModel(path), {"instances": [[1.0, 2.0]]})

@@ -73,6 +73,8 @@ def _read_instance(model: OnnxModel, instance: Any) -> dict[str, Any]:
 
 
 def _read_value(name: str, known: Any, value: Any) -> Any:
+    if known.type not in TYPES:
+        raise WrongRequest(f"the input {name} is a {known.type}, which no request can have")
     kind, dtype = TYPES[known.type]
     try:
         found = np.asarray(value, dtype=dtype)
