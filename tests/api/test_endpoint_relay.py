@@ -1,6 +1,7 @@
 """The port of a managed endpoint: what it passes on, what it refuses, and how it loses answers."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
@@ -172,6 +173,23 @@ def test_an_answer_to_head_has_no_body(path: str, status: bytes, length: bytes) 
 
     use(endpoint, scenario)
     assert endpoint.got == []
+
+
+def test_a_port_that_cannot_listen_at_first_is_tried_again() -> None:
+    async def run() -> None:
+        relay = EndpointRelay("s", REPLICA, Endpoint)
+        with socket.socket() as blocker:
+            blocker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            blocker.bind(("127.0.0.1", relay.port))
+            blocker.listen()
+            for _ in range(5):  # the relay tries to listen
+                await asyncio.sleep(0)
+        async with patience():
+            while not await listens(relay.port):
+                await asyncio.sleep(0.01)
+        relay.close()
+
+    asyncio.run(run())
 
 
 def test_an_endpoint_that_is_not_in_service_fails_its_probe() -> None:

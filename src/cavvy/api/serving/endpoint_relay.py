@@ -54,11 +54,15 @@ class EndpointRelay:
             each.cancel()
 
     async def _run(self) -> None:
-        await self._serve()
         while True:
-            if await self._is_in_service():
+            try:
                 await self._serve()
-            await asyncio.sleep(_PAUSE_S)
+            except OSError as error:  # such as too many open files
+                extra = {"replica": self.id, "problem": str(error)}
+                _log.warning("the port of an endpoint does not listen", extra=extra)
+                await asyncio.sleep(_PAUSE_S)
+            while not await self._is_in_service():  # noqa: ASYNC110 - asks the provider
+                await asyncio.sleep(_PAUSE_S)
 
     async def _serve(self) -> None:
         """Listen until the endpoint is lost."""
