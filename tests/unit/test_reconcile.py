@@ -171,7 +171,7 @@ def test_numbers_times_and_rows_that_cannot_be_read_are_named(tmp_path: Path) ->
         (b"\x1f\x8bnothing", "cannot be read"),
         (b'[{"cost": 1}]', "a single JSON array"),
         (b"one\n1\n", "has no columns"),
-        (b"a,a\n1,2\n", "several columns 'a'"),
+        (b"a,a\n1,2\n", "several columns with the name 'a'"),
         (b"a,b\n1\n", "does not have the columns of the header"),
     ],
 )

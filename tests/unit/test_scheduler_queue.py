@@ -452,7 +452,7 @@ def test_the_wait_says_why_a_host_does_not_separate() -> None:
     scheduler = JobScheduler(QueueCapacity(hosts=(host,), allocations=(A_ALLOCATION,)))
     wait = scheduler.decide(of_project("other", "q"))
     assert isinstance(wait, JobWait)
-    assert "does not separate the jobs of projects (namespaces are missing), so" in wait.reason
+    assert "separate the jobs of projects (namespaces are missing) runs" in wait.reason
 
 
 def test_a_host_that_separates_runs_projects_side_by_side() -> None:

@@ -38,7 +38,7 @@ def test_ways_are_compared_with_prices_of_the_catalog(folder: Path) -> None:
     assert ways["always on"]["as_of"] is not None
     assert ways["to zero"]["usd_month"] < ways["always on"]["usd_month"]
     assert ways["managed endpoint"]["usd_month"] is None
-    assert "the catalog has no price of it" in ways["managed endpoint"]["price"]
+    assert "the catalog has no price for it" in ways["managed endpoint"]["price"]
     assert ways["serverless"]["source"] == "stated by --serverless-price"
     assert found["requests_per_day"] == 10
     assert plot.stat().st_size > 1000

@@ -203,8 +203,8 @@ class TransferClient:
     def ask(
         self, method: str, route: str = "", body: bytes | None = None, **query: object
     ) -> bytes:
-        """Return the body of a successful answer. Send a request and return the response; wait
-        while the control plane is unavailable. Raises TransferFailed."""
+        """Send a request and return the body of the successful answer. Waits while the control
+        plane is unavailable. Raises TransferFailed."""
         return self._ask(RetryBudget(self._tell), method, route, body, **query)
 
     def _ask(

@@ -226,7 +226,8 @@ class BoundedHttp(HttpToolsProtocol):
         """
         if isinstance(self.place, socket.socket) and not self._proven:
             with contextlib.suppress(OSError):  # the connection is already closed
-                self.place.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's least
+                # the kernel replaces 1 by its minimum
+                self.place.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
 
     def _abort_later(self) -> None:
         # closing a TLS connection normally would wait for the peer

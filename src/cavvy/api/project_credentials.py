@@ -159,8 +159,8 @@ class ProjectCredentials:
                 if missing := await self._find_missing(account, made):
                     raise ApiProblem(
                         "credential-in-use",
-                        f"{provider} does not list {missing[0]} with this credential, but a "
-                        f"job of project {project} runs or ends there",
+                        f"{provider} does not list {missing[0]} with this credential, but a job "
+                        f"of project {project} is running or ending there",
                     )
                 plain = encode(content).decode()
                 bound = SealedCredential(

@@ -12,7 +12,8 @@ from cavvy.domain.services import TargetKind
 
 # A reading this close to its target changes nothing, as in the autoscaler of Kubernetes.
 _TOLERANCE = 0.1
-# No service is measured long enough to promise fewer late requests than this share.
+# The smallest share of late requests that is used: no measurement is long enough to verify a
+# smaller one.
 _SMALLEST_SHARE = 1e-6
 # The exponent of the slots in the share of requests that wait for a batch; 1: independent slots
 _TOGETHER = 0.75
@@ -112,8 +113,8 @@ def _late_share_of_batches(
     own batch starts, and P(wait > w) = 1 - w / t(n). With several slots, a request waits for the
     first of them. This would be (1 - w / t(n))^s if they became free independently of each other.
     Their batches tend to end together, so the exponent is smaller; s^0.75 is an approximation that
-    was found by simulation. If the load would leave slots free without any batch, only the share
-    P(wait > 0) of the requests, at S = A + B, waits at all.
+    was found by simulation. If the slots could serve the load one request at a time, some requests
+    find a free slot: only the share P(wait > 0), computed for S = A + B, waits at all.
     """
     if batch is None:
         return 0.0

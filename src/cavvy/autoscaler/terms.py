@@ -9,7 +9,8 @@ class ScalingWeights(Struct, frozen=True, kw_only=True):
     were chosen on other traces.
     """
 
-    # an average of arrivals looks back about this long, and the search for bursts this long
+    # the approximate time over which the average of arrivals is taken, and the time over which the
+    # recent arrivals are counted to detect bursts
     slow_s: float = 150.0
     fast_s: float = 30.0
     # the recent arrivals are a burst if they exceed the average by this many standard deviations

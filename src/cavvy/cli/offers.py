@@ -173,7 +173,8 @@ def _offers_out(
     rows_out(columns, shown, output)
     if together and output == "table":
         click.echo(
-            "HOSTS are rented together, as one slice of TPUs; each is a node with the shown price.",
+            "HOSTS is how many hosts are rented together as one TPU slice. Each host is one "
+            "node, at the shown price.",
             err=True,
         )
 

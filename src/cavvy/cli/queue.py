@@ -152,8 +152,8 @@ def trigger(platform: str) -> None:
     "--state", type=click.Choice(_STATES), required=True, help="Delete the calls in this state."
 )
 def purge(name: str, project: str, state: str) -> None:
-    """Delete the calls in one state, with their results. Calls that events have added are not
-    repeated.
+    """Delete the calls in one state, with their results. The events that added these calls do not
+    add them again.
     """
     from cavvy.client import queue_wire
 

@@ -175,9 +175,9 @@ def _show_level(asked: "LevelView", reached: "LevelShares") -> str:
 def _show_unplaced(found: "ServedView", each: "UnplacedView") -> str:
     where = " and ".join(each.places)
     return (
-        f"no replica starts in {where} for waiting requests ({each.waiting}), because the service "
-        f"has its maximum of {found.most}; raise `replicas.max`, or stop one that runs elsewhere: "
-        f"`cavvy stop {each.instead}`"
+        f"no replica starts in {where} for waiting requests ({each.waiting}), because the "
+        f"service has its maximum of {found.most}; raise `replicas.max`, or stop a replica that "
+        f"runs elsewhere: `cavvy stop {each.instead}`"
     )
 
 

@@ -61,18 +61,19 @@ class AccountClient:
         return self._post("/v1/projects", ask, wire.ProjectView)
 
     def move_project(self, name: str, ask: wire.ProjectMove) -> wire.ProjectView:
-        """Raises ApiError `policy-lifted`, `project-budgets`, `project-loop`, `project-not-found`,
-        `project-archived`.
+        """Move a project. Raises ApiError `policy-lifted`, `project-budgets`, `project-loop`,
+        `project-not-found`, `project-archived`.
         """
         return self._post(f"{project_path(name)}/move", ask, wire.ProjectView)
 
     def archive_project(self, name: str, *, stop: bool = False) -> wire.ProjectView:
-        """Raises ApiError `project-busy`, `project-not-found`."""
+        """Archive a project. Raises ApiError `project-busy`, `project-not-found`."""
         ask = wire.ProjectArchiveAsk(stop=stop)
         return self._post(f"{project_path(name)}/archive", ask, wire.ProjectView)
 
     def unarchive_project(self, name: str) -> None:
-        """Raises ApiError `project-archived` if the parent project is archived."""
+        """Put a project in use again. Raises ApiError `project-archived` if its parent is
+        archived."""
         self._change("DELETE", f"{project_path(name)}/archive")
 
     def roles(self, project: str | None) -> list[wire.RoleView]:

@@ -159,8 +159,8 @@ class ApiClient:
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
-        """Return the events whose IDs are above `after`. If no bytes exist yet, wait up to `wait_s`
-        seconds for the first ones.
+        """Return the events whose IDs are above `after`. If there are none yet, wait up to `wait_s`
+        seconds for one.
         """
         target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
         return self._ask(target, wire.EventPage, wait_s=wait_s)

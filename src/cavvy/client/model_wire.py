@@ -33,7 +33,8 @@ class ModelFolderView(Answer, frozen=True, kw_only=True):
 def make_model_folder(
     client: ApiClient, project: str, job: str, snapshots: list[str], below: str | None
 ) -> ModelFolderView:
-    """Raises ApiError `job-not-found`, `no-model`, `snapshot-missing`, `disk-full`."""
+    """Make the folder. Raises ApiError `job-not-found`, `no-model`, `snapshot-missing`,
+    `disk-full`."""
     path = f"{project_path(project)}/jobs/{segment('job', job)}/model"
     body = encode(ModelFolderAsk(snapshots=snapshots, below=below))
     return decode(client.repeat(lambda: client.send("POST", path, body)).body, type=ModelFolderView)

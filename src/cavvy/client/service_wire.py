@@ -97,7 +97,8 @@ class TrialView(Answer, frozen=True, kw_only=True):
 
 class UnplacedView(Answer, frozen=True, kw_only=True):
     """Requests that must stay in all of `places` and wait there for a replica, which cannot start
-    because the service has its maximum. The replica `instead` would have to end first.
+    because the service has its maximum number of replicas. The replica `instead` would have to end
+    first.
     """
 
     places: list[str]

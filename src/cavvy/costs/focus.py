@@ -41,7 +41,7 @@ _UNITS: Mapping[QuantityUnit, tuple[str | None, int]] = {
     QuantityUnit.BYTES: ("GB", 10**9),
     QuantityUnit.MICROSECONDS: ("Hours", 3_600_000_000),
     QuantityUnit.REQUESTS: ("Requests", 1),
-    # for an amount that was moved to other kinds, without its hours
+    # for an amount that was moved to other kinds of charge; its hours stay with the original kind
     QuantityUnit.NONE: ("Hours", 1),
 }
 _NUMBERS = (

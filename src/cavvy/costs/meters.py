@@ -54,9 +54,8 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.IDLE,
-        source="warm nodes and idle named machines, the rest of minimum charges, machines of "
-        "failed "
-        "launches, and replicas of services between requests",
+        source="warm nodes and idle named machines, the unused part of minimum charges, machines "
+        "of failed launches, and replicas of services between requests",
     ),
     LedgerMeter(
         kind=EntryKind.COLD_START,

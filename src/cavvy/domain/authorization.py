@@ -57,7 +57,7 @@ class TokenState(StrEnum):
     VALID = "valid"
     EXPIRED = "expired"
     REVOKED = "revoked"
-    DISABLED = "disabled"  # the account is
+    DISABLED = "disabled"  # the token's account is disabled
 
 
 class Principal(Struct, frozen=True, kw_only=True):

@@ -146,7 +146,7 @@ def _check(found: dict[str, str]) -> EventAttributes:
         if name in found and not _URI.fullmatch(found[name]):
             raise InvalidEvent(f"`{name}` is not a URI")
     if "time" in found and not _is_time(found["time"]):
-        raise InvalidEvent("`time` is not a time as of RFC 3339")
+        raise InvalidEvent("`time` is not a time in the format of RFC 3339")
     if found.get("subject") == "":
         raise InvalidEvent("`subject` is empty")
     others = {k: v for k, v in found.items() if k not in (*_REQUIRED, "subject", "time")}

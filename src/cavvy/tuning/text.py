@@ -51,7 +51,9 @@ def describe_trial(trial: PlanTrial, facts: dict[str, Any], price: float | None)
         return f"reverted  {name}: {trial.error}"
     gain, half = trial.gain.mean * 1e3, trial.gain.half * 1e3
     same = (
-        "same samples, other random numbers of the data set" if facts.get("plain") else "same bits"
+        "same samples, but the data set draws other random numbers"
+        if facts.get("plain")
+        else "same bits"
     )
     what = same if trial.exact else "changes numerics"
     text = f"{trial.before_s * 1e3:.1f} -> {trial.after_s * 1e3:.1f} ms a step, "

@@ -34,9 +34,8 @@ class BlobCache:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
 
     def fetch(self, digest: str) -> str:
-        """Return the path of the blob in the cache, and download the blob if necessary. Send a
-        request and return the response; wait while the control plane is unavailable. Raises
-        TransferFailed, OSError.
+        """Return the path of the blob in the cache, and download the blob if necessary. Waits while
+        the control plane is unavailable. Raises TransferFailed, OSError.
         """
         path = self._path(digest)
         if not touch(path):
@@ -97,8 +96,8 @@ class BlobCache:
 
 
 def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
-    """Download the blob to `path`. Send a request and return the response; wait while the control
-    plane is unavailable. Raises TransferFailed, OSError.
+    """Download the blob to `path`. Waits while the control plane is unavailable. Raises
+    TransferFailed, OSError.
     """
     while True:
         try:

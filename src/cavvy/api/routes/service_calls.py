@@ -31,7 +31,7 @@ from cavvy.store.base import RowNotFound
 router = APIRouter(prefix="/v1/projects/{project}/services/{name}/calls", tags=["services"])
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}"
 _MOST_HEADERS = 50
-FULL_S = 10  # after which a call that did not fit may be submitted again
+FULL_S = 10  # seconds until a call may be submitted again after the queue was full
 _LONGEST = 4096  # characters of a path or of a header
 CallPath = Annotated[str, Path(pattern=ID_PATTERN, description="The call's ID.")]
 # the state `forgotten` is not shown to users
@@ -106,7 +106,7 @@ async def list_calls(
 @router.get(
     "/{call}",
     **document(
-        "One call with its result.",
+        "Get one call with its result.",
         rule=in_path(Permission.RUN),
         answer=wire.QueuedResultView,
         errors=("call-not-found",),

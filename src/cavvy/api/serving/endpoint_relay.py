@@ -20,7 +20,7 @@ from cavvy.providers.abilities import AnswersRequests, ReplicaAnswer, ReplicaReq
 from cavvy.providers.base import NotFound, ProviderError, Refused
 
 _CALLED, _PROBED = b"/invocations", b"/ping"
-# the largest body that SageMaker passes on, and more than others do (2026-11-24):
+# the largest body that SageMaker passes on; other providers accept less (2026-11-24):
 # https://docs.aws.amazon.com/general/latest/gr/sagemaker.html
 _MOST_BYTES = 25 << 20
 _CHUNK = 1 << 16
@@ -131,13 +131,17 @@ class EndpointRelay:
             status = 200 if await provider.answers(self._gang) else 503
             return _explain(status, "")
         if path != _CALLED:
-            return _explain(404, "a managed endpoint has the path /invocations alone")
+            return _explain(404, "a managed endpoint has only the path /invocations")
         if got.method != b"POST":
-            return _explain(405, "a managed endpoint answers POST alone")
+            return _explain(405, "a managed endpoint answers only POST requests")
         if got.upgrades or "text/event-stream" in got.headers.get("accept", ""):
-            return _explain(405, "a managed endpoint passes on neither WebSocket nor event streams")
+            return _explain(405, "a managed endpoint does not support WebSockets or event streams")
         if got.too_large:
-            return _explain(413, f"a managed endpoint gets at most {_MOST_BYTES >> 20} MiB")
+            return _explain(
+                413,
+                "the request is too large: a managed endpoint accepts at most "
+                f"{_MOST_BYTES >> 20} MiB",
+            )
         request = ReplicaRequest(body=bytes(got.body), headers=got.headers)
         try:
             return await provider.invoke(self._gang, request)
@@ -161,7 +165,7 @@ class _Incoming:
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        # the parser forgets both with the end of the message
+        # the parser no longer has these two values after the end of the message
         self.method, self.keeps = self.parser.get_method(), self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.service_wire import ServedView
 
-_START_S = 60.0  # within which a gateway starts, also after a restart of the server
+_START_S = 60.0  # maximum seconds until a gateway has started, also after a restart of the server
 _LOOK_AGAIN_S = 0.1
-_SILENT_S = 5.0  # between two looks at a service that has not answered yet
+_SILENT_S = 5.0  # seconds between two checks of the state of a service that has not answered yet
 
 answer_timeout_option = click.option(
     "--timeout",

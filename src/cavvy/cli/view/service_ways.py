@@ -14,7 +14,7 @@ from cavvy.sim.serving.comparison import ServingWay
 if TYPE_CHECKING:
     from cavvy.sim.serving.comparison import LoadCosts, WayCost, WayCrossing
 
-_UNKNOWN = "the catalog has no price of it"
+_UNKNOWN = "the catalog has no price for it"
 _NO_SPOT = "no spot offer fits"
 
 

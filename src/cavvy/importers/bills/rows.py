@@ -78,7 +78,8 @@ def _read_csv(file: Path, text: IO[str]) -> Iterator[tuple[int, BillRow | BadBil
         twice = sorted({name for name in names if names.count(name) > 1 and name})
         if twice:
             raise BillFileError(
-                f"{file} has several columns {twice[0]!r}", "rename or remove one of them"
+                f"{file} has several columns with the name {twice[0]!r}",
+                "rename or remove one of them",
             )
         for values in rows:
             number = rows.line_num

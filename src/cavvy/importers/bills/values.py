@@ -11,7 +11,7 @@ from typing import Any
 from cavvy.costs.bills import BillFault
 from cavvy.importers.bills.rows import BillRow
 
-# A comma is accepted only if a decimal point follows: because `1,234` means 1.234 in some
+# A comma is accepted only if a decimal point follows, because `1,234` means 1.234 in some
 # countries.
 _NUMBER = re.compile(r"[-+]?\$?(\d+|\d{1,3}(,\d{3})+(?=\.))?(\.\d+)?([eE][-+]?\d{1,3})?")
 _FIRST_YEAR, _LAST_YEAR = 2000, 2999

@@ -67,8 +67,8 @@ _NOTED = {
     "version": "Cavvy uses the version of the editor that you have installed",
     "home_dir": "dstack no longer reads this key",
     "setup": "dstack no longer uses this key",
-    "single_branch": "the working folder is frozen, not cloned",
-    "idle_duration": "the job's end releases its nodes; `--machine NAME --keep TIME` keeps them",
+    "single_branch": "Cavvy submits a copy of the working folder, and clones no repository",
+    "idle_duration": "`--machine NAME --keep TIME` keeps the nodes after the job has ended",
 }
 _MPI = "for MPI, write a Cavvy file in which every node runs `$CAVVY_MPI mpirun …`"
 _LOGIN = "DSTACK_REGISTRY_LOGIN"
@@ -382,8 +382,8 @@ def _read_length(root: Node, key: str) -> timedelta | None:
 
 
 def _read_limits(root: Node, kept_keys: TranslationNotes) -> JobLimits:
-    """Return the limits of the job. dstack checks each GPU and logins; Cavvy checks the mean of a
-    node's GPUs, or output and CPU use.
+    """Return the limits of the job. To detect an idle job, dstack checks each GPU and whether users
+    are logged in; Cavvy checks the mean of a node's GPUs, or the job's output and CPU use.
     """
     policy, duration = child(root, "utilization_policy"), _read_length(root, "max_duration")
     window, least = child(policy, "time_window"), child(policy, "min_gpu_utilization")

@@ -33,15 +33,15 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
 _NOTED = {
     "affinity": "`resources` determines which nodes fit",
-    "tolerations": "which nodes fit is decided by `resources`",
-    "serviceAccountName": "replicas get no account of a cluster",
+    "tolerations": "`resources` determines which nodes fit",
+    "serviceAccountName": "replicas do not get a Kubernetes service account",
     "priorityClassName": "write `priority`",
     "securityContext": "the image's user runs the program",
 }
 _REFUSED = {
     "initContainers": "write their commands in `setup`",
-    "imagePullSecrets": "write `image_login` with a secret of Cavvy's",
-    "hostNetwork": "replicas have no network of the host",
+    "imagePullSecrets": "write the login into a Cavvy secret, and name the secret in `image_login`",
+    "hostNetwork": "replicas cannot use the network of their host",
 }
 _REFUSED_OF_CONTAINER = {
     "envFrom": "write the variables in `env`",
@@ -164,7 +164,8 @@ def _read_env(
 
 
 def _fill(value: str, env: Mapping[str, str]) -> str:
-    """Return a variable's value with the values of the variables before it."""
+    """Return a variable's value, with each reference to an earlier variable replaced by its
+    value."""
 
     def find(found: re.Match[str]) -> str:
         return "$" if found[0] == "$$" else env.get(found[1], found[0])

@@ -104,7 +104,7 @@ def _need_gpus(objects: ServiceObjects, count: int, kept_keys: TranslationNotes)
     labels = at(objects.pod, "nodeSelector")
     product = next((str(labels[each]) for each in _PRODUCTS if each in labels), "")
     for label in labels.keys() - set(_PRODUCTS):
-        reason = "labels of nodes have no equivalent; `resources` decides"
+        reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
         kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
     known = find_accelerator(product) if product else None
     if product and known is None:

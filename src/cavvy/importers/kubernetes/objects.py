@@ -45,7 +45,7 @@ def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> Serv
     for kind, objects in found.items():
         if kind not in _USED:
             kept_keys.note(
-                objects[0][0], kind, "this object has no meaning here; `cavvy serve` needs none"
+                objects[0][0], kind, "`cavvy serve` does not need or use objects of this kind"
             )
     deployments = found.get("Deployment", [])
     if len(deployments) != 1:

@@ -179,10 +179,9 @@ class CheckpointStore:
         if staging is not None:
             # The error is not raised here, because the saving thread reports it, too.
             staging.exception()
-            if (
-                self._world.size > 1
-            ):  # raised here; otherwise other ranks would match this save with the next
-                # This raises errors that `staging` may not report.
+            if self._world.size > 1:
+                # This raises errors that `staging` may not report. Without it, other ranks would
+                # match this save with the next one.
                 self._stager.synchronize_staging()
 
     def wait(self) -> bool:
