@@ -69,10 +69,10 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     JobPhase.RUNNING: {
         JobPhase.DONE: "the work ended with exit code 0",
         JobPhase.FAILED: "the work failed and is not retried",
-        JobPhase.STOPPED: "a person cancelled its gang at the provider",
+        JobPhase.STOPPED: "a person cancelled the job's gang at the provider",
         JobPhase.QUEUED: "the attempt was lost or failed and is retried",
         JobPhase.STARTING: "the job's standby gang takes over",
-        JobPhase.STOPPING: "the user or a limit stops it",
+        JobPhase.STOPPING: "the user or a limit stops the job",
     },
     JobPhase.STOPPING: {
         JobPhase.STOPPED: "the work was stopped by the user",

@@ -20,8 +20,8 @@ class EntryKind(StrEnum):
     ADDRESS = "address"
     STORAGE = "storage"  # volumes while no job pays for them
     TRAFFIC = "traffic"
-    # paid machine time in which no job ran: warm nodes, the unused part of a minimum charge, machines of
-    # launches that failed, and replicas between requests
+    # paid machine time in which no job ran: warm nodes, the unused part of a minimum charge,
+    # machines of launches that failed, and replicas between requests
     IDLE = "idle"
     COLD_START = "cold start"  # replicas of services until they are ready
     REQUEST = "request"  # replicas of services while they worked on requests
