@@ -242,7 +242,7 @@ def _several(rows: _Rows) -> Iterable[str]:
 
 
 _HELD_OUT = """
-## Months that never tuned the policy
+## Months that were not used for tuning
 
 The policy was tuned on February 2023 only. These {jobs} jobs ran in AWS V100 zones of April (four zones for 177 h) and
 August 2023 (three zones for 305 to 428 h), with spot at 0.3 of the on-demand price

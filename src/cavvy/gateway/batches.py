@@ -52,8 +52,9 @@ _OF_WHOLE = frozenset(
 
 
 class BatchPart:
-    """The contribution of a request to a batch. Requests with the same `group` can be joined. Those
-    of half a refused batch have a common `half`, and are joined only with each other.
+    """The contribution of a request to a batch. Requests with the same `group` can be joined. If
+    a batch was refused, the requests of each half of it have a common `half`, and are joined only
+    with each other.
     """
 
     __slots__ = ("body", "group", "half", "instances", "request_id")

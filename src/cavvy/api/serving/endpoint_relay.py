@@ -46,7 +46,7 @@ class EndpointRelay:
         self._server: asyncio.Server | None = None
         self._lost = asyncio.Event()  # the endpoint is not in service
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(lambda _: held.close())  # even if it never ran
+        self._task.add_done_callback(lambda _: held.close())  # even if the task never ran
 
     def close(self) -> None:
         self._task.cancel()
