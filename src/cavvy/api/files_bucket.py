@@ -75,7 +75,7 @@ def check_bucket(url: str, settings: Settings, *, uses_machine: bool) -> None:
 
 
 def open_bucket(url: str, root: str, environment: Mapping[str, str] = os.environ) -> BucketFolder:
-    """Open the bucket, whose files have copies below `root`. Raises StateDirError."""
+    """Open the bucket. Copies of its files are kept below `root`. Raises StateDirError."""
 
     def now() -> datetime:
         return datetime.now(UTC)

@@ -142,7 +142,9 @@ class PeerServers:
             raise ApiProblem("agent-elsewhere", f"{told}, does not answer: {error}") from error
 
     async def send(self, server: Replica, target: str, body: bytes, now: datetime) -> Response:
-        """Send a request of this server itself. Raises OSError, ValueError."""
+        """Send a request to another server on behalf of this server, not of a user or an
+        agent. Raises OSError, ValueError.
+        """
         token = self._make_token("POST", _signed(target, body), now + _VALID)
         return await self._ask(server, "POST", target, {PEER.decode(): token}, body)
 

@@ -117,8 +117,8 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
     """Return the expected load.
 
     The rate is the average rate, or the recent rate during a burst. The service time is the mean
-    over the completed requests and the requests in flight so far: while a service is new, the
-    completed requests alone would be only the short ones.
+    over the completed requests and those in flight, with their time so far. The mean of completed
+    requests alone would be too low while a service is new, because short requests end first.
     """
     weights = terms.weights
     unevenness = max(record.short.unevenness(weights), record.long.unevenness(weights))

@@ -37,8 +37,8 @@ def locate(provider: str, region: str) -> tuple[str | None, str | None]:
 
 def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool:
     """Return whether `wanted` names the region, its zone, its country or its area, ignoring case.
-    Google's zones are recognised by their names, so that a zone also names the region of an offer
-    without a zone.
+    If the offer has no zone, a zone of Google as `wanted` names the region that is part of the
+    zone's name.
     """
     wish = wished_place(wanted)
     if zone is None and region_of_zone(wish) == region.lower():

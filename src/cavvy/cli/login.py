@@ -29,7 +29,10 @@ _TIMEOUT_S = 15.0
     "--token-file", metavar="FILE", help="A file that contains the token; - is standard input."
 )
 @click.option(
-    "--trust", metavar="NAME", help="Sign in by this trust, if the server offers several."
+    "--trust",
+    metavar="NAME",
+    help="The identity provider to sign in with, if the server accepts several: its name in "
+    "`cavvy trust list`.",
 )
 @click.option(
     "--ca-file",

@@ -38,7 +38,7 @@ class ServiceKey(Struct, frozen=True, kw_only=True):
 
 class StoredService(Struct, frozen=True, kw_only=True):
     """A service: a name in a project, the task of its newest revision, and its replicas, oldest
-    first. Each replica is a job with the ID of the replica.
+    first. Each replica is a job with the same ID.
 
     `wanted` is false once the user has ended the service; the row is deleted with the service's
     last replica. `target` is the number of replicas that the autoscaler last asked for, `why` its

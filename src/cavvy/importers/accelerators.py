@@ -65,7 +65,7 @@ def _find_name(name: str) -> tuple[str, int | None]:
 
 
 def _find_problem(name: str, chips: int | None) -> str:
-    """Return why Google has no slice with so many chips, or "" if it has one."""
+    """Return a message if Google has no slice with this number of chips, or "" if it has one."""
     from cavvy.catalog.tpu_slices import list_slices
 
     sizes = [each.chips for each in list_slices() if each.accelerator == name]

@@ -166,7 +166,9 @@ class Job:
 
 
 class JobWaiter:
-    """Waits for one job, step by step, so that threads and coroutines can use the same code."""
+    """Waits for one job. The wait is divided into steps, so that threads and coroutines can use the
+    same code.
+    """
 
     def __init__(self, job: Job, until: Until, timeout: TimeLimit | None, *, check: bool) -> None:
         self._job = job

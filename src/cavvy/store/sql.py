@@ -175,7 +175,7 @@ class SqlStore:
         return await self._writers.do(work if fence is None else fenced(work, fence))
 
     async def bind(self, key: str, value: str) -> str:
-        """Store a fact of the installation if it is missing, and return the stored fact."""
+        """Store a value under this key if the key has none, and return the stored value."""
         sql = 'INSERT INTO meta ("key", value) VALUES (?, ?) ON CONFLICT DO NOTHING'
         await self._change(sql, key, value)
         return str(await self._value('SELECT value FROM meta WHERE "key" = ?', key))

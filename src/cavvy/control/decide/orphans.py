@@ -52,8 +52,9 @@ def describe_gang(
     sure: bool = False,
     restored_at: datetime | None = None,
 ) -> OrphanGang:
-    """Return a description of the gang for people. `restored_at` is the time of the backup from
-    which the database was restored, if the gang is spared for this reason."""
+    """Return a description of the gang that people can read. `restored_at` is the time of the
+    backup from which the database was restored, if the gang is spared for this reason.
+    """
     unknown = "not in the database"
     if restored_at is not None:
         unknown += f", which was restored at {restored_at:%Y-%m-%d %H:%M} UTC"

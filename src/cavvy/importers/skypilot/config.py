@@ -76,9 +76,9 @@ def _are_met(options: Node) -> bool:
 def keep_config(
     config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
 ) -> None:
-    """Note or refuse all other settings. A setting is refused if the work may need it. Whether the
-    work may need a setting depends on the `clouds` on which the job may run (empty means any
-    cloud), and on whether the job runs in an image.
+    """Add a note for each setting that is not translated, or refuse it. A setting is refused if the
+    work may need it. Whether the work may need a setting depends on the `clouds` on which the job
+    may run (empty means any cloud), and on whether the job runs in an image.
     """
     for key, section in entries(config):
         keys = entries(section) if isinstance(section, MapNode) else [(key, section)]

@@ -57,8 +57,8 @@ def device_key(device: DeviceRates, count: int) -> str:
 def make_rates(
     profile: WorkProfile, run: StepSettings, counts: Iterable[int] = COUNTS
 ) -> dict[str, float]:
-    """Return the samples per second of a node, for each device and count on which the step fits.
-    The keys are those of `work.rates`.
+    """Return the samples per second of a node, for each device and number of accelerators that
+    have enough memory for the step. The keys are those of `work.rates`.
     """
     rates = {}
     for device in list_devices():

@@ -348,7 +348,7 @@ class AzureCloud:
         return prices
 
     def _fetch_extras(self, region: str) -> tuple[ExtraPrice, ...]:
-        """Fetch the prices of disks and addresses; blocks. Raises CloudFault."""
+        """Fetch the prices of disks and addresses. This call blocks. Raises CloudFault."""
         query = self._make_query(())
         try:
             items = self._prices.list_items(make_filter(region), query)

@@ -13,7 +13,7 @@ _SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
 def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
     """Return the part of a shell script that defines functions and their variables. The first call
-    packs a Python runtime, which blocks for seconds.
+    of `make_preamble` in a process blocks for seconds, because it packs a Python runtime.
 
     The shell expands `folder` within double quotes. `cavvy_start` creates the folder and sets
     `$CAVVY_PYTHON`; `cavvy_fetch HASH NAME` then downloads a file into it.

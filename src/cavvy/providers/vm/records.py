@@ -159,7 +159,9 @@ def is_machine_name(name: str) -> bool:
 
 
 def make_mark(installation: str) -> str:
-    """Return MARK in the module's docstring, which is also the value of the tag INSTALLATION."""
+    """Return the part MARK of a machine's name (see the module's docstring). MARK is also the value
+    of the tag INSTALLATION.
+    """
     return _digest(installation, _MARK)
 
 
