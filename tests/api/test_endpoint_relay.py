@@ -159,17 +159,16 @@ def test_other_requests_are_answered_here(line: str, more: str, status: bytes) -
     assert endpoint.got == []
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "length"), [("/ping", b"200", b"0"), ("/other", b"404", b"63")]
-)
-def test_an_answer_to_head_has_no_body(path: str, status: bytes, length: bytes) -> None:
+@pytest.mark.parametrize(("path", "status"), [("/ping", b"200"), ("/other", b"404")])
+def test_an_answer_to_head_has_no_body(path: str, status: bytes) -> None:
     """A reader would take the body for the start of the next answer on the connection."""
     endpoint = Endpoint()
 
     async def scenario(ask: Ask) -> None:
         head, _, body = (await ask(make_request(f"HEAD {path}"))).partition(b"\r\n\r\n")
         assert (head.split()[1], body) == (status, b"")
-        assert b"content-length: %s\r\n" % length in head
+        _, _, whole = (await ask(make_request(f"GET {path}"))).partition(b"\r\n\r\n")
+        assert b"content-length: %d\r\n" % len(whole) in head
 
     use(endpoint, scenario)
     assert endpoint.got == []
