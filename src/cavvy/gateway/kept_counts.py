@@ -119,8 +119,8 @@ class KeptCounts:
         if size:
             self.epoch = _read_epoch(self._chunks[0])
         else:
-            self._chunks[0][:_EPOCH_AT] = _FORMAT
             self._chunks[0][_EPOCH_AT:_BOOT_AT] = self.epoch.encode()
+            self._chunks[0][:_EPOCH_AT] = _FORMAT  # last, so a file with a format has an epoch
         self._mark(_read_boot())
         for slot in self._list_slots(0, len(self._chunks)):
             name = _read_name(slot)
