@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 from torch import distributed
+from torch.distributions import Categorical, Distribution
 from torch.utils.data import DataLoader
 
 from cavvy.tracer.script import trace_script
@@ -150,7 +151,11 @@ def test_another_missing_variable_is_told(tmp_path: Path) -> None:
         trace(tmp_path, "import os\nos.environ['DATA_FOLDER']\n")
 
 
-def test_distributions_do_not_check_values_that_a_trace_does_not_have(tmp_path: Path) -> None:
+def test_distributions_do_not_check_values_that_a_trace_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Compilation with TorchDynamo turns these checks off for the rest of the process.
+    monkeypatch.setattr(Distribution, "_validate_args", True)
     profile = trace(
         tmp_path,
         f"""
@@ -167,7 +172,7 @@ optimizer.step()
     )
     assert forward_flops(profile) == FLOPS
     with pytest.raises(ValueError, match="satisfy the constraint"):
-        torch.distributions.Categorical(probs=torch.tensor([-1.0, 2.0]))
+        Categorical(probs=torch.tensor([-1.0, 2.0]))
 
 
 def test_experts_that_choose_their_samples_with_any_get_an_equal_share(tmp_path: Path) -> None:
