@@ -319,14 +319,15 @@ def counting(held: str = "[ $CAVVY_ATTEMPT = 1 ]") -> str:
     """Commands that count to 4 in a checkpoint folder, say where they began, and wait at 2 while
     `held` is true.
 
-    They write a line when they are told to go.
+    They write a line when they are told to go. A provider can signal each process by itself, first
+    `sleep` and then the shell, which must not end because `sleep` has failed.
     """
     return f"""
     n=$(cat $CAVVY_CHECKPOINT_DIR/$NODE_RANK 2>/dev/null || echo 0); echo "begins at $n"
     trap 'echo told to go; exit 143' TERM
     while [ $n -lt 4 ]; do
       n=$((n + 1)); echo $n > $CAVVY_CHECKPOINT_DIR/$NODE_RANK; echo "step $n"
-      while [ $n = 2 ] && {held}; do sleep 0.05; done
+      while [ $n = 2 ] && {held}; do sleep 0.05 || :; done
     done
 """
 
