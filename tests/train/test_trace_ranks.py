@@ -94,6 +94,50 @@ if __name__ == "__main__":
     mp.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count(), join=True)
 """
 
+# A process for each rank, with its rank as the first argument or by name, and a process without
+STARTED = f"""
+import queue
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+def note(messages):
+    messages.put(b"noted")
+def work(rank, size, messages):
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    assert messages.get(timeout=60) == b"noted"
+    device = "cuda"
+    model = torch.nn.parallel.DistributedDataParallel({MODEL}.to(rank), device_ids=[rank])
+    {STEP.strip().replace(chr(10), chr(10) + "    ")}
+if __name__ == "__main__":
+    context = mp.get_context("fork")
+    messages = context.Queue()
+    notes = context.Process(target=note, args=(messages,))
+    notes.start()
+    second = context.Process(target=work, kwargs={{"rank": 1, "size": 2, "messages": messages}})
+    first = context.Process(target=work, args=(0, 2, messages))
+    for each in (second, first):
+        each.start()
+    for each in (second, first):
+        each.join()
+"""
+
+# Ranks that end without a step, and a step in the process that started them
+ENDED = f"""
+from multiprocessing.connection import wait
+import torch
+import torch.multiprocessing as mp
+device, model = "cpu", {MODEL}
+ranks = [mp.Process(target=print, args=(rank, "of 2")) for rank in range(2)]
+for each in ranks:
+    each.start()
+    assert wait([each.sentinel]) == [each.sentinel]
+    each.join()
+    assert (each.exitcode, each.is_alive()) == (0, False)
+    each.terminate()
+    each.close()
+{STEP}
+"""
+
 
 def trace(folder: Path, script: str) -> dict[str, Any]:
     (folder / "train.py").write_text(script)
@@ -116,8 +160,10 @@ def forward_flops(profile: dict[str, Any]) -> float:
         (FULLY_SHARDED, "bf16"),
         (SHARDED_MODULES, "bf16"),
         (SPAWNED, "fp32"),
+        (STARTED, "fp32"),
+        (ENDED, "fp32"),
     ],
-    ids=["data-parallel", "fully-sharded", "sharded-modules", "spawned"],
+    ids=["data-parallel", "fully-sharded", "sharded-modules", "spawned", "started", "ended"],
 )
 def test_a_script_of_several_ranks_is_traced_as_one(
     tmp_path: Path, script: str, precision: str

@@ -6,8 +6,9 @@ collective operations return at once.
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest.mock import patch
 
@@ -45,6 +46,7 @@ def one_process() -> Iterator[None]:
         (fsdp, "fully_shard", _leave_whole),
         (torch.multiprocessing, "spawn", _run_first),
         (torch.multiprocessing, "start_processes", _run_first),
+        (BaseProcess, "start", _start_first(BaseProcess.start)),
         (DataLoader, "__init__", _without_workers(DataLoader.__init__)),
     ]
     started = distributed.is_initialized()
@@ -122,6 +124,56 @@ def _leave_whole(module: Any, *_: Any, **options: Any) -> Any:
 def _run_first(function: Any, args: tuple[Any, ...] = (), *_: Any, **__: Any) -> None:
     """Act like `torch.multiprocessing.spawn`, but run only the first process, in this process."""
     function(0, *args)
+
+
+def _start_first(before: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a `Process.start` that runs the process of rank 0 in this process, and does not start
+    the processes of other ranks. Processes without a rank start as usual.
+    """
+
+    def start(process: Any) -> None:
+        rank = _find_rank(process)
+        if rank is None:
+            before(process)
+            return
+        process._popen = _EndedProcess()
+        process._sentinel = process._popen.sentinel
+        if rank == 0:
+            process.run()
+
+    return start
+
+
+def _find_rank(process: Any) -> int | None:
+    """Return the rank of a process that a script starts: the first argument of its function, or
+    the one named `rank` or `local_rank`. Returns None if this argument is not a whole number.
+    """
+    named = process._kwargs
+    rank = named.get("rank", named.get("local_rank", next(iter(process._args), None)))
+    return rank if type(rank) is int else None
+
+
+class _EndedProcess:
+    """The handle of a process of another rank, in place of the operating system's."""
+
+    pid = returncode = 0
+
+    def __init__(self) -> None:
+        self.sentinel = os.open(os.devnull, os.O_RDONLY)  # can always be read, as after an end
+
+    def poll(self) -> int:
+        return 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+    def close(self) -> None:
+        os.close(self.sentinel)
+
+    def terminate(self) -> None:
+        """Do nothing, because no process has started."""
+
+    kill = terminate
 
 
 _init_process_group = distributed_c10d.init_process_group
