@@ -264,7 +264,7 @@ def test_loopback_tcp_takes_the_token_too(home: Path) -> None:
     server = ensure_server()
     assert server.listen is not None
     with ApiClient(server.listen, read_token(str(home))) as client:
-        assert client.server().pid == server.pid
+        assert (client.server().pid, client.server().listen) == (server.pid, server.listen)
     with (
         ApiClient(server.listen, "") as client,
         pytest.raises(ApiError, match="does not belong to this server"),

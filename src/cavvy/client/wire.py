@@ -590,5 +590,6 @@ class ServerView(Answer, frozen=True, kw_only=True):
     idle_stop_s: int
     unfinished: int
     database: str
+    listen: str | None = None  # the address for users; None: only the Unix socket
     node_endpoint: str | None = None  # the address that nodes outside this machine use
     problem: str = ""

@@ -56,6 +56,7 @@ async def server(request: Request) -> Response:
             idle_stop_s=app_state.settings.whole("server.idle_stop_s"),
             unfinished=sum(count for phase, count in counts.items() if phase not in JOB_ENDS),
             database=app_state.database,
+            listen=app_state.listen if inside else None,
             node_endpoint=app_state.node_endpoint if inside else None,
             problem=_find_problem(app_state) if inside else "",
         )
