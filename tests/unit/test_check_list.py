@@ -26,3 +26,8 @@ def test_a_test_double_is_listed_only_if_it_is_configured_or_named(
     listed = list_names()
     assert ("fake" in listed, "aws" in listed) == (configured, True)
     assert list_names("fake") == ["fake"]
+
+
+def test_a_task_file_is_sent_to_validate() -> None:
+    found = CliRunner().invoke(cli, ["check", "train.yaml"], prog_name="cavvy")
+    assert (found.exit_code, "cavvy validate train.yaml" in found.output) == (2, True)

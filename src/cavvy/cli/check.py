@@ -2,6 +2,7 @@
 features the provider does not support.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -187,9 +188,12 @@ def _load(name: str | None) -> tuple["Settings", Mapping[str, "KnownProvider"]]:
                 else f"[providers.{each}]: there is no such provider"
             )
             close = get_close_matches(each, installed, n=1)
-            hint = (
-                f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(installed))}"
-            )
+            if each == name and os.path.splitext(each)[1]:
+                hint = f"to check a task file: cavvy validate {each}"
+            elif close:
+                hint = f"did you mean {close[0]!r}?"
+            else:
+                hint = f"known: {', '.join(sorted(installed))}"
             raise CommandFailure(
                 what if each == name else f"{known.file}: {what}", hint, exit_code=2
             )
