@@ -1,14 +1,16 @@
 """Tests the test that judges a canary, with requests drawn from a fixed seed."""
 
-from math import comb, log
+from math import comb, log, sqrt
 from random import Random
+from statistics import NormalDist
 
 import msgspec
 import pytest
 
 from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
-from cavvy.control.decide.null_distribution import add, draw_failed
+from cavvy.control.decide.null_distribution import add, draw_failed, find_tail
 from cavvy.domain.service_updates import CanaryTrial, NullDistribution, RevisionSums, UpdateEnd
+from cavvy.domain.values import replace
 
 TERMS = CanaryTerms()
 
@@ -129,6 +131,30 @@ def test_the_last_look_spends_what_the_others_have_left() -> None:
         )
         found[failed] = [judge(trial, TERMS, last=last).end for last in (False, True)]
     assert found == {11: [None, None], 19: [None, UpdateEnd.ERRORS]}
+
+
+def test_the_last_look_spends_no_more_than_the_others_have_left() -> None:
+    """The chance that no difference is found to be one, over all looks and both kinds of evidence,
+    at the least evidence for which the last look rolls back.
+    """
+    random, trial, old, new = Random(7), CanaryTrial(), RevisionSums(), RevisionSums()
+    for block in range(199):
+        old += draw(random, 90) + RevisionSums(requests=1, errors=1 + block % 2)
+        new += draw(random, 10)
+        trial = observe(trial, old, new, TERMS)
+    assert trial.found is None
+
+    def roll_back(failed: int, shift: float) -> UpdateEnd | None:
+        return judge(replace(trial, failed=failed, shift=shift), TERMS, last=True).end
+
+    failed = next(each for each in range(200) if roll_back(each, 0.0) is UpdateEnd.ERRORS)
+    tenths = next(each for each in range(999) if roll_back(0, each / 10) is UpdateEnd.LATENCY)
+    spread = sqrt(trial.deviation / trial.free * trial.information)
+    by_latency = 1 - NormalDist().cdf(tenths / 10 / spread)
+    spent = trial.failures.spent + trial.shifts.spent
+    assert spent > 0.35 * TERMS.alpha
+    assert min(by_latency, find_tail(trial.failures, failed)) > 0.02 * TERMS.alpha
+    assert spent + by_latency + find_tail(trial.failures, failed) < 0.8 * TERMS.alpha
 
 
 @pytest.mark.parametrize("sizes", [(10, 90, 1), (10, 90, 95), (10, 10, 10), (50, 450, 40)])
