@@ -139,7 +139,7 @@ def test_a_list_of_prices_that_may_not_be_read_stops_no_job(account: GcpPlace) -
         return dict(await provider.whoami())["prices"]
 
     told = asyncio.run(scenario())
-    assert told.startswith("disks and addresses are not billed")
+    assert told.startswith("Cavvy uses the catalog's prices")
     assert "cloudbilling.googleapis.com" in told
 
 
@@ -158,7 +158,7 @@ def test_a_wrong_price_in_the_list_stops_no_job(account: GcpPlace, units: object
         assert not any(each.extras for each in offers)
         return dict(await provider.whoami())["prices"]
 
-    assert asyncio.run(scenario()).startswith("disks and addresses are not billed")
+    assert asyncio.run(scenario()).startswith("Cavvy uses the catalog's prices")
 
 
 def test_a_disk_with_a_price_per_hour_costs_as_much_as_with_one_per_month(

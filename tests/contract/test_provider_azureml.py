@@ -184,7 +184,7 @@ class TestAzureMl(RestContract):
         provider = account.provider("ours")
         assert {each.zone for each in asyncio.run(provider.offers())} == {"cpu", "gpu", "tiny"}
         facts = dict(asyncio.run(provider.whoami()))
-        assert "gpu-low: the price of low priority" in facts["clusters without offers"]
+        assert "gpu-low: the low-priority price" in facts["clusters without offers"]
 
     def test_a_job_starts_the_agent_and_has_the_settings(self, account: AzureMlPlace) -> None:
         job = self.launch(account, cluster="gpu", longest=timedelta(hours=2))

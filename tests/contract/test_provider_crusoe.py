@@ -55,8 +55,8 @@ class TestCrusoe(RestContract):
         ("prices", "told"),
         [
             ("", "set the prices of GPUs"),
-            ("H100", "H100= is not the name of a GPU"),
-            ("Z9000=1", "Z9000=1 is not the name of a GPU"),
+            ("H100", "H100= is not a GPU"),
+            ("Z9000=1", "Z9000=1 is not a GPU"),
         ],
     )
     def test_prices_must_be_set(self, account: RestPlace, prices: str, told: str) -> None:

@@ -32,8 +32,8 @@ class Ability(Struct, Generic[_P], frozen=True, kw_only=True):
 
 
 class SharesHosts(Protocol):
-    """A provider whose hosts run several jobs at the same time. The control plane records which job
-    has which devices.
+    """A provider whose hosts run several jobs at the same time. The control plane records the
+    devices that each job uses.
     """
 
     async def hosts(self) -> Sequence[Host]: ...
@@ -52,9 +52,8 @@ class BillsVolumes(Protocol):
     """A provider whose volumes cost money between jobs."""
 
     async def kept_volumes(self) -> Sequence[KeptVolume]:
-        """Return all volumes made by this installation that outlive their jobs, with
-        their prices. Raises TryAgain or Refused if a place that may contain volumes does not
-        answer.
+        """Return all volumes made by this installation that outlive their jobs, with their prices.
+        Raises TryAgain or Refused if a location that may contain volumes does not answer.
         """
 
 
@@ -64,10 +63,9 @@ class HasParts(Protocol):
     """
 
     def silent(self) -> Sequence[str]:
-        """Return the parts that did not answer the last call of `offers`, each with the reason.
-
-        A job that fits no available offer waits for these parts. If no part answers, `offers`
-        raises an error.
+        """Return the clusters, regions or hosts that did not answer the last call of `offers`, each
+        with the reason. A job that fits no available offer waits until they answer. If none of them
+        answers, `offers` raises an error.
         """
 
 
@@ -113,8 +111,9 @@ class AnswersRequests(Protocol):
         """Return whether the gang's endpoint gets requests. Raises TryAgain, NotFound, Refused."""
 
     async def invoke(self, gang: str, request: ReplicaRequest) -> ReplicaAnswer:
-        """Pass a request to the gang's endpoint once. Raises TryAgain if the endpoint may have got
-        the request and its answer is lost, or if it gets no requests now; NotFound, Refused.
+        """Pass a request to the gang's endpoint once. Raises NotFound, Refused, and TryAgain if the
+        endpoint is not ready, or if its answer was lost although the endpoint may have received the
+        request.
         """
 
 
@@ -142,7 +141,7 @@ class TellsQuotas(Protocol):
 
     def untold_quotas(self) -> Sequence[str]:
         """Return the regions whose quotas the last call of `quotas` could not read, each with the
-        reason; the list is empty if all were read. If no region answers, `quotas` raises an error.
+        reason. If no region answers, `quotas` raises an error.
         """
 
 
@@ -233,9 +232,9 @@ class ServesNodes(Protocol):
 
 
 class KeepsNodes(Protocol):
-    """A provider whose infrastructure keeps a gang's nodes after the gang's work for the next gang,
-    and bills them meanwhile. A gang with kept nodes counts as ended once its nodes have ended or
-    are in use by the next gang.
+    """A provider whose infrastructure keeps nodes running after a gang's work, for the next gang,
+    and bills them in the meantime. A gang with kept nodes counts as ended once its nodes have ended
+    or are in use by the next gang.
     """
 
     async def release(self, name: str) -> None:
@@ -249,8 +248,8 @@ class Closeable(Protocol):
     `close`."""
 
     async def close(self) -> None:
-        """Close the files and connections. The call must be the last one, made in the event loop in
-        which the provider was used.
+        """Close the files and connections. Call this method last, and in the event loop that used
+        the provider.
         """
 
 
@@ -271,16 +270,16 @@ HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
 BILLS_VOLUMES: Ability[BillsVolumes] = Ability(
     name="bills volumes",
     methods=("kept_volumes",),
-    purpose="Lists the volumes that Cavvy has made, with their sizes and prices; Cavvy posts what "
-    "they cost between jobs to the ledger.",
+    purpose="Lists the volumes that Cavvy has made, with their sizes and prices; Cavvy records "
+    "their cost between jobs in the ledger.",
 )
 HAS_PARTS: Ability[HasParts] = Ability(
     name="has parts",
     methods=("silent",),
     purpose="Reports the clusters, regions or hosts that did not answer, with the reason. A job "
-    "that fits no available offer waits for these parts. `FanOut` of "
-    "`providers/batch/fan_out.py` "
-    "queries the parts so that a silent part does not block the others.",
+    "that fits no available offer waits until they answer. `FanOut` in "
+    "`providers/batch/fan_out.py` queries all of them at the same time, so that a slow one does "
+    "not delay the others.",
 )
 SIGNALS_CHANGES: Ability[SignalsChanges] = Ability(
     name="signals changes",
@@ -316,7 +315,7 @@ TELLS_QUOTAS: Ability[TellsQuotas] = Ability(
     name="quotas",
     methods=("quotas", "untold_quotas"),
     purpose="`cavvy quota`: the account's quotas with their use, and the command that requests "
-    "more. `limit_offer` of `domain/quotas.py` subtracts the use from the capacity of offers.",
+    "more. `limit_offer` in `domain/quotas.py` limits the capacity of offers to the unused quota.",
 )
 STATES_POLICY: Ability[StatesPolicy] = Ability(
     name="policy",

@@ -43,7 +43,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 
 class CallLimits(Struct, frozen=True, kw_only=True):
-    """The time for the answer to a call, and the number of connections of a client."""
+    """The read timeout of a call in seconds, and the maximum number of a client's connections."""
 
     read_s: float = 30
     connections: int = 16
@@ -51,8 +51,8 @@ class CallLimits(Struct, frozen=True, kw_only=True):
 
 class AwsAccount:
     """The AWS account that the settings select. `run` executes blocking calls; simulations pass a
-    function that uses no threads. `provider` is the provider that has the settings and is named in
-    errors.
+    function that uses no threads. `provider` is the name of the provider that has the settings;
+    error messages contain the name.
     """
 
     # The SDK retries read-only calls in the call's thread, with growing pauses while AWS throttles.

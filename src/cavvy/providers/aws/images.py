@@ -48,8 +48,8 @@ class MachineImage(Struct, frozen=True, kw_only=True):
 
 
 class MachineImages:
-    """Looks up images. Values of parameters are cached for ten minutes, images for
-    ever."""
+    """Looks up images. Parameter values are cached for ten minutes; images are cached without a
+    time limit."""
 
     def __init__(
         self, account: AwsAccount, settings: Mapping[str, Scalar], now: Callable[[], datetime]

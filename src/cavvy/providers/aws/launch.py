@@ -257,9 +257,9 @@ class AwsLauncher:
                 raise
             raise Refused(
                 f"network: {gang.offer.instance_type} has {shape.efa} network adapters, so its "
-                "nodes get no public address, and without one they cannot reach the server from "
-                "any default subnet; name a subnet with a NAT gateway, or set `public_ip: true` "
-                "to use only one adapter"
+                "nodes get no public address and cannot reach the server from any default subnet; "
+                "name a subnet with a NAT gateway, or set `public_ip: true` to use only one "
+                "adapter"
             ) from None
         return _first_of_each_zone(usable), False
 
@@ -400,7 +400,7 @@ def _order_names(
     subnets: Sequence[Json], *, free: bool, zone: str | None
 ) -> tuple[str | None, Sequence[str]]:
     """Return the name of the subnet to try first (None lets EC2 choose), and the names to try next.
-    If EC2 may choose (`free`), the second list is empty if the gang is bound to one `zone`.
+    If `free` is True, EC2 chooses, and a gang in a given `zone` has no other subnets to try.
     """
     names = [str(each["SubnetId"]) for each in subnets]
     if free:

@@ -26,7 +26,7 @@ class AwsInstance(Struct, frozen=True, kw_only=True):
 
     @property
     def billed_from(self) -> datetime | None:
-        """The launch time, or None while EC2 has charged nothing because the instance never ran."""
+        """The launch time, or None if the instance has not run, so that EC2 charges nothing."""
         waits = not self.ran and self.ended_at is None
         return None if waits or self.failure else self.started_at
 

@@ -95,7 +95,7 @@ class _Region(Struct, kw_only=True):
 
 
 class AwsMarket:
-    """Reads and caches offers. Concurrent callers share one read."""
+    """Reads and caches offers. Concurrent callers share the requests to AWS."""
 
     def __init__(
         self,
@@ -346,20 +346,21 @@ class AwsMarket:
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """Return descriptions of the region's configured reservations, by id, from the last
-        `offers`."""
+        """Return descriptions of the region's configured reservations, by id, as the last call of
+        `offers` read them."""
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def disk_price(self, region: str, kind: str) -> ExtraPrice | None:
-        """Return the price of this type of disk, from the last `offers`."""
+        """Return the price of this type of disk, as the last call of `offers` read it."""
         known = self._regions.get(region)
         prices = self._extras(known.facts) if known and known.facts else ()
         found = (each for each in prices if (each.kind, each.name) == (ChargeKind.DISK, kind))
         return next(found, None)
 
     def unknown(self, region: str) -> Sequence[str]:
-        """Return the region's accelerators that are not in the catalog, from the last `offers`."""
+        """Return the region's accelerators that are not in the catalog, as found by the last call
+        of `offers`."""
         known = self._regions.get(region)
         return known.facts.unknown if known and known.facts else ()
 

@@ -419,7 +419,7 @@ class AwsProvider:
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
         """Do the same as `_tidy` for all gangs; also remove the objects of unknown gangs. `regions`
-        are the regions that answer: a launch in another region may have taken effect although no
+        are the regions that answer. A launch in any other region may have succeeded, although no
         instance is listed.
         """
         now = self._context.now()

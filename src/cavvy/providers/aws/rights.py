@@ -56,7 +56,7 @@ async def find_refused_launches(
 def describe_rights(refused: Sequence[str]) -> str:
     """Write one line for `cavvy check` about the refused calls."""
     if not refused:
-        return "no call that EC2 checks by a dry run is refused"
+        return "EC2 refused none of the calls that it checks by a dry run"
     return f"refused: {', '.join(refused)}; `cavvy check aws --policy` prints what Cavvy needs"
 
 

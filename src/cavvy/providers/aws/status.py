@@ -65,7 +65,7 @@ class AwsStatus:
         self, regions: Sequence[str], name: str | None
     ) -> tuple[list[GangSeen], Mapping[str, ProviderError]]:
         """Return the gangs that EC2 lists or the ledger records in the regions that answer, and the
-        errors of the other regions. Raises TryAgain, Refused if no region answers.
+        errors of the other regions. Raises TryAgain or Refused if no region answers.
         """
         patience = _PATIENCE_S if len(regions) > 1 else None
         answers = await asyncio.gather(*(self._hear(each, name, patience) for each in regions))
@@ -310,8 +310,8 @@ def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
 
 
 def _last_of_each(rates: Iterable[tuple[datetime, int]]) -> list[tuple[datetime, int]]:
-    """Drop prices that equal the previous price and, of several prices with the same time, all
-    except the last.
+    """Drop each price that equals the previous one. If several prices have the same time, keep only
+    the last one.
     """
     found: dict[datetime, int] = dict(rates)
     kept: list[tuple[datetime, int]] = []

@@ -55,8 +55,8 @@ MANIFEST = Manifest(
         "job waits until its lease ends",
     },
     options={
-        "image": "the image, as for the setting `image`",
-        "share": "the share identifier, as for the setting `share`",
+        "image": "the container image, in the format of the setting `image`",
+        "share": "the share identifier of the job, in place of the setting `share`",
         "priority": "0 to 9999; in a queue with a fair-share policy, jobs of the same share with a "
         "higher priority start first",
     },
@@ -93,7 +93,7 @@ MANIFEST = Manifest(
         ),
         number(
             "memory_percent",
-            "The part of an instance's memory that a job requests; ECS needs the rest.",
+            "The percentage of an instance's memory that a job requests; ECS needs the rest.",
             default=90,
             minimum=1,
             unit="percent",

@@ -91,7 +91,9 @@ class BatchService:
         region = await self._queues.region()
         queue = request.offer.zone or ""
         if request.offer.region != region or queue not in self._queues.names():
-            raise Refused(f"the queue {queue} in {request.offer.region} is not among the settings")
+            raise Refused(
+                f"the queue {queue} in {request.offer.region} is not in the setting `queues`"
+            )
         if request.nodes > 1 and request.offer.purchase is Purchase.SPOT:
             # https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
             raise CloudFault(400, _FULL, "AWS Batch runs no gangs on spot instances")
@@ -178,7 +180,7 @@ class BatchService:
         await self._forget(region, some)
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister a job's definitions. If this fails, the definitions remain, which costs
+        """Deregister a job's definitions. If a call fails, the definitions remain and cost
         nothing."""
         for each in definitions:
             with suppress(CloudFault):
@@ -222,8 +224,8 @@ class BatchService:
         if not _SHARE.fullmatch(share):
             raise Refused(
                 f"[providers.aws-batch] share: the queue {queue} has a fair-share policy, so each "
-                "job needs a share identifier of letters and digits; set it, or `share` in the "
-                f"options of the task (it is {share!r} now)"
+                "job needs a share identifier of letters and digits; set `share` here or in the "
+                f"task's options (the current value is {share!r})"
             )
         return _Share(share=share, priority=priority)
 

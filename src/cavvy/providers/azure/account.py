@@ -63,8 +63,8 @@ class AzureAccount:
         provider: str = "azure",
         namespaces: Sequence[str] = ("Microsoft.Compute", "Microsoft.Network"),
     ) -> None:
-        """`provider` is the provider that has the settings and is named in errors. `namespaces` are
-        the services that the subscription must have registered.
+        """`provider` is the name of the provider that has the settings; error messages contain the
+        name. `namespaces` are the services that the subscription must have registered.
         """
         self._settings, self._table = settings, f"[providers.{provider}]"
         self._namespaces = namespaces

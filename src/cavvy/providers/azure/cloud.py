@@ -107,7 +107,7 @@ class AzureCloud:
         mark: str,
         make_credential: Callable[[], Credential] | None = None,
     ) -> None:
-        """`mark` is the installation's mark in the names of its machines."""
+        """`mark` identifies the installation in the names of its machines."""
         self._prefix = f"{NAME_PREFIX}{mark}-"
         self._settings, self._now, self._find_instance = settings, now, find_instance
         self._account = AzureAccount(settings, make_credential)
@@ -262,7 +262,7 @@ class AzureCloud:
 
     async def _read(self, told: Any, power: Mapping[str, MachineState | None]) -> CloudMachine:
         """Parse a machine in the API's list. A machine that Azure could not start counts as
-        stopped, so that the layer `vm` deletes it.
+        stopped, so that `providers.vm` deletes the machine.
         """
         on = power.get(str(told["id"]).lower())
         machine = read_machine(told, on)
@@ -289,8 +289,8 @@ class AzureCloud:
                     self._full[offer.key] = self._now() + _FULL_AGE
 
     async def _read_power(self) -> Mapping[str, MachineState | None]:
-        """Return, by the resource's id in lower case, whether each machine of the subscription is
-        running. The list of a resource group does not contain this state. If Azure does not
+        """Return the power state of each machine in the subscription; the keys are resource ids in
+        lower case. The list of a resource group does not contain the power state. If Azure does not
         respond, the last response is used, so that machines can still be listed and deleted.
         """
         now = self._now()
@@ -357,7 +357,7 @@ class AzureCloud:
             raise CloudFault(0, _NO_PRICES, str(error)) from error
 
     def _fetch(self, region: str, names: Sequence[str]) -> Sequence[Offer]:
-        """Fetch the prices of these sizes; blocks. Raises CloudFault."""
+        """Fetch the prices of these sizes; the call blocks its thread. Raises CloudFault."""
         types = " or ".join(f"armSkuName eq '{each}'" for each in names)
         only = f"armRegionName eq '{region}' and priceType eq 'Consumption' and ({types})"
         blank = Offer(provider="azure", region=region, instance_type="", rate=HourlyRate(0))

@@ -37,7 +37,8 @@ MANIFEST = Manifest(
     name="azure",
     title="Azure",
     docs="docs/guides/azure.md",
-    rights="a role with the actions in docs/guides/azure.md, three of them on the subscription",
+    rights="a role with the actions in docs/guides/azure.md; three of the actions must be "
+    "allowed on the subscription",
     abilities=(*ABILITIES, HAS_PARTS, TELLS_QUOTAS),
     project_settings=(
         "key_file",

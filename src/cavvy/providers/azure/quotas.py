@@ -36,8 +36,8 @@ class AzureQuotas:
         return f"cannot be read: {'; '.join(told)}" if faults else ""
 
     async def read(self, region: str) -> Sequence[Quota]:
-        """Return the quotas of vCPUs of a region, sorted by name. Raises CloudFault, Refused; also
-        if the last read failed less than a minute ago.
+        """Return the quotas of vCPUs of a region, sorted by name. Raises CloudFault or Refused if
+        the quotas cannot be read, or if the last attempt failed less than a minute ago.
         """
         known = await self._cache.read(region)
         return [known[name] for name in sorted(known)]

@@ -39,7 +39,7 @@ MANIFEST = Manifest(
         Feature.CAPACITY: "Azure Batch does not report free capacity; a pool that does not get "
         "its machines reports an error, and Cavvy tries the next best offer "
         f"({_DOCS}/batch-pool-node-error-checking)",
-        Feature.VOLUMES: "a pool can attach only empty disks, no existing ones; copy data from "
+        Feature.VOLUMES: "a pool can attach new, empty disks but no existing disks; copy data from "
         f"and to a bucket instead ({_POOL})",
         Feature.MOUNTS: "a task is a container; the pool's mounts are not supported yet "
         f"({_DOCS}/virtual-file-mount)",
@@ -47,8 +47,8 @@ MANIFEST = Manifest(
         f"WireGuard interface ({_CONTAINERS})",
         Feature.NETWORK: "tasks cannot select a network; the setting `subnet` selects one "
         f"({_DOCS}/batch-virtual-network)",
-        Feature.DISK: "a machine has the disk of its image and size; other sizes and types are "
-        f"not supported yet ({_POOL})",
+        Feature.DISK: "the image and the machine size determine the disk; other disk sizes and "
+        f"types are not supported yet ({_POOL})",
         Feature.NOTICE: "Azure Batch documents no notice before it reclaims a spot machine "
         f"({_DOCS}/batch-spot-vms)",
         Feature.RESULTS: f"a job loses its machines when it ends ({_DOCS}/nodes-and-pools). If "
@@ -56,7 +56,7 @@ MANIFEST = Manifest(
         "in the bucket in `checkpoint.storage` or `server.results_url`; without "
         "a bucket, the job waits until its lease ends",
     },
-    options={"image": "the image, as for the setting `image`"},
+    options={"image": "the container image, in the format of the setting `image`"},
     settings=(
         KEY_FILE,
         text(
@@ -71,9 +71,9 @@ MANIFEST = Manifest(
         ),
         flag(
             "spot",
-            "Set `true` if the account's pool allocation mode is user subscription: then jobs can "
-            "use spot machines, at the prices of Azure's public list. Other accounts have no spot "
-            "machines.",
+            "Set `true` if the account's pool allocation mode is user subscription. Jobs can "
+            "then use spot machines, at the prices in Azure's public list. Accounts with another "
+            "allocation mode have no spot machines.",
             default=False,
         ),
         text(

@@ -51,7 +51,7 @@ _AT_ONCE = 8  # jobs that are read at the same time
 
 
 class AzureBatchService:
-    """Implements `ManagedService`. A job's id is the id that it has in the Batch account."""
+    """Implements `ManagedService`. A job's id is its id in the Batch account."""
 
     # Ids are limited to 64 characters and unique in the account. Azure documents no limit of
     # variables, no time for which a new job may be missing from lists, and no time between SIGTERM
@@ -179,8 +179,8 @@ class AzureBatchService:
         return ()
 
     async def _read(self, told: Mapping[str, Any]) -> ServiceJob | None:
-        """Read the state of a job from several replies; return None if the job was deleted since
-        `told`. A job that was reclaimed keeps the reason after its end.
+        """Return the state of a job, or None if the job was deleted after Azure sent the entry
+        `told`. The reason why a job was reclaimed is kept after the job's end.
         """
         name = str(told["id"])
         if name in self._ended:
@@ -214,7 +214,7 @@ class AzureBatchService:
     ) -> ServiceJob:
         """Return the state of a job that has not ended. If the server stopped while it submitted
         the job, or a reply was lost, the missing tasks are added. If Azure Batch refuses the tasks,
-        the job counts as reclaimed, so that the layer ends it. `tasks` is None if the tasks are
+        the job counts as reclaimed, so that the job is ended. `tasks` is None if the tasks are
         unknown.
         """
         name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
@@ -237,8 +237,8 @@ class AzureBatchService:
         return job
 
     def _remember_start(self, job: ServiceJob) -> ServiceJob:
-        """Return the job with its first start time, because its nodes may be missing for a
-        moment."""
+        """Return the job with its first known start time, because Azure may briefly list no
+        nodes."""
         if job.name not in self._started:
             return job
         state = JobState.RUNNING if job.state is JobState.WAITING else job.state

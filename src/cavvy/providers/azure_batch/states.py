@@ -42,7 +42,8 @@ def read_live(parts: JobParts) -> ServiceJob:
             started_at=started or _find_task_start(parts.tasks) or lost,
             ended_at=lost if parts.nodes_wanted == 1 else None,
             preempted=True,
-            reason="Azure reclaimed a spot machine; Azure Batch would start its task again",
+            reason="Azure reclaimed a spot machine; Cavvy ends the job, so that Azure Batch does "
+            "not restart the task",
         )
     if broken := _find_broken(parts.nodes):
         return _make(parts.job, JobState.RECLAIMED, started, broken)
@@ -57,8 +58,9 @@ def read_live(parts: JobParts) -> ServiceJob:
 
 
 def read_ended(job: Json, tasks: Sequence[Json], started: datetime | None) -> ServiceJob:
-    """Return the state of a job that has ended. `started` is the start of the job's bill; if it is
-    None, the first start of a task counts, because the service forgets the nodes.
+    """Return the state of a job that has ended. `started` is the time from which Azure bills the
+    job. If it is None, the start of the job's first task is used, because Azure no longer lists the
+    nodes.
     """
     told = job.get("executionInfo") or {}
     ended = _time(told.get("endTime")) or _time(job["stateTransitionTime"])
@@ -76,7 +78,7 @@ def read_ended(job: Json, tasks: Sequence[Json], started: datetime | None) -> Se
 
 
 def find_start(nodes: Sequence[Json]) -> datetime | None:
-    """Return when the first of the nodes was allocated, which is when its bill starts."""
+    """Return the time when the first node was allocated; Azure bills the node from this time."""
     times = [_time(each.get("allocationTime")) for each in nodes]
     return min((each for each in times if each is not None), default=None)
 

@@ -31,7 +31,8 @@ class WorkspaceApi:
     def __init__(
         self, settings: Mapping[str, Scalar], account: AzureAccount, *, provider: str = "azureml"
     ) -> None:
-        """`provider` is the provider that has the settings and is named in errors."""
+        """`provider` is the name of the provider that has the settings; error messages contain the
+        name."""
         self._settings, self._account = settings, account
         self._table = f"[providers.{provider}]"
         self._workspace = str(settings.get("workspace") or "")
@@ -116,7 +117,7 @@ class WorkspaceApi:
     async def create_endpoint(
         self, name: str, body: Mapping[str, Any], deployment: str = ""
     ) -> None:
-        """Request an online endpoint or one of its deployments."""
+        """Request the creation of an online endpoint or of one of its deployments."""
         await self._account.put(_KIND, self._endpoint(name, deployment), body)
 
     async def delete_endpoint(self, name: str) -> None:
@@ -124,7 +125,7 @@ class WorkspaceApi:
         await self._account.delete(_KIND, self._endpoint(name))
 
     async def operation(self, url: str) -> Json:
-        """Return an operation of Azure, which contains the reason of a failure."""
+        """Return an Azure operation; if it failed, it contains the reason."""
         return await self._account.follow(url)
 
     def ml_token(self) -> str:

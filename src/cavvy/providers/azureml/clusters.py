@@ -104,16 +104,16 @@ class Clusters:
         try:
             rate = await self._read_low(cluster.region, machine.instance_type)
         except PriceError as error:
-            return f"the price of low priority: {error}"
+            return f"the low-priority price is unknown: {error}"
         if rate is None:
-            return f"Azure's price list has no price of low priority for {cluster.size}"
+            return f"Azure's price list has no low-priority price for {cluster.size}"
         today = self._now().date()
         source = f"{self._price_list.title}, low priority"
         return replace(offer, purchase=Purchase.SPOT, rate=rate, source=source, as_of=today)
 
     async def _read_catalog(self) -> Mapping[tuple[str, str], Offer]:
-        """Return the catalog's machines on demand, by region and size in lower case, because
-        clusters report sizes in upper case.
+        """Return the catalog's on-demand machines by region and size. The sizes are in lower case,
+        because clusters report them in upper case.
         """
         now = self._now()
         if self._catalog is None or now - self._catalog[0] >= _AGE:
@@ -127,9 +127,9 @@ class Clusters:
         return self._catalog[1]
 
     async def _read_low(self, region: str, size: str) -> HourlyRate | None:
-        """Return the price of a machine with low priority, or None if the list contains none. After
-        an error, the list is not read for some minutes, because each read may take seconds. Raises
-        PriceError.
+        """Return the price of a low-priority machine, or None if the list contains no such price.
+        After an error, the list is not read for some minutes, because each read may take seconds.
+        Raises PriceError.
         """
         now, key = self._now(), (region, size)
         if key not in self._low or now - self._low[key][0] >= _LOW_AGE:

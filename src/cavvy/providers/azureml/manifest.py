@@ -59,10 +59,10 @@ MANIFEST = Manifest(
         "ends",
     },
     options={
-        "image": "the image, as for the setting `image`",
+        "image": "the container image, in the format of the setting `image`",
         "data": "data assets of the workspace that the job mounts read-only, such as "
-        "`digits=azureml:digits:1`, separated by commas; the work finds the folder of `digits` in "
-        "the variable `AZUREML_DATA_digits`",
+        "`digits=azureml:digits:1`, separated by commas; the environment variable "
+        "`AZUREML_DATA_digits` contains the path of `digits`",
     },
     settings=(
         KEY_FILE,
@@ -81,10 +81,10 @@ MANIFEST = Manifest(
             "name "
             "an image.",
         ),
-        text("experiment", "The experiment in which the studio shows the jobs.", "cavvy"),
+        text("experiment", "The experiment under which Azure's studio shows the jobs.", "cavvy"),
         number(
             "max_run_s",
-            "Azure stops a job after this time if its task has no limit.",
+            "Azure stops a job after this time if the task has no time limit.",
             default=604_800,
             minimum=60,
             unit="seconds",

@@ -6,7 +6,7 @@ NAME_TAG = "cavvy-name"  # the tag with the name that the layer gave
 
 
 def make_short_name(name: str) -> str:
-    """Return the name of the resource for a name that the layer chose: compute instances have at
-    most 24 characters, online endpoints 32.
+    """Return a short resource name for a name from `providers.vm`: Azure allows at most 24
+    characters for compute instances, and 32 for online endpoints.
     """
     return f"cv{hashlib.sha256(name.encode()).hexdigest()[:20]}"

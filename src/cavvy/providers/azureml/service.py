@@ -148,8 +148,8 @@ class AzureMlService:
         return [each for each in found if _is_young(each, now)]
 
     async def _archive(self, old: Sequence[str]) -> None:
-        """Archive jobs that ended long ago, because long lists make each poll slower. A poll does
-        not depend on the archiving: if the service refuses it, `identity` reports the refusal.
+        """Archive jobs that ended long ago, because long lists make each poll slower. If Azure
+        refuses to archive a job, the poll continues, and `identity` reports the refusal.
         """
         now = self._now()
         self._refused = {name: each for name, each in self._refused.items() if name in old}
@@ -297,7 +297,9 @@ def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) 
     elif status == "CancelRequested" and started is None:
         state = JobState.WAITING
     if state is JobState.RECLAIMED:
-        reason = reason or "Azure reclaimed the job's nodes, and would start the job again"
+        reason = reason or (
+            "Azure reclaimed the job's nodes; Cavvy ends the job, so that Azure does not restart it"
+        )
     return ServiceJob(
         id=str(told["name"]),
         name=str(told["name"]),

@@ -40,16 +40,16 @@ MANIFEST = Manifest(
     "locations/mfeOperationsStatus/read",
     unsupported={
         **list_unsupported_of_endpoints("Azure", container=CONTRACT, api=_API),
-        Feature.SPOT: f"endpoints have no machines with low priority ({_API})",
+        Feature.SPOT: f"endpoints cannot use low-priority machines ({_API})",
         Feature.LOGIN: "Azure pulls images with the rights of the endpoint's identity, and accepts "
         f"no login ({DOCS}/how-to-troubleshoot-online-endpoints)",
     },
-    options={"image": "the image, as for the setting `image`"},
+    options={"image": "the container image, in the format of the setting `image`"},
     settings=(
         KEY_FILE,
         SUBSCRIPTION,
         text("resource_group", "The resource group of the workspace. Required."),
-        text("workspace", "The name of the workspace, whose region endpoints use. Required."),
+        text("workspace", "The name of the workspace; endpoints run in its region. Required."),
         text(
             "sizes",
             "Patterns of the sizes to offer, such as `Standard_NC*`, separated by commas. The "
@@ -65,13 +65,14 @@ MANIFEST = Manifest(
         text(
             "identity",
             "The resource id of a user-assigned managed identity. Endpoints pull their image "
-            "with it, and containers run as it. By default, Azure makes an identity for each "
-            "endpoint, which may pull images from the workspace's own registry.",
+            "with this identity, and containers run with it. By default, Azure makes an identity "
+            "for each endpoint; such an identity may pull images from the workspace's own "
+            "registry.",
         ),
         number(
             "start_s",
-            "How long a container may take until it answers /ping. An endpoint that needs longer "
-            "fails.",
+            "The maximum time between the start of a container and its first answer to /ping. "
+            "After this time, the endpoint fails.",
             default=1800,
             minimum=60,
             unit="seconds",

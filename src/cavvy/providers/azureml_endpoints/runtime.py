@@ -36,9 +36,10 @@ class AzureMlRuntime:
 
 
 def read_answer(answer: ReplicaAnswer) -> ReplicaAnswer:
-    """Return the answer of a container, or of Azure when it limits requests or their size:
-    https://learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints
-    (HTTP status codes). Raises TryAgain, Refused.
+    """Return the answer of the container, or Azure's own answer if Azure limits the rate or the
+    size of requests:
+    https://learn.microsoft.com/azure/machine-learning/how-to-troubleshoot-online-endpoints (HTTP
+    status codes). Raises TryAgain, Refused.
     """
     status, kept = answer.status, replace(answer, headers=keep_content_type(answer))
     if status < 300 or status in (400, 413):
@@ -51,5 +52,5 @@ def read_answer(answer: ReplicaAnswer) -> ReplicaAnswer:
         return TOO_MANY
     if status in (404, 424) or status >= 500:
         # the endpoint is being deleted, its container is not ready, or the answer is lost
-        raise TryAgain(f"the endpoint of Azure ML answers {status}")
-    raise Refused(f"the endpoint of Azure ML answers {status} {answer.body[:200]!r}")
+        raise TryAgain(f"the Azure ML endpoint answered with status {status}")
+    raise Refused(f"the Azure ML endpoint answered with status {status}: {answer.body[:200]!r}")

@@ -104,8 +104,8 @@ class AzureMlEndpoints:
         return await self._sizes.list()
 
     async def submit(self, request: JobRequest) -> str:
-        """Make the endpoint, and its deployment once the endpoint is complete; until then, the
-        layer repeats this.
+        """Create the endpoint. Once the endpoint is complete, create its deployment. Until then,
+        `providers.vm` repeats the call.
         """
         region, job = await self._api.region(), make_short_name(request.name)
         if request.offer.region != region:
@@ -156,8 +156,8 @@ class AzureMlEndpoints:
         return str(told["properties"]["scoringUri"])
 
     async def stop(self, job: str) -> None:
-        """Delete the endpoint with its deployment. Azure refuses this while it works on either, so
-        the layer repeats it.
+        """Delete the endpoint with its deployment. Azure refuses the request while it changes the
+        endpoint or the deployment, so `providers.vm` repeats the call.
         """
         told = await self._api.endpoint(job)
         if told is None or _state(told) == "Deleting":
@@ -169,7 +169,7 @@ class AzureMlEndpoints:
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         starts = "starts the image's own program, so let `CMD` of the image be `serve`"
-        files = "Azure mounts no files but models of the workspace"
+        files = "Azure mounts only models of the workspace"
         return [
             *object_to_program(task, "Azure ML", CONTRACT, starts),
             *object_to_files(task, files, CONTRACT),
@@ -202,8 +202,8 @@ class AzureMlEndpoints:
         return code, str(error.get("message") or "Azure reports no reason")
 
     async def _tidy(self, unused: Sequence[Json]) -> None:
-        """Delete endpoints that never got a deployment, because the server ended or the replica was
-        given up in between.
+        """Delete endpoints that never got a deployment, because the server stopped or the replica
+        was no longer needed after the endpoint's creation.
         """
         now = self._now()
         if not self._leftovers.is_due("", now):

@@ -72,10 +72,10 @@ MANIFEST = Manifest(
         text("subnet", "The id of the subnet of compute instances. By default, Azure selects one."),
         number(
             "idle_stop_s",
-            "Azure stops a compute instance whose own Jupyter, terminals and VS Code were not "
-            "used for this time. Azure does not see sessions that Cavvy opens, so this time is "
-            "the limit for a notebook whose server is lost; `--keep` ends idle sessions sooner. "
-            "Azure allows 3 days at most.",
+            "Azure stops a compute instance if its own Jupyter, terminals and VS Code were not "
+            "used for this time. Azure does not count the sessions that Cavvy opens as use. A "
+            "notebook whose Cavvy server is lost therefore stops after this time; `--keep` ends "
+            "idle sessions sooner. Azure allows 3 days at most.",
             default=259_200,
             minimum=900,
             unit="seconds",

@@ -150,7 +150,7 @@ class ComputeInstances:
 
 
 def read_instance(told: Json) -> ServiceJob:
-    """Parse a compute instance. The layer deletes an instance that is stopped or failed."""
+    """Parse a compute instance. `providers.vm` deletes an instance that is stopped or failed."""
     outer: Mapping[str, Any] = told["properties"]
     inner: Mapping[str, Any] = outer.get("properties") or {}
     last: Mapping[str, Any] = inner.get("lastOperation") or {}

@@ -128,8 +128,8 @@ class BatchGangs:
         await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
-        """Cancel running deliveries. Another server, or this server after a restart, repeats the
-        deliveries."""
+        """Cancel running deliveries. Another server, or this server after a restart, repeats
+        cancelled deliveries."""
         for courier in self._couriers.values():
             courier.cancel()
         if self._couriers:
@@ -214,9 +214,9 @@ class BatchGangs:
         return seen
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
-        """Return whether all reports of the gang's agents have been delivered. Agents that were
-        killed, or that exited while the server was down, leave undelivered reports; so do agents
-        whose job Cavvy cancelled while they were still sending. The first call starts the delivery
+        """Return whether all reports of the gang's agents have been delivered. Agents leave
+        undelivered reports if they were killed, if they exited while the server was down, or if
+        Cavvy cancelled their job while they were still sending. The first call starts the delivery
         of these reports on the login node.
         """
         if record.refusal:

@@ -130,8 +130,8 @@ class LoginHelper:
     def do_make(
         self, data: bytes, path: str, unless: list[str], files: list[tuple[str, int]]
     ) -> bool:
-        """Create a folder with files atomically, by a rename. Return False if the folder or one of
-        the paths `unless` exists.
+        """Create a folder with files atomically, by a rename. Return False if the folder, or one of
+        the paths in `unless`, exists.
         """
         self._heat()
         if any(os.path.lexists(each) for each in [path, *unless]):

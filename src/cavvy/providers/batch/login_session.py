@@ -193,8 +193,8 @@ class LoginSession:
         return done
 
     async def make(self, path: str, files: Mapping[str, bytes], unless: Sequence[str] = ()) -> bool:
-        """Create a folder with files atomically. Return False if the folder or one of the paths
-        `unless` exists.
+        """Create a folder with files atomically. Return False if the folder, or one of the paths in
+        `unless`, exists.
         """
         parts = [[name, len(data)] for name, data in files.items()]
         data = b"".join(files.values())

@@ -56,7 +56,7 @@ def make_manifest(
             seconds(
                 "warning_s",
                 60,
-                f"How long before {limit} Cavvy notifies a job to save its state. The work then "
+                f"How long before {limit} Cavvy tells a job to save its state. The work then "
                 "continues in a new job.",
             ),
         ),

@@ -63,7 +63,7 @@ _AFTER = {LaunchFault.LOST, LaunchFault.BROKEN_LATE}
 
 @dataclass(frozen=True, kw_only=True)
 class Rented:
-    """A machine: billed from `at` until `ended`."""
+    """A machine that is billed from `at` until `ended`."""
 
     id: str
     name: str
@@ -136,7 +136,7 @@ class MemoryCloud:
         return ids
 
     def _check(self, request: MachineRequest) -> None:
-        """Fail if the layer broke the promises of `Cloud.create`."""
+        """Fail the test if `providers.vm` broke the promises of `Cloud.create`."""
         traits = self.traits
         assert traits.atomic_count or len(request.names) == 1
         assert all(len(name) <= traits.name_limit for name in request.names)

@@ -1,6 +1,6 @@
 """Stand-ins that answer from a recording of `cavvy check NAME --live`.
 
-A read is answered by the recorded reads between the same two writes, in their order; the last one
+A read gets the next reply that was recorded between the same two writes; the last of these replies
 is repeated. A write must be the next recorded write.
 """
 
@@ -38,7 +38,7 @@ class ReplayedCalls:
                 self._played.add(number)
                 self._last[call] = self._calls[number]
                 break
-        assert call in self._last, f"the recording has no {call} here"
+        assert call in self._last, f"at this point, the recording has no {call} here"
         return self._last[call]
 
     def left(self) -> list[str]:

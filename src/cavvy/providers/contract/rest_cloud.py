@@ -217,8 +217,8 @@ class RestContract(VmContract):
     def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
         self, account: RestPlace, rest_server: RestServer
     ) -> None:
-        """Calls for a gang with the label of `check --live` are recorded; the provider then does
-        the same on the recording alone.
+        """Calls for a gang with the label of `check --live` are recorded; the provider must then
+        behave in the same way with the recording alone.
         """
         path = "/subscriptions/s-1/resourceGroups/crew/providers/x/virtualMachines"
         account.api.others = [

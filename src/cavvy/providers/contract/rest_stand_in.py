@@ -111,7 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class RestStandIn(ABC):
-    """One API. Subclasses implement `answer` and `describe`, and describe the API's values."""
+    """One API. Subclasses implement `answer` and `describe`, and set the API's values, such as its
+    paths and the names of its states."""
 
     root = ""  # the path of the API's address
     key = "the-secret-key"
@@ -227,7 +228,7 @@ class RestStandIn(ABC):
 
 
 def finish(call: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a call of the cloud in memory, which never waits."""
+    """Run a call to the cloud in memory, which never waits, and return the call's result."""
     while True:
         try:
             call.send(None)

@@ -44,7 +44,7 @@ class VmContract(ProviderContract, FaultTests):
     async def test_a_machine_prepares_an_engine_for_an_image(
         self, harness: ContractHarness
     ) -> None:
-        """Each machine installs a container engine if its gang has an image, and only then."""
+        """A machine installs a container engine if, and only if, its gang has an image."""
         harness.needs(Feature.IMAGE)
         assert isinstance(harness.place, MemoryPlace)
         cloud = harness.place.cloud

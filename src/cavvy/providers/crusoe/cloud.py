@@ -158,8 +158,8 @@ class CrusoeCloud:
             known = identify(name)
             if known is None or not re.fullmatch(r"\d+(\.\d+)?", usd):
                 raise Refused(
-                    f"[providers.crusoe] prices: {name}={usd} is not the name of a GPU, '=' and "
-                    "USD per hour, such as H100=3.90"
+                    f"[providers.crusoe] prices: {name}={usd} is not a GPU with its price in USD "
+                    "per hour, such as H100=3.90"
                 )
             found[known.accelerator.name] = Decimal(usd)
         if not found:
@@ -243,8 +243,8 @@ def _read(told: Json) -> CloudMachine:
 
 
 def _read_operation(machine: str, name: str, told: Json) -> CloudMachine | None:
-    """Return the machine of a creation in progress, or an ended machine without a bill if the
-    creation has failed, or None if the creation has succeeded.
+    """Return the requested machine while its creation is in progress. If the creation has failed,
+    return an ended machine that is not billed. If the creation has succeeded, return None.
     """
     state, result = str(told["state"]), told.get("result") or {}
     if state == "SUCCEEDED":

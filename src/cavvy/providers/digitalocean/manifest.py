@@ -55,8 +55,8 @@ MANIFEST = make_manifest(
         text("regions", "The regions to use, separated by commas. The default is all regions."),
         text(
             "ssh_keys",
-            "The ids or fingerprints of the account's SSH keys that Droplets accept, separated by "
-            "commas. By default, Droplets accept none.",
+            "The ids or fingerprints of the account's SSH keys that Droplets accept, separated "
+            "by commas. By default, Droplets accept no SSH key.",
         ),
         text(
             "image",

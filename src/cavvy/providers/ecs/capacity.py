@@ -46,8 +46,8 @@ def parse_capacity(settings: Mapping[str, Scalar]) -> Sequence[Capacity]:
     names = [each.name for each in found]
     if twice := sorted({each for each in names if names.count(each) > 1}):
         raise Refused(
-            f"[providers.ecs] capacity: {twice[0]} is named twice; a capacity provider has one "
-            "instance type and one kind"
+            f"[providers.ecs] capacity: {twice[0]} is named twice; name each capacity provider "
+            "once, with its instance type"
         )
     return found
 
@@ -58,8 +58,8 @@ def _parse(entry: str) -> Capacity:
     match = _ENTRY.fullmatch(entry)
     if match is None or match["kind"] not in _KINDS:
         raise Refused(
-            f"[providers.ecs] capacity: {entry!r} is neither FARGATE nor FARGATE_SPOT, nor "
-            "NAME=INSTANCE_TYPE with /spot, /paid or nothing after it, such as "
+            f"[providers.ecs] capacity: {entry!r} is not FARGATE, FARGATE_SPOT or "
+            "NAME=INSTANCE_TYPE, optionally followed by /spot or /paid, such as "
             "`gpu-spot=g5.xlarge/spot`"
         )
     if not is_ec2_container_type(match["type"]):

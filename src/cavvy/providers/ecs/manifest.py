@@ -61,7 +61,7 @@ MANIFEST = Manifest(
         "task waits until its lease ends",
     },
     options={
-        "image": "the image, as for the setting `image`",
+        "image": "the container image, in the format of the setting `image`",
         "launch_type": "`EC2` or `FARGATE`, for exported files only; the setting `capacity` "
         "selects where jobs run",
     },
@@ -75,9 +75,9 @@ MANIFEST = Manifest(
         text(
             "capacity",
             "The capacity providers of the cluster to use, separated by commas: `FARGATE`, "
-            "`FARGATE_SPOT`, and `NAME=INSTANCE_TYPE` for one with an Auto Scaling group of one "
-            "instance type. `/spot` after the type means spot instances. `/paid` means instances "
-            "that are already paid for, so that tasks cost nothing. Required.",
+            "`FARGATE_SPOT`, and `NAME=INSTANCE_TYPE` for a capacity provider whose Auto Scaling "
+            "group has one instance type. `/spot` after the type means spot instances. `/paid` "
+            "means instances that are already paid for, so that tasks cost nothing. Required.",
         ),
         text(
             "subnets",
@@ -116,7 +116,7 @@ MANIFEST = Manifest(
         ),
         number(
             "memory_percent",
-            "The part of an instance's memory that a task requests; ECS needs the rest.",
+            "The percentage of an instance's memory that a task requests; ECS needs the rest.",
             default=90,
             minimum=1,
             unit="percent",

@@ -110,8 +110,8 @@ class EcsService:
         capacity = entries.get(request.offer.zone or "")
         if request.offer.region != region or capacity is None:
             raise Refused(
-                f"the capacity provider {request.offer.zone} in {request.offer.region} is not "
-                "among the settings"
+                f"the capacity provider {request.offer.zone} in {request.offer.region} is not in "
+                "the setting `capacity`"
             )
         if request.offer.key not in [each.key for each in await self._capacity.offers()]:
             reason = self._capacity.left_out.get(capacity.name, "other machines are offered")
@@ -222,7 +222,7 @@ class EcsService:
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
         """Deregister and delete at most `_MOST_DELETED` definitions of tasks that have ended or
-        were not started. If this fails, the definitions remain, which costs nothing.
+        were not started. If a call fails, the definitions remain and cost nothing.
         """
         inactive = []
         for each in definitions:
@@ -300,7 +300,7 @@ def read_task(told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _read_refusal(fault: CloudFault) -> CloudFault:
-    """Convert the fault of RunTask to the form that the layer `vm` expects."""
+    """Convert the fault of RunTask to the form that `providers.vm` expects."""
     if fault.code == "ClientException" and fault.message.startswith(_QUEUE_FULL):
         return CloudFault(fault.status, _FULL, fault.message)
     if fault.code == _CONFLICT:  # an earlier request started the task; the next list contains it
@@ -315,8 +315,8 @@ def _tell_end(reason: str, codes: Sequence[int]) -> str:
 
 
 def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
-    """Return why RunTask started no task. The reasons concern capacity that is missing or does not
-    fit; other faults are errors of the call.
+    """Return why RunTask started no task. RunTask reports only missing or unsuitable capacity in
+    this way; the call fails for all other reasons.
     """
     found = [
         f"{each.get('reason', 'no reason')}{': ' + each['detail'] if each.get('detail') else ''}"

@@ -45,7 +45,7 @@ MANIFEST = Manifest(
         ProviderSetting(
             name="key_file",
             kind=SettingKind.KEY_FILE,
-            consequence="A file with a key, which the cloud accepts unless it is `wrong`.",
+            consequence="A file with a key. The cloud accepts every key except `wrong`.",
         ),
         text("regions", "Has no effect."),
     ),

@@ -178,7 +178,8 @@ class FakeCloud:
         return self._began + timedelta(seconds=seconds)
 
     def find(self, name: str) -> Sequence[FakeGang]:
-        """Return the gangs with this name; more than one, if it was launched twice."""
+        """Return the gangs with this name. Several gangs have the name if it was launched more than
+        once."""
         return self._by_name.get(name, [])
 
     def _seen(self, gang: FakeGang, now: datetime) -> GangSeen:

@@ -34,8 +34,9 @@ def choose_machine(
     is_supported: Callable[[str], bool],
 ) -> Machine:
     """Return the cheapest instance type of a cloud that fits the task and is supported by the
-    service. Cloud prices rank the types, because services charge in proportion to them. If the task
-    names an instance type, that type is used. Raises Refused.
+    service. The types are compared by the cloud's prices, because the service's prices are
+    proportional to these prices. If the task names an instance type, that type is used. Raises
+    Refused.
     """
     need = task.resources
     found = [
@@ -54,7 +55,7 @@ def choose_machine(
 
 
 def count_accelerators(need: ResourceSpec) -> int:
-    """Return the accelerators of each node that the task requests."""
+    """Return the accelerators that the task requests for each node."""
     return need.accelerators[0].count_min if need.accelerators else 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from cavvy.domain.tasks import SpotPolicy, TaskSpec, Transfer
 
-_UNCHECKED = "nothing stops the job at this limit"
+_UNCHECKED = "the service does not stop the job at this limit"
 
 
 def list_notes(task: TaskSpec, covered: Collection[str]) -> list[str]:
@@ -16,20 +16,32 @@ def list_notes(task: TaskSpec, covered: Collection[str]) -> list[str]:
     need, volumes = task.resources, ", ".join(each.path for each in task.volumes)
     rows: Sequence[tuple[str, object, str]] = (
         ("image", task.image is None, _explain_image(task)),
-        ("image.login", task.image_login, "the service needs its own right to read the registry"),
+        (
+            "image.login",
+            task.image_login,
+            "the service needs its own permission to pull from the registry",
+        ),
         ("secrets", task.secrets, _explain_secrets(task)),
         ("workdir", task.workdir, "copy the working folder into the image"),
         ("volumes", task.volumes, f"the container does not mount {volumes}"),
         ("inputs", task.inputs, f"the container must copy {_list_copies(task.inputs)}"),
         ("outputs", task.outputs, f"the container must copy {_list_copies(task.outputs)}"),
-        ("checkpoint", task.checkpoint, "the folder is lost with the container; use storage"),
-        ("resources.spot", need.spot is not SpotPolicy.NEVER, "the service places the job"),
+        (
+            "checkpoint",
+            task.checkpoint,
+            "the folder is deleted with the container; store checkpoints outside the container",
+        ),
+        (
+            "resources.spot",
+            need.spot is not SpotPolicy.NEVER,
+            "the service chooses where the job runs",
+        ),
         ("resources.network", need.network, "set the network in the service"),
         ("resources.max_price", need.max_rate, "the request has no maximum price"),
         *((f"limits.{name}", value, _UNCHECKED) for name, value in _list_limits(task).items()),
-        ("retry", True, "nothing starts the job again after its program has failed"),
+        ("retry", True, "the service does not restart the job after its program has failed"),
         ("schedule", task.schedule or task.window, "the job starts when you submit it"),
-        ("webhooks", task.webhooks, "nothing reports the end of the job"),
+        ("webhooks", task.webhooks, "the service sends no webhook when the job ends"),
     )
     return [f"{key}: {note}" for key, value, note in rows if value and key not in covered]
 

@@ -1,9 +1,10 @@
 """Implements `Cloud` for Google Compute Engine.
 
-One machine is one `instances.insert`, whose token (`requestId`) is derived from the machine's name.
-The request starts an operation, and only the operation reports a zone without capacity. Therefore a
-launch is complete only when all its operations have succeeded. Until then, `create` raises a fault
-that leaves the result open, and the next call queries the operations again.
+One `instances.insert` call creates one machine; the call's token (`requestId`) is derived from the
+machine's name. The request starts an operation, and only the operation reports a zone without
+capacity. Therefore a launch is complete only when all its operations have succeeded. While an
+operation is running, `create` raises a fault that leaves the result open, and the next call of
+`create` queries the operations again.
 """
 
 import uuid
@@ -262,11 +263,11 @@ class GcpCloud:
 
 
 def _ignore(_: object) -> None:
-    """Do nothing: a provider must not sleep or report."""
+    """Do nothing, because a provider must neither sleep nor report progress."""
 
 
 def _explain_silence(problem: str) -> str:
-    return f"disks and addresses are not billed, and machines have the catalog's prices: {problem}"
+    return f"Cavvy uses the catalog's prices, without disks and addresses: {problem}"
 
 
 def _is_spot(told: Json) -> bool:

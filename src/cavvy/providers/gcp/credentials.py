@@ -17,7 +17,7 @@ _TIMEOUT_S = 20.0
 
 class GoogleCredentials:
     """The credentials of one server. All methods block; threads may share an object. `provider` is
-    the provider whose settings are read; errors name it.
+    the name of the provider whose settings are read; error messages contain the name.
     """
 
     def __init__(self, settings: Mapping[str, Scalar], provider: str = "gcp") -> None:
@@ -47,7 +47,7 @@ class GoogleCredentials:
         if not project:
             raise Refused(
                 f"[providers.{self._provider}] project: the credentials name no project; set it to "
-                "the id of yours, which `gcloud projects list` shows"
+                "the id of your project, which `gcloud projects list` shows"
             )
         return project
 

@@ -54,9 +54,8 @@ MANIFEST = Manifest(
         Feature.CAPACITY: "Compute Engine does not report free capacity, and its forecast for "
         "spot machines is not used yet "
         "(https://docs.cloud.google.com/compute/docs/instances/view-vm-availability); if a zone "
-        "has none, Cavvy tries the next best offer "
-        "(https://cloud.google.com/compute/docs/troubleshooting/"
-        "troubleshooting-resource-availability)",
+        "has no capacity, Cavvy tries the next best offer "
+        "(https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-resource-availability)",
         Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
         "(https://cloud.google.com/compute/docs/disks)",
         Feature.NETWORK: "machines have one network interface; GPUDirect and RDMA need several "
@@ -108,9 +107,10 @@ MANIFEST = Manifest(
         text("zones", "The zones to use, separated by commas. The default is all zones."),
         text(
             "machines",
-            "Patterns of the machine types to offer, separated by commas. The default is the types "
-            "with GPUs (A2, A3, A4, G2, G4), N1 with attached GPUs, TPU v5p and v6e, E2 standard "
-            "and N2 standard. The catalog's names also count, such as n1-standard-8-t4x1.",
+            "Patterns of the machine types to offer, separated by commas. The default is the "
+            "types with GPUs (A2, A3, A4, G2, G4), N1 with attached GPUs, TPU v5p and v6e, E2 "
+            "standard and N2 standard. Patterns also match the catalog's names, such as "
+            "n1-standard-8-t4x1.",
             "a2-*, a3-*, a4-*, a4x-*, g2-*, g4-*, n1-*-t4x*, n1-*-v100x*, tpu-*, e2-standard-*, "
             "n2-standard-*",
         ),
@@ -136,8 +136,8 @@ MANIFEST = Manifest(
         text("network", "The VPC network of machines.", "default"),
         text(
             "subnetwork",
-            "The subnetwork of machines, by its name in each region. Networks with custom subnets "
-            "need it.",
+            "The subnetwork of machines, by its name in each region. Networks with custom "
+            "subnets require this setting.",
         ),
         flag(
             "external_address",
@@ -148,7 +148,7 @@ MANIFEST = Manifest(
         text(
             "service_account",
             "The e-mail address of the service account that work on the machines may use without "
-            "keys, for example for Cloud Storage. By default, machines have none.",
+            "keys, for example for Cloud Storage. By default, machines have no service account.",
         ),
         text(
             "endpoint",
@@ -158,8 +158,8 @@ MANIFEST = Manifest(
         text(
             "prices_endpoint",
             "The address of Google's list of prices, or of a mirror. If the credentials have no "
-            "permission to read this list, machines have the catalog's prices, and disks and "
-            "addresses are not billed.",
+            "permission to read this list, Cavvy uses the catalog's prices for machines, and "
+            "does not count the costs of disks and addresses.",
             "https://cloudbilling.googleapis.com",
         ),
     ),

@@ -58,8 +58,8 @@ class GcpMarket:
 
     async def offers(self) -> Sequence[Offer]:
         """Return the offers of all zones in the settings. Raises CloudFault, Refused. Concurrent
-        callers share one read. The read continues if the caller is cancelled, because reading all
-        zones may take longer than a caller waits.
+        callers share the requests to Google. The requests continue if the caller is cancelled,
+        because reading all zones may take longer than a caller waits.
         """
         while self._offers is None or self._now() - self._offers[0] >= _TYPES_AGE:
             if self._reading is None or self._reading.done():

@@ -252,8 +252,8 @@ def price_machine(machine: Offer, rates: Rates, today: date) -> Iterator[Offer]:
 
 
 def _list_parts(machine: Offer) -> Mapping[_Part, Decimal]:
-    """Return the parts of a machine with GPUs and their numbers. The result is empty for other
-    machines, and for machines with parts that the list does not name clearly (A3 Mega, A4).
+    """Return the parts of a machine with GPUs, each with its quantity. The result is empty for
+    other machines, and for machines with parts that the list does not name clearly (A3 Mega, A4).
     """
     name = machine.instance_type
     shape = find_shape(name)

@@ -48,8 +48,8 @@ class GcpQuotas:
             self._known = None
 
     async def read(self) -> Sequence[Quota]:
-        """Return the quotas of vCPUs and GPUs, sorted by region and name. Raises CloudFault,
-        Refused; also if the last read failed less than a minute ago.
+        """Return the quotas of vCPUs and GPUs, sorted by region and name. Raises CloudFault or
+        Refused if the quotas cannot be read, or if the last attempt failed less than a minute ago.
         """
         known = await self._read()
         if self._fault is not None:

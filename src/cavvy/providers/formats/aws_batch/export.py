@@ -109,9 +109,9 @@ def _list_steps(task: TaskSpec, job: BatchJobRequest, machine: Machine) -> list[
         f"{_ROLE} by an execution role that may read them": bool(task.secrets),
         f"volumes: the container does not mount {', '.join(left)}": bool(left),
         "nodes: CAVVY_HOSTS is not set; the nodes know only MASTER_ADDR": task.nodes > 1,
-        "retry: AWS Batch starts the job again from its first line; only files in storage "
+        "retry: AWS Batch restarts the program from its first line; only files in storage "
         "remain": job.retries.attempts > 1,
-        "retry.delay: AWS Batch does not wait before an attempt": bool(task.retry.delay),
+        "retry.delay: AWS Batch does not wait between attempts": bool(task.retry.delay),
         "priority: only a queue with a fair-share policy uses the priority; pass "
         "--share-identifier to such a queue": bool(task.priority),
         "limits.duration: the limit applies to each attempt": task.limits.duration is not None,

@@ -45,7 +45,7 @@ _SHARED_MEMORY = "--ipc=host"
 
 class AzureBatchRequest(Struct, frozen=True, kw_only=True):
     """The values of the requests to Azure Batch. The job has one task, and its pool has machines
-    only while it has tasks. `retries` is for a program that fails.
+    only while it has tasks. `retries` is the maximum number of retries of a program that fails.
     """
 
     name: str  # the name of the pool, of the job and of the task
@@ -134,9 +134,9 @@ def make_gang_tasks(job: Mapping[str, Any], ranks: Iterable[int]) -> dict[str, A
 
 
 def make_gang_formula(nodes: int, *, spot: bool) -> str:
-    """Return an autoscale formula for the pool of one gang: the pool has all nodes at first and as
-    long as a task waits or runs, and then none. Therefore the pool is empty soon after the last
-    task has ended, even if no request deletes the pool.
+    """Return an autoscale formula for the pool of one gang: the pool starts with all nodes, keeps
+    them while a task waits or runs, and then removes them. Therefore the pool is empty soon after
+    the last task has ended, even if no request deletes the pool.
     """
     kind = "$TargetLowPriorityNodes" if spot else "$TargetDedicatedNodes"
     return "\n".join(

@@ -86,8 +86,8 @@ def _list_outputs(task: TaskSpec) -> list[DataMount]:
 
 
 def _is_object(output: Transfer) -> bool:
-    """Return whether an output seems to be a single file whose target is the URL of a file. Files
-    in folders of the workspace's store keep their names.
+    """Return whether an output seems to be a single file whose target is the URL of a file. Outputs
+    without an az:// URL go to folders of the workspace's store, where files keep their names.
     """
     is_file = bool(PurePosixPath(output.source).suffix) and not output.target.endswith("/")
     return is_file and output.target.startswith("az://") and output.target.count("/") > 2

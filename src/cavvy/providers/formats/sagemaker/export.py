@@ -238,7 +238,7 @@ def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
         f"limits.duration: more than {request.GRANTED_RUN.days} days need a higher quota": (
             task.limits.duration is not None and job.longest_run > request.GRANTED_RUN
         ),
-        "retry: SageMaker restarts the job after its own faults only": True,
+        "retry: SageMaker restarts the job only after faults of SageMaker itself": True,
     }
     return [step for step, is_so in steps.items() if is_so]
 

@@ -139,7 +139,7 @@ def _list_steps(task: TaskSpec) -> list[str]:
         "limits.duration: not set, so Vertex AI stops the job after 7 days (scheduling.timeout)": (
             task.limits.duration is None
         ),
-        "retry: Vertex AI starts the job again after its own faults and lost machines only": True,
+        "retry: Vertex AI restarts the job only if Vertex AI fails or a machine is lost": True,
     }
     return [step for step, is_so in steps.items() if is_so]
 
