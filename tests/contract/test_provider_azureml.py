@@ -149,7 +149,9 @@ class TestAzureMl(RestContract):
         facts = dict(asyncio.run(account.provider("ours").whoami()))
         assert facts["workspace"] == WORKSPACE
         assert "idle nodes for PT20M" in facts["cluster gpu-low"]
-        assert "free: Azure's price list has no price" in facts["clusters without offers"]
+        assert (
+            "free: Azure's price list has no low-priority price" in facts["clusters without offers"]
+        )
         assert "unpriced: the catalog has no price" in facts["clusters without offers"]
         assert "old: the machines run Windows" in facts["clusters without offers"]
         assert "k8s" not in str(facts)

@@ -1,6 +1,6 @@
 """The optional abilities of providers, beyond the four methods of the provider interface.
 
-A provider lists its abilities in `Manifest.abilities`; callers request one by `ability(provider,
+A provider lists its abilities in `Manifest.abilities`; callers get an ability by `ability(provider,
 WHO_AM_I)`. The contract suite checks that a provider implements exactly the abilities that it
 declares.
 """
@@ -64,8 +64,8 @@ class HasParts(Protocol):
 
     def silent(self) -> Sequence[str]:
         """Return the clusters, regions or hosts that did not answer the last call of `offers`, each
-        with the reason. A job that fits no available offer waits until they answer. If none of them
-        answers, `offers` raises an error.
+        with the reason. A job that fits no available offer waits for the missing answers. If
+        nothing answers, `offers` raises an error.
         """
 
 
@@ -104,7 +104,8 @@ class ReplicaAnswer(Struct, frozen=True, kw_only=True):
 
 class AnswersRequests(Protocol):
     """A provider whose gangs are endpoints. Only the provider's own API, with the provider's
-    credentials, can call them. The nodes run no Cavvy agent, so there is no tunnel to them.
+    credentials, can call these endpoints. The nodes run no Cavvy agent, so there is no tunnel to
+    them.
     """
 
     async def answers(self, gang: str) -> bool:
@@ -199,8 +200,8 @@ class JoinedMachine(Struct, frozen=True, kw_only=True):
 
 
 class ServesNodes(Protocol):
-    """A provider whose machines send requests to the server. The server's API passes these requests
-    to the provider without reading them.
+    """A provider whose machines send requests to the server. The server's API passes the machines'
+    requests to the provider without reading the content.
     """
 
     async def invite(
@@ -220,13 +221,13 @@ class ServesNodes(Protocol):
         """Return the script that the join command fetches and runs; it contains no secret."""
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
-        """Answer a machine's request; the answer may take as long as a long poll. Raises Refused
-        (the machine must leave permanently), NotFound, TryAgain.
+        """Answer a machine's request; the answer may take as long as a long poll. Raises NotFound,
+        TryAgain, and Refused if the machine must leave permanently.
         """
 
     async def answer_server(self, call: str, body: bytes) -> bytes:
-        """Answer a request of the same provider on another server (`OtherServers.ask`), for
-        example about a machine that is connected to this server. Raises Refused, NotFound,
+        """Answer a request that the same provider sent on another server with `OtherServers.ask`,
+        for example about a machine that is connected to this server. Raises Refused, NotFound,
         TryAgain.
         """
 
@@ -258,8 +259,8 @@ SHARES_HOSTS: Ability[SharesHosts] = Ability(
     methods=("hosts",),
     purpose="Several jobs share a machine. Offers set `shared=True`, and a host is named "
     "`provider/region` (or `provider/zone`) as in its offers. A gang runs on one host. If the "
-    "gang's offer has no zone, and its `provider/region` is the `group` of the hosts, the gang "
-    "gets one host for each node. A host that is not `ready` gets no new job.",
+    "gang's offer has no zone, and the offer's `provider/region` is the `group` of the hosts, "
+    "the gang gets one host for each node. A host that is not `ready` gets no new job.",
 )
 HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
     name="holds volumes",
@@ -277,8 +278,8 @@ HAS_PARTS: Ability[HasParts] = Ability(
     name="has parts",
     methods=("silent",),
     purpose="Reports the clusters, regions or hosts that did not answer, with the reason. A job "
-    "that fits no available offer waits until they answer. `FanOut` in "
-    "`providers/batch/fan_out.py` queries all of them at the same time, so that a slow one does "
+    "that fits no available offer waits for the missing answers. `FanOut` in "
+    "`providers/batch/fan_out.py` sends all queries at the same time, so that a slow answer does "
     "not delay the others.",
 )
 SIGNALS_CHANGES: Ability[SignalsChanges] = Ability(

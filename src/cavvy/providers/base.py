@@ -235,9 +235,9 @@ class Provider(Protocol):
         """Request all nodes or none. Does nothing if a gang with this name exists, running or
         ended.
 
-        Raises NoCapacity, Refused (nothing is left running), TryAgain (the gang may have started:
-        check with `gangs`). If machines were started and deleted again, `gangs` reports them as
-        `GangSeen.rolled_back` once the gang is removed.
+        Raises NoCapacity or Refused if no node keeps running, and TryAgain if the gang may have
+        started (check with `gangs`). If machines were started and deleted again, `gangs` reports
+        them as `GangSeen.rolled_back` once the gang is removed.
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:

@@ -133,7 +133,7 @@ class AwsAccount:
 
     async def regions(self) -> tuple[str, ...]:
         """Return the regions in the settings, or the region of the AWS configuration if the
-        settings name none. Raises Refused if neither names one.
+        settings name none. Raises Refused if no region is found.
         """
         named = tuple(
             name.strip()

@@ -109,7 +109,7 @@ _LIMIT = "a limit of the account is reached; request an increase in Service Quot
 
 class AwsFault(Exception):
     """The error that an AWS call returned. `status` is the HTTP status, or 0 if AWS did not
-    respond. `reply` has the fields of the whole reply.
+    respond. `reply` is the whole reply.
     """
 
     def __init__(
@@ -124,9 +124,8 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     """Return the provider error that corresponds to a fault; `what` names the call in the error's
     message.
 
-    Set `making` for a call that creates something for a launch. For such a call, a code in
-    ELSEWHERE becomes NoCapacity, so that Cavvy tries another offer, and a missing object becomes
-    Refused.
+    Set `making` to True if the call creates an object for a launch. A code in ELSEWHERE then
+    becomes NoCapacity, so that Cavvy tries another offer, and a missing object becomes Refused.
     """
     limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
     hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")

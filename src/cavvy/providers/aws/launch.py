@@ -28,7 +28,7 @@ _SOME_PUBLIC_ADDRESS = "1.1.1.1"
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
-    """The network and disk options for a gang: from the task or, if it has none, from the
+    """The network and disk options for a gang. The task's options take precedence over the
     settings."""
 
     vpc: str | None
@@ -459,7 +459,7 @@ def _describe(reserved: CapacityReservation | None) -> dict[str, Any]:
 
 
 def _make_identity(launch_options: LaunchOptions) -> dict[str, object]:
-    """Return the parts of a request that set the key pair and the role of the nodes."""
+    """Return the fields of a launch request that set the key pair and the role of the nodes."""
     request: dict[str, object] = {}
     if launch_options.key:
         request["KeyName"] = launch_options.key
@@ -470,7 +470,7 @@ def _make_identity(launch_options: LaunchOptions) -> dict[str, object]:
 
 
 def make_market_options(record: AwsGangRecord) -> dict[str, object]:
-    """Return the parts of a request that set the location and the purchase type."""
+    """Return the fields of a launch request that set the location and the purchase type."""
     request: dict[str, object] = {}
     placement = {"AvailabilityZone": record.zone} if record.zone else {}
     placement |= {"GroupName": record.name} if record.makes_placement else {}

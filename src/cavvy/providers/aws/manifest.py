@@ -115,8 +115,8 @@ MANIFEST = Manifest(
         ),
         number(
             "disk_gib",
-            "The size of a node's root disk, unless the task requests another size. The disk is "
-            "larger if the image needs a larger one.",
+            "The size of a node's root disk, unless the task requests another size. If the image "
+            "needs a larger disk, the disk has the size that the image needs.",
             default=100,
             minimum=8,
             unit="GiB",
@@ -165,9 +165,9 @@ MANIFEST = Manifest(
         ),
         flag(
             "efa",
-            "If `true`, gangs get Elastic Fabric Adapters if their type has them. A type with "
-            "several network cards needs a subnet with a route to the server, since its nodes get "
-            "no public address. If `false`, gangs get no adapters.",
+            "If `true`, gangs get Elastic Fabric Adapters on instance types that have them. A "
+            "type with several network cards needs a subnet with a route to the server, since "
+            "its nodes get no public address. If `false`, gangs get no adapters.",
             default=True,
         ),
         flag(

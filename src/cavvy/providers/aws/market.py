@@ -208,7 +208,8 @@ class AwsMarket:
 
     async def _hear(self, region: str) -> None:
         """Like `_fresh`, but raise TryAgain after a time limit, so that one slow region does not
-        delay the others. The read continues, and the next call waits for it.
+        delay the others. The requests to the region continue, and the next call waits for their
+        results.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -217,8 +218,8 @@ class AwsMarket:
             raise TryAgain(f"no answer from {region} within {_PATIENCE_S:.0f} s") from None
 
     async def _fresh(self, region: str) -> None:
-        """Read the values that are out of date. If the caller is cancelled, the read continues for
-        the next caller.
+        """Read the values that are out of date. If the caller is cancelled, the requests continue,
+        and the next caller gets the results.
         """
         task = self._reading.get(region)
         if task is None or task.done():

@@ -1,8 +1,8 @@
 """Fetches EC2's prices with the account's credentials: on-demand and reserved prices from the Price
 List API, spot prices from EC2's price history.
 
-AWS also publishes the price list as files, which are too large for this purpose: several hundred MB
-per region for a few thousand rows.
+AWS also publishes the price list as files. The files are not used, because each has several hundred
+MB per region, for a few thousand useful rows.
 """
 
 import asyncio

@@ -85,7 +85,7 @@ async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> A
 
 async def fetch_extras(account: AwsAccount, region: str) -> Sequence[ExtraPrice]:
     """Return the prices of EBS volumes by type, and of a public IPv4 address that is in use. AWS
-    bills both for at least a minute: https://aws.amazon.com/ebs/pricing/ and
+    bills volumes and addresses for at least a minute: https://aws.amazon.com/ebs/pricing/ and
     https://aws.amazon.com/vpc/pricing/.
     """
     found: dict[tuple[ChargeKind, str], Money] = {}

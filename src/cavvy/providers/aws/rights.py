@@ -1,5 +1,5 @@
 """Finds the calls for which the account has no permission. Each call is made as a dry run: EC2
-reports whether it would allow the call, but does not execute it.
+reports whether it would allow the call, but does not execute the call.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
 the error DryRunOperation if the call is allowed, and with UnauthorizedOperation if not. Other

@@ -134,8 +134,8 @@ class AwsStatus:
         return make_seen(record, states)
 
     def _merge(self, record: AwsGangRecord, shown: Sequence[Json]) -> tuple[AwsInstance, ...]:
-        """Merge the listed instances with those seen earlier. An instance that has been missing
-        from EC2's list for longer than the visibility delay counts as ended.
+        """Merge the listed instances with the instances that EC2 listed earlier. An instance that
+        has been missing from EC2's list for longer than the visibility delay counts as ended.
         """
         now = self._now()
         known = {each.id: each for each in record.instances}

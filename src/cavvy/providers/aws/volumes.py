@@ -1,5 +1,5 @@
 """Manages the EBS volumes of tasks: finds or creates them before a launch, attaches them to the
-running node, and deletes those that need not be kept.
+running node, and deletes the volumes that need not be kept.
 """
 
 import hashlib
@@ -189,7 +189,8 @@ class GangVolumes:
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
         """Delete the volumes that were created for this gang, except volumes in use that must be
-        kept. Returns False while one of them is still in use. Raises TryAgain, Refused.
+        kept. Returns False while one of the volumes to delete is still in use. Raises TryAgain,
+        Refused.
         """
         unused = not record.launched
         ids = {

@@ -68,8 +68,8 @@ MANIFEST = Manifest(
         *ACCOUNT,
         text(
             "queues",
-            "The job queues to use, separated by commas. Each must have one compute environment "
-            "with one instance type. Required.",
+            "The job queues to use, separated by commas. Each queue must have one compute "
+            "environment with one instance type. Required.",
         ),
         text(
             "image",
@@ -80,8 +80,7 @@ MANIFEST = Manifest(
         text(
             "share",
             "The share identifier of jobs whose task names no share identifier. Queues with a "
-            "fair-share policy "
-            "need it; other queues do not use it.",
+            "fair-share policy need a share identifier; other queues do not use it.",
         ),
         text(
             "job_role",

@@ -210,7 +210,7 @@ class BatchService:
 
     def _read_share(self, gang: GangSpec, queue: str) -> _Share:
         """Return the share and the priority of a job in a queue with a fair-share policy; other
-        queues accept neither. Raises Refused.
+        queues accept neither a share nor a priority. Raises Refused.
         """
         priority = gang.options.get("priority")
         if priority is not None and not (type(priority) is int and 0 <= priority <= PRIORITY):
@@ -257,8 +257,8 @@ def _list_revisions(definition: str) -> Sequence[str]:
 
 
 def _lost_host(told: Mapping[str, Any]) -> bool:
-    """Return whether the job's instance was reclaimed or lost. The status reason of a job that a
-    user or Cavvy stopped contains the text of that request.
+    """Return whether the job's instance was reclaimed or lost. If a user or Cavvy stopped the job,
+    its status reason contains the text of the stop request.
     """
     stopped = told.get("isTerminated") or told.get("isCancelled")
     return not stopped and fnmatchcase(str(told.get("statusReason") or ""), LOST_HOST)

@@ -291,7 +291,8 @@ class AzureCloud:
     async def _read_power(self) -> Mapping[str, MachineState | None]:
         """Return the power state of each machine in the subscription; the keys are resource ids in
         lower case. The list of a resource group does not contain the power state. If Azure does not
-        respond, the last response is used, so that machines can still be listed and deleted.
+        respond, the power states of its last response are used, so that machines can still be
+        listed and deleted.
         """
         now = self._now()
         at, power = self._power

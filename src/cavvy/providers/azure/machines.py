@@ -111,7 +111,8 @@ def _make_interface(
     request: MachineRequest, settings: Mapping[str, Scalar], subnet: str
 ) -> Mapping[str, Any]:
     """Return the interface of a machine. The tags of the interface and of its address identify the
-    installation, because a failed creation of the machine may leave them behind.
+    installation, because a failed creation of the machine may leave the interface and the address
+    behind.
     """
     mark = {"name": request.names[0], "tags": dict(request.tags)}
     address: dict[str, Any] = {"primary": True, "subnet": {"id": subnet}}
@@ -174,7 +175,7 @@ def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]
 
 def read_power(told: Json) -> MachineState | None:
     """Return whether a machine is running, from the field `instanceView` of its entry. Returns None
-    if the entry does not state this.
+    if the entry does not state the power state.
     """
     codes = {each.get("code") for each in _statuses(told)}
     if codes & _OFF:

@@ -201,7 +201,7 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> Offer 
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:
-    """Omit spot prices that are not lower than the on-demand price: such prices mean that no spot
+    """Omit spot prices that are not lower than the on-demand price, because they mean that no spot
     capacity exists.
     """
     usual = {

@@ -83,7 +83,7 @@ def _read(told: Json, find_instance: FindInstance) -> AzureSize:
     if name in _UNKNOWN_PARTS:
         why_not = f"{name} has {_UNKNOWN_PARTS[name]}"
     elif can.get("ConfidentialComputingType"):
-        why_not = f"{name} needs a confidential machine"
+        why_not = f"{name} needs a confidential VM"
     elif accelerated and chip is None:
         why_not = name
     return AzureSize(

@@ -84,8 +84,8 @@ MANIFEST = Manifest(
         ),
         text(
             "subnet",
-            "The resource id of the subnet of pools. By default, Azure Batch makes a network for "
-            "each pool, whose machines reach the internet.",
+            "The resource id of the subnet for the machines of pools. By default, Azure Batch "
+            "makes a network for each pool, whose machines reach the internet.",
         ),
         text(
             "endpoint",
@@ -96,7 +96,7 @@ MANIFEST = Manifest(
         text(
             "prices_endpoint",
             "The address of Azure's public list of prices, or of a mirror, for servers that "
-            "cannot reach Azure's. Only spot prices are read from it.",
+            "cannot reach Azure's list. Cavvy reads only spot prices from this list.",
             "https://prices.azure.com",
         ),
     ),

@@ -289,6 +289,7 @@ def _is_refused(fault: CloudFault) -> bool:
 
 
 def is_batch_type(offer: Offer) -> bool:
-    """Return whether a pool's image, which has NVIDIA's drivers, fits the machine of this offer."""
+    """Return whether the image of pools, which has NVIDIA's drivers, supports the machine of this
+    offer."""
     other = offer.accelerator is not None and offer.accelerator.startswith("MI")
     return is_azure_type(offer.instance_type) and not other and offer.accelerator_part == 1

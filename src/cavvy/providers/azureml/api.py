@@ -91,8 +91,8 @@ class WorkspaceApi:
 
     async def environment(self, image: str, inference: Mapping[str, Any] | None = None) -> str:
         """Return the id of the environment version of an image. The version is created if it does
-        not exist. `inference` contains the routes of an image for endpoints, which are the same for
-        all such images.
+        not exist. `inference` contains the HTTP routes of an image for endpoints; all such images
+        have the same routes.
         """
         kept = _SERVING if inference else _ENVIRONMENT, image
         if kept not in self._environments:
@@ -125,7 +125,7 @@ class WorkspaceApi:
         await self._account.delete(_KIND, self._endpoint(name))
 
     async def operation(self, url: str) -> Json:
-        """Return an Azure operation; if it failed, it contains the reason."""
+        """Return an Azure operation. A failed operation contains the reason for the failure."""
         return await self._account.follow(url)
 
     def ml_token(self) -> str:

@@ -100,7 +100,7 @@ MANIFEST = Manifest(
         text(
             "prices_endpoint",
             "The address of Azure's public list of prices, or of a mirror, for servers that "
-            "cannot reach Azure's.",
+            "cannot reach Azure's list.",
             "https://prices.azure.com",
         ),
     ),

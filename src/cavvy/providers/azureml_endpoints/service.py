@@ -104,8 +104,8 @@ class AzureMlEndpoints:
         return await self._sizes.list()
 
     async def submit(self, request: JobRequest) -> str:
-        """Create the endpoint. Once the endpoint is complete, create its deployment. Until then,
-        `providers.vm` repeats the call.
+        """Create the endpoint. Once the endpoint is complete, create its deployment. `providers.vm`
+        repeats the call until the deployment is requested.
         """
         region, job = await self._api.region(), make_short_name(request.name)
         if request.offer.region != region:
@@ -189,7 +189,7 @@ class AzureMlEndpoints:
         return read_deployment(endpoint, deployment, error)
 
     async def _read_error(self, told: Json) -> tuple[str, str]:
-        """Return the code and the reason of a failure. Only the operation contains them. The
+        """Return the code and the reason of a failure, which only Azure's operation contains. The
         address of the operation is a property of the endpoint or deployment, as in Microsoft's
         example: https://learn.microsoft.com/azure/machine-learning/how-to-deploy-with-rest
         """

@@ -31,9 +31,9 @@ MANIFEST = Manifest(
     project_key="cavvy.providers.azure.project_key",
     only_sessions=True,
     visibility_delay=timedelta(minutes=1),
-    rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, write and "
-    "delete, and locations/vmSizes/read (the role AzureML Compute Operator contains those on "
-    "computes)",
+    rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, write "
+    "and delete, and locations/vmSizes/read (the role AzureML Compute Operator contains the "
+    "permissions for computes)",
     unsupported={
         **list_unsupported(
             "Azure",
@@ -69,7 +69,10 @@ MANIFEST = Manifest(
             "default is the account of the credentials.",
         ),
         text("tenant_id", "The tenant of the user in `user_id`."),
-        text("subnet", "The id of the subnet of compute instances. By default, Azure selects one."),
+        text(
+            "subnet",
+            "The id of the subnet of compute instances. By default, Azure selects the subnet.",
+        ),
         number(
             "idle_stop_s",
             "Azure stops a compute instance if its own Jupyter, terminals and VS Code were not "

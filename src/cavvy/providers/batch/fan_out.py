@@ -18,7 +18,7 @@ _BRIEF_S = 1.0
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
     """Wait for removals from all clusters. Each removal returns True if its cluster had the gang.
-    Raises the first problem, unless another cluster had the gang.
+    Raises the first error, unless another cluster had the gang.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
@@ -31,8 +31,8 @@ async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
 async def look_at_all(
     asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
 ) -> Sequence[GangSeen]:
-    """Return the gangs of all clusters. Raises the first problem, unless the named gang was
-    found. Without a name, raises PartlyUnknown with the gangs of the clusters that answered.
+    """Return the gangs of all clusters. Raises the first error, unless the named gang was found.
+    Without a name, raises PartlyUnknown with the gangs of the clusters that answered.
     """
     looks = [asyncio.ensure_future(each) for each in asked]
     found: list[GangSeen] = []

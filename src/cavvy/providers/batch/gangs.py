@@ -98,8 +98,8 @@ class BatchGangs:
         return [seen for seen in found.values() if name in (None, seen.name)]
 
     async def remove(self, name: str) -> None:
-        """See `Provider.remove`. If the work of all ranks has ended, the first call cancels
-        nothing, so that the batch system records how the job ended by itself.
+        """See `Provider.remove`. If the work of all ranks has ended, the first call does not cancel
+        the job. The job then ends by itself, and the batch system records how.
         """
         workspace = await self._grounded()
         if name in await self._remembered(workspace):
@@ -157,7 +157,7 @@ class BatchGangs:
 
     async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
         """Return whether a recorded gang has its job, or no longer needs one. Raises TryAgain while
-        this is unknown.
+        it is unknown whether the gang has a job.
         """
         record = await workspace.record(name)
         if (
@@ -311,8 +311,8 @@ def mark_of(workspace: SharedWorkspace) -> str:
 
 
 def _delivering(record: BatchGangRecord, job: str, began: GangStart | None) -> GangSeen:
-    """Describe a gang whose job has ended but whose last reports are being delivered. Until the
-    reports are delivered, the gang is reported as running.
+    """Describe a gang whose job has ended but whose last reports are being delivered. The gang
+    counts as running until the reports are delivered.
     """
     reason = "the gang's last messages are being delivered"
     nodes = list_nodes(job, began)

@@ -77,8 +77,8 @@ class LoginHelper:
     # Requests. Paths are absolute, except in `do_hello`.
 
     def do_hello(self, data: bytes, folder: str, tools: list[str]) -> dict[str, Any]:
-        """Create the shared folder. Return facts about this login node, including which of the
-        named tools exist.
+        """Create the shared folder. Return facts about this login node, including the named tools
+        that exist.
         """
         path = os.path.abspath(os.path.expanduser(folder))
         try:

@@ -17,8 +17,8 @@ def make_manifest(
     return Manifest(
         name=name,
         title=f"a {title} cluster",
-        no_project_accounts="SSH reaches the login node with keys of the server's owner, and "
-        "SSH configurations can start programs",
+        no_project_accounts="the server connects to the login node by SSH with keys of its "
+        "owner, and SSH configurations can start programs",
         docs=f"docs/guides/{name}.md",
         unsupported={
             Feature.IMAGE: image,

@@ -133,7 +133,8 @@ def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
 
 
 def gpu_of(offer: Offer) -> str:
-    """Return the cluster's name for the offer's accelerators, or "" if there is none."""
+    """Return the cluster's name for the offer's accelerators, or "" if the offer has no
+    accelerators."""
     if not offer.accelerator_count:
         return ""
     kind = offer.instance_type.partition("x")[2].rsplit("-", 2)[0]

@@ -49,7 +49,7 @@ class ProviderUnderTest(Protocol):
         """Let time pass until all requested boots and removals have completed."""
 
     async def end(self, gang: str) -> None:
-        """Let the gang's work end by itself and its nodes stop, as after a finished job."""
+        """Let the gang's work end by itself, and let its nodes stop, as after a finished job."""
 
     async def wait(self, length: timedelta) -> None:
         """Let time pass; on a real clock, at most as long as a test may take."""

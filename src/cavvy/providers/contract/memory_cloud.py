@@ -235,8 +235,8 @@ class MemoryPlace:
         self.cloud.time += length
 
     async def end(self, gang: str) -> None:
-        """Let the gang's machines shut themselves down. If the cloud would still bill them, delete
-        them as a person would.
+        """Let the gang's machines shut themselves down. If the cloud bills machines that are shut
+        down, delete the machines instead, as a person would.
         """
         ends = self.cloud.traits.bill_ends
         for each in self.cloud.billed():

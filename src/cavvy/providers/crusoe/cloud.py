@@ -1,7 +1,8 @@
 """Calls Crusoe Cloud's API, version v1alpha5 (https://docs.crusoecloud.com/api).
 
-A creation is an operation: the machine may be missing until the operation ends, and the operation
-can fail after the request was accepted. The API does not report prices; a setting contains them.
+The creation of a machine is an operation: the machine may be missing until the operation ends, and
+the operation can fail after the API has accepted the request. The API does not report prices; a
+setting contains them.
 """
 
 import re

@@ -51,7 +51,7 @@ MANIFEST = make_manifest(
         text(
             "ssh_key",
             "The public SSH key that machines accept, such as `ssh-ed25519 AAAA...`. Crusoe "
-            "requires one; with `reach_by_ssh`, the default is the server's own key.",
+            "requires a key; with `reach_by_ssh`, the default is the server's own key.",
         ),
         text(
             "image",

@@ -25,8 +25,8 @@ _PAID = "the setting `capacity`: the instances are already paid for"
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """One entry of the setting. `instance_type` is "" for Fargate. `paid` means that the instances
-    are already paid for, so tasks cost nothing.
+    """One entry of the setting `capacity`. `instance_type` is "" for Fargate. `paid` means that the
+    instances are already paid for, so tasks cost nothing.
     """
 
     name: str  # the capacity provider's name
@@ -36,7 +36,8 @@ class Capacity(Struct, frozen=True, kw_only=True):
 
 
 def parse_capacity(settings: Mapping[str, Scalar]) -> Sequence[Capacity]:
-    """Return the entries of the setting `capacity`. Raises Refused with the invalid entry."""
+    """Return the entries of the setting `capacity`. Raises Refused, whose message contains the
+    invalid entry."""
     found = [_parse(each) for each in list_setting(settings, "capacity")]
     if not found:
         raise Refused(

@@ -21,9 +21,9 @@ class ContainerSize(Struct, frozen=True, kw_only=True):
 
 
 def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
-    """Return the size that the task requests. A value that the task does not request is taken from
-    the machine if the machine has accelerators or the task names its type. Otherwise the default is
-    one CPU, and 2 GiB for each CPU.
+    """Return the size that the task requests. If the task requests accelerators or an instance
+    type, the machine provides the values that the task does not request. Otherwise, the default is
+    one CPU, and 2 GiB of memory for each CPU.
     """
     need = task.resources
     offer = machine.offer if machine else None

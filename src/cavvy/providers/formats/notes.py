@@ -36,7 +36,7 @@ def list_notes(task: TaskSpec, covered: Collection[str]) -> list[str]:
             need.spot is not SpotPolicy.NEVER,
             "the service chooses where the job runs",
         ),
-        ("resources.network", need.network, "set the network in the service"),
+        ("resources.network", need.network, "select the network in the service's configuration"),
         ("resources.max_price", need.max_rate, "the request has no maximum price"),
         *((f"limits.{name}", value, _UNCHECKED) for name, value in _list_limits(task).items()),
         ("retry", True, "the service does not restart the job after its program has failed"),

@@ -66,8 +66,8 @@ def link_path(source: str, path: str) -> list[str]:
 
 def copy_output(source: str, folder: str, file: str) -> list[str]:
     """Return shell lines that copy an output after exit code 0: the content of a folder into
-    `folder`, or one file to the path `file`. `folder` and `file` are words of the shell. A failure
-    sets CAVVY_CODE to 1.
+    `folder`, or one file to the path `file`. `folder` and `file` are already quoted for the shell.
+    A failure sets CAVVY_CODE to 1.
     """
     path = shlex.quote(source)
     return [

@@ -100,8 +100,8 @@ class GcpCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`. Call `offers` first, which finds types that are not
-        offered."""
+        """Return facts for `cavvy check`. The caller must first call `offers`, which also finds the
+        machine types without offers."""
         left_out = {
             "machine types without a known price": self._market.unpriced,
             "machine types with GPUs that are not in the catalog": self._market.differing,

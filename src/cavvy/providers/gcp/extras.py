@@ -99,7 +99,8 @@ class LivePrices(Struct):
 
 
 def read_live(skus: Iterable[Sku], today: date) -> LivePrices:
-    """Read the prices of SKUs. Raises KeyError or TypeError if the list has a new form."""
+    """Read the prices of SKUs. Raises KeyError or TypeError if Google has changed the format of the
+    list."""
     found = LivePrices(today)
     for sku in skus:
         add_rate(found.rates, sku)

@@ -112,9 +112,9 @@ def _make_scheduling(offer: Offer) -> Json:
 
 
 def _make_affinity(request: MachineRequest) -> Json:
-    """Return the field that lets the machines use only the task's reservation; without a
-    reservation, Google chooses an open one. Raises Refused if the machine cannot use reservations:
-    https://cloud.google.com/compute/docs/instances/reservations-consume#limitations
+    """Return the field that lets the machines use only the task's reservation. If the task names no
+    reservation, Google may use any open reservation. Raises Refused if the machine cannot use
+    reservations: https://cloud.google.com/compute/docs/instances/reservations-consume#limitations
     """
     offer, reservation = request.offer, str(request.gang.options.get("reservation") or "")
     if not reservation:

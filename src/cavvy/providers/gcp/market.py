@@ -141,9 +141,9 @@ class GcpMarket:
     async def _read_prices(
         self,
     ) -> tuple[LivePrices | None, Mapping[tuple[str, str], Sequence[Offer]]]:
-        """Return Google's list of prices, and the catalog's offers with its prices by region and
-        machine type. The list is None if the account has no permission to read it, or if it cannot
-        be read.
+        """Return Google's list of prices, and the catalog's offers with the prices of this list, by
+        region and machine type. The list is None if the account has no permission to read it, or if
+        it cannot be read.
         """
         rows = await asyncio.to_thread(self._list_prices, "gcp")
         try:

@@ -205,7 +205,7 @@ def _read_part(description: str, *, committed: bool) -> _Part | None:
 
 def read_price(sku: Sku) -> Decimal | None:
     """Return the newest price of a SKU in US dollars per unit, in the highest tier, or None if the
-    SKU has none. Raises KeyError or TypeError if the list has a new form.
+    SKU has no price. Raises KeyError or TypeError if Google has changed the format of the list.
     """
     expression = sku["pricingInfo"][-1]["pricingExpression"]  # type: ignore[index] # JSON
     tiers = expression["tieredRates"]

@@ -100,8 +100,8 @@ def _make_request(task: TaskSpec, machine: Machine) -> TrainingJobRequest:
 
 
 def _find_longest_run(task: TaskSpec) -> timedelta:
-    """Return the longest running time: the task's limit or, without one, the limit that applies to
-    every account, but not beyond the deadline.
+    """Return the maximum running time: the task's limit or, if the task has no limit, the time
+    until its deadline, but at most the time that SageMaker grants to every account.
     """
     if task.limits.duration is None:
         return min(task.limits.deadline_after or request.GRANTED_RUN, request.GRANTED_RUN)
