@@ -64,8 +64,8 @@ class HasParts(Protocol):
 
     def silent(self) -> Sequence[str]:
         """Return the clusters, regions or hosts that did not answer the last call of `offers`, each
-        with the reason. A job that fits no available offer waits for the missing answers. If
-        nothing answers, `offers` raises an error.
+        with the reason. A job that fits no available offer waits for the missing answers. If no
+        cluster, region or host answers, `offers` raises an error.
         """
 
 

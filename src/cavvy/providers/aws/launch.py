@@ -414,7 +414,8 @@ def _belongs_together(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions
 
 
 def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) -> bool:
-    """Return whether the nodes get several network cards if no public address is requested."""
+    """Return whether each node gets several network cards. Nodes with a requested public address
+    get only one card."""
     many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
     return many and asked.public_ip is not True
 
@@ -441,7 +442,7 @@ def _first_of_each_zone(subnets: Sequence[Json]) -> list[Json]:
 
 def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
     """Return the zone that the task requests or, without one, the zone of its volumes. Raises
-    NoCapacity if the two differ.
+    NoCapacity if the zone of the task differs from the zone of its volumes.
     """
     asked = str(gang.options.get("zone") or zone or "") or None
     if zone not in (None, asked):

@@ -219,8 +219,8 @@ class GangNetworks:
         return groups, await self._account.items(region, "describe_placement_groups", query)
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Delete the security group and placement group in the gang's record. Returns False while
-        one of them is still in use. Raises TryAgain, Refused.
+        """Delete the security group and placement group in the gang's record. Returns False while a
+        group is still in use. Raises TryAgain, Refused.
         """
         if (
             record.makes_group and record.group is None
@@ -238,7 +238,7 @@ class GangNetworks:
 
     async def remove(self, region: str, gang: str) -> bool:
         """Delete the security groups and placement groups with the gang's tags. Returns False while
-        one of them is still in use. Raises TryAgain, Refused.
+        a group is still in use. Raises TryAgain, Refused.
         """
         groups, placements = await self.left(region, gang)
         gone = [

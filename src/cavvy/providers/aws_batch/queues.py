@@ -76,7 +76,7 @@ class BatchQueues:
         if (queue["state"], queue["status"]) != ("ENABLED", "VALID"):
             return "the queue is disabled or invalid"
         if len(order) != 1:
-            return f"the queue has {len(order)} compute environments; one is needed"
+            return f"the queue has {len(order)} compute environments; exactly one is required"
         told = await self._aws.call(
             region,
             "describe_compute_environments",

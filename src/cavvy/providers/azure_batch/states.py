@@ -84,8 +84,8 @@ def find_start(nodes: Sequence[Json]) -> datetime | None:
 
 
 def _find_preemption(parts: JobParts) -> datetime | None:
-    """Return when a spot node was reclaimed, or None if none was. For a reclaimed node, Azure Batch
-    reports that the node is preempted, or that the node's task is waiting again.
+    """Return when a spot node was reclaimed, or None if no node was reclaimed. For a reclaimed
+    node, Azure Batch reports that the node is preempted, or that the node's task is waiting again.
     """
     lost = [each["stateTransitionTime"] for each in parts.nodes if each["state"] in _UNBILLED]
     for each in parts.tasks:

@@ -226,7 +226,7 @@ class AzureMlService:
                 f"{request.nodes}"
             )
         if not why_not and cluster.size.lower() != request.offer.instance_type.lower():
-            why_not = f"the machines are {cluster.size} now"
+            why_not = f"the cluster's machines are now {cluster.size}"
         if why_not:
             raise CloudFault(409, _FULL, f"{cluster.name}: {why_not}")
         return cluster

@@ -168,7 +168,7 @@ class AzureMlEndpoints:
         return _is_full(fault.code, fault.message)
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
-        starts = "starts the image's own program, so let `CMD` of the image be `serve`"
+        starts = "starts the image's own program, so set the image's `CMD` to `serve`"
         files = "Azure mounts only models of the workspace"
         return [
             *object_to_program(task, "Azure ML", CONTRACT, starts),

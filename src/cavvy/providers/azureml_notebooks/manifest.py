@@ -49,7 +49,7 @@ MANIFEST = Manifest(
         Feature.NETWORK: f"Azure does not report the speed of the network ({_API})",
         Feature.DISK: f"Azure selects the disk ({_INSTANCE})",
         Feature.SELF_END: "a compute instance cannot delete itself; Azure stops it after the "
-        f"setting `idle_stop_s` ({_API})",
+        f"time in the setting `idle_stop_s` ({_API})",
     },
     settings=(
         KEY_FILE,

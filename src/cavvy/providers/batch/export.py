@@ -45,8 +45,8 @@ def list_notes(task: TaskSpec) -> Sequence[str]:
     ]
     if task.checkpoint is not None:
         notes.append(
-            f"Checkpoints stay in {task.checkpoint.path}; nothing restarts the work "
-            "after a failure."
+            f"Checkpoints stay in {task.checkpoint.path}; the work is not restarted after a "
+            "failure."
         )
     return notes
 

@@ -99,7 +99,7 @@ class BatchGangs:
 
     async def remove(self, name: str) -> None:
         """See `Provider.remove`. If the work of all ranks has ended, the first call does not cancel
-        the job. The job then ends by itself, and the batch system records how.
+        the job. The job then ends by itself, and the batch system records how the job ended.
         """
         workspace = await self._grounded()
         if name in await self._remembered(workspace):

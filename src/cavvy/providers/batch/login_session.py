@@ -116,8 +116,8 @@ def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
 
 
 def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginNode:
-    """Read the login node from a batch system's settings; `tools` are the commands that it must
-    have.
+    """Read the login node from a batch system's settings; `tools` are the commands that the login
+    node must have.
     """
     return LoginNode(
         host=str(settings.get("host", "")),

@@ -43,7 +43,7 @@ class AcceleratorRates:
         ]
         plain = [parse_rate(word) for word in words if "=" not in word]
         if len(plain) > 1:
-            raise ValueError(f"{text!r} has more than one price without a name")
+            raise ValueError(f"{text!r} has more than one price without a GPU name")
         self._rest = plain[0] if plain else HourlyRate(0)
 
     def __call__(self, product: str) -> HourlyRate:

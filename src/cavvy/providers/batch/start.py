@@ -46,7 +46,8 @@ def main(agent: str, folder: str, rank: int) -> None:
 def refuse(folder: str) -> None:
     found = f"{sys.executable} of {os.uname().nodename} is Python {sys.version.split()[0]}"
     with open(folder + "/refusal", "w") as file:
-        file.write(found + "; the agent needs 3.8 or newer: set `python` to such an interpreter")
+        advice = "; the agent needs Python 3.8 or newer: set `python` to a newer interpreter"
+        file.write(found + advice)
     sys.exit(78)
 
 

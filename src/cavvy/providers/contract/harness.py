@@ -136,8 +136,8 @@ class ScenarioSuite:
         )
 
     def run_scenario(self, scenario: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine of one test. Infrastructure on virtual time overrides this with its own
-        loop.
+        """Run the coroutine of one test. Test classes for infrastructure on virtual time override
+        this method, to use their own event loop.
         """
         asyncio.run(scenario)
 

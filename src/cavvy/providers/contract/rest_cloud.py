@@ -112,7 +112,7 @@ class RestPlace(MemoryPlace):
         asyncio.run(scenario())
 
     def close(self) -> None:
-        """Close the connections. Fails if the stand-in failed or machines are left."""
+        """Close the connections. Fails if the stand-in failed or if machines still exist."""
         for each in self._providers:
             asyncio.run(each.close())
         assert self.api.bugs == []

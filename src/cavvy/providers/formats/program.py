@@ -54,7 +54,8 @@ def link_folder(folder: str, path: str, *, make: bool = True) -> list[str]:
 
 def link_path(source: str, path: str) -> list[str]:
     """Return shell lines that make `path` a link to `source`, which is already quoted for the
-    shell. If the working folder has a file or folder at this path, it is renamed.
+    shell. If the working folder already has a file or folder at this path, that file or folder is
+    renamed.
     """
     parts = PurePosixPath(path)
     parent, target = shlex.quote(str(parts.parent)), shlex.quote(str(parts))

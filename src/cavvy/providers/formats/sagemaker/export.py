@@ -222,7 +222,8 @@ def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
             for number, each in inputs
             if not each.source.startswith("s3://")
         },
-        f"outputs: SageMaker stores them together as {job.output_uri.rstrip('/')}/{job.name}/"
+        "outputs: SageMaker stores all outputs together as "
+        f"{job.output_uri.rstrip('/')}/{job.name}/"
         "output/model.tar.gz": bool(targets),
         f"outputs: copy their files to {', '.join(others)} yourself": bool(others),
         "resources.spot: the job runs on spot instances only; SageMaker does not change to "
