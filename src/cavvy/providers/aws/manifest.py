@@ -109,9 +109,9 @@ MANIFEST = Manifest(
         text(
             "image",
             "The machine image: an AMI's id, or the name of a Systems Manager parameter that "
-            "contains one. The default is AWS's newest image with drivers for the type: Deep "
-            "Learning Base (NVIDIA GPUs since T4, Trainium, Inferentia2), or Amazon Linux 2023 for "
-            "types without accelerators.",
+            "contains such an id. The default is AWS's newest image with drivers for the type: "
+            "Deep Learning Base (NVIDIA GPUs since T4, Trainium, Inferentia2), or Amazon Linux "
+            "2023 for types without accelerators.",
         ),
         number(
             "disk_gib",
@@ -172,9 +172,9 @@ MANIFEST = Manifest(
         ),
         flag(
             "placement_group",
-            "If `true`, a gang of a type with EFA gets its own cluster placement group: its nodes "
-            "are close together, but EC2 has capacity for them less often. If `false`, the gang's "
-            "nodes can be anywhere in the region or zone.",
+            "If `true`, a gang whose instance type has EFA gets its own cluster placement group: "
+            "the gang's nodes are close together, but EC2 less often has capacity for such a "
+            "group. If `false`, the gang's nodes can be anywhere in the region or zone.",
             default=True,
         ),
     ),

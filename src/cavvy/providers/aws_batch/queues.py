@@ -42,9 +42,7 @@ class BatchQueues:
         """Return the region of the queues. Raises Refused."""
         found = await self._aws.regions()
         if len(found) != 1:
-            raise Refused(
-                "[providers.aws-batch] regions: name one region: the region of the queues"
-            )
+            raise Refused("[providers.aws-batch] regions: name only the region of the queues")
         return found[0]
 
     async def offers(self) -> Sequence[Offer]:

@@ -71,8 +71,8 @@ MANIFEST = Manifest(
         ),
         number(
             "start_s",
-            "The maximum time between the start of a container and its first answer to /ping. "
-            "After this time, the endpoint fails.",
+            "The maximum time between the start of a container and its first answer to /ping. If "
+            "a container needs more time, the endpoint fails.",
             default=1800,
             minimum=60,
             unit="seconds",

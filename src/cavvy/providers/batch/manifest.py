@@ -27,8 +27,8 @@ def make_manifest(
             Feature.LOGIN: "jobs cannot run in container images",
             Feature.VOLUMES: "a cluster has no named volumes to attach; use a `host` folder or an "
             "`nfs` export",
-            Feature.TUNNEL: "jobs run as an ordinary user, who may not configure the network as "
-            "WireGuard needs",
+            Feature.TUNNEL: "jobs run as an ordinary user, who may not configure the network for "
+            "WireGuard",
             Feature.NETWORK: f"{title} does not report the speed of the network between its nodes",
             Feature.DISK: "jobs use the nodes' existing disks, whose size and type cannot be "
             "chosen",

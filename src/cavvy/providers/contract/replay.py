@@ -38,7 +38,7 @@ class ReplayedCalls:
                 self._played.add(number)
                 self._last[call] = self._calls[number]
                 break
-        assert call in self._last, f"at this point, the recording has no {call} here"
+        assert call in self._last, f"at this point, the recording has no {call}"
         return self._last[call]
 
     def left(self) -> list[str]:

@@ -39,7 +39,8 @@ MANIFEST = make_manifest(
         KEYS.setting(),
         text("project", "The project of the machines. The default is the account's only project."),
         text(
-            "regions", "The data centers to use, separated by commas. The default is all of them."
+            "regions",
+            "The data centers to use, separated by commas. The default is all data centers.",
         ),
         text(
             "image",

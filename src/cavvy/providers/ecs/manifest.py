@@ -90,8 +90,8 @@ MANIFEST = Manifest(
         ),
         flag(
             "public_address",
-            "Tasks on Fargate get a public address, which is billed. Without one, the subnets "
-            "need another route to the server, such as a NAT gateway.",
+            "Tasks on Fargate get a public address, which is billed. Without a public address, "
+            "the subnets need another route to the server, such as a NAT gateway.",
             default=True,
         ),
         text(

@@ -15,8 +15,8 @@ _FARGATE = frozenset(
 
 def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
     """Return EC2's notices for tasks on spot instances, and () for other tasks. Tasks on spot
-    instances use the network of their instance, so they can read its metadata. Tasks on Fargate
-    Spot get SIGTERM instead.
+    instances use the network of their instance, so the tasks can read the instance's metadata.
+    Tasks on Fargate Spot get SIGTERM instead.
     """
     offer = gang.offer
     spot = offer.purchase is Purchase.SPOT and offer.zone not in _FARGATE

@@ -134,7 +134,7 @@ def _make_affinity(request: MachineRequest) -> Json:
 
 
 def find_disk_type(offer: Offer, settings: Mapping[str, Scalar]) -> str:
-    """Return the type of the boot disk of a machine, unless its task names another one."""
+    """Return the default type of a machine's boot disk; a task can name another type."""
     if settings.get("disk_type"):
         return str(settings["disk_type"])
     shape = find_shape(offer.instance_type) or MachineShape(offer.instance_type)

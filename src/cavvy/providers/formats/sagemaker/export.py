@@ -167,7 +167,7 @@ def _make_container(task: TaskSpec, machine: Machine) -> tuple[str, dict[str, st
 
 
 def _list_channels(task: TaskSpec) -> list[DataChannel]:
-    """Return the data channels: the working folder, then one for each input."""
+    """Return the data channels: one for the working folder, then one for each input."""
     channels = []
     if task.workdir is not None:
         channels.append(DataChannel(name="workdir", uri=f"{_BUCKET}/{task.name}/workdir/"))
