@@ -20,7 +20,7 @@ class Attention(nn.Module):
     """For each patch, computes a mean of the values of all patches, weighted by how well query and
     key match.
 
-    Each head computes `softmax(q k' / sqrt(d)) v`. F.scaled_dot_product_attention computes the same
+    Each head computes `softmax(q k' / sqrt(d)) v`. F.scaled_dot_product_attention computes the same result
     and is much faster for long sequences, but does not keep the weights.
     """
 

@@ -167,7 +167,7 @@ def _without_each(
 
 
 def paint(image: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
-    """Draw the image. Next to it, draw the image again with its heat in red."""
+    """Return the image beside a copy of it in which the heat is drawn in colour."""
     colours = torch.stack([(1.5 - (4 * heat - peak).abs()).clamp(0, 1) for peak in (3, 2, 1)])
     return torch.cat([image, 0.5 * image + 0.5 * colours], 2)
 
