@@ -213,7 +213,7 @@ def main() -> None:
             file = FOLDER / f"{method}.png"
             Image.fromarray(pixels).resize((pixels.shape[1] * 4, pixels.shape[0] * 4)).save(file)
             print(
-                f"{method}: {np.mean(inside):.2f} of the heat is on the digit, whose box is 0.25 "
+                f"{method}: {np.mean(inside):.2f} of the heat is in the digit's box, which covers 0.25 "
                 f"of the picture: {file}"
             )
     run.close()
