@@ -96,8 +96,8 @@ class ExecTunnels:
             pause = _FIRST_PAUSE_S if woken else min(_LAST_PAUSE_S, pause * 1.1)
 
     async def _pause(self, pod: str, seconds: float) -> bool:
-        """Wait for `seconds`, or until `follow` reports that the pod runs; return True in that
-        case.
+        """Wait for `seconds`, or until `follow` reports that the pod runs. Return True if `follow`
+        reported it.
         """
         wake = self._wake[pod]
         with suppress(TimeoutError):
@@ -126,7 +126,7 @@ class ExecTunnels:
         if host != platform():
             raise Refused(
                 "the pod's image has no python3 (3.8 or newer), and the server's Python cannot be "
-                "copied into the pod, because this Python is for {platform()}, not {host}"
+                f"copied into the pod, because this Python is for {platform()}, not {host}"
             )
         bundle = await asyncio.to_thread(pack_python, self._cache)
         async with self._api.run(
@@ -139,7 +139,7 @@ class ExecTunnels:
                     said += message[1] if message[0] in (_ERRORS, _STATUS) else b""
                     if message[0] == _STATUS and b'"Success"' not in message[1]:
                         raise Refused(
-                            "Python could not be copied into its image: "
+                            "Python could not be copied into the pod: "
                             f"{said.decode(errors='replace')[:500]}"
                         )
             finally:
