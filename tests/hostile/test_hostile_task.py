@@ -373,7 +373,7 @@ def test_nothing_succeeds_on_a_joined_machine_until_it_stops_separating() -> Non
         subprocess.run(forbid, check=True, timeout=PATIENCE_S)
         submit(user, "evil", "late", "print('here')")
         wait_until(lambda: "one project at a time" in user.cli("status", "-p", "evil", "late"))
-        assert "namespaces need Linux" in user.cli("status", "-p", "evil", "late")
+        assert "namespaces need a Linux kernel" in user.cli("status", "-p", "evil", "late")
         user.cli("stop", "-p", "good", "victim")
         user.cli("wait", "-p", "evil", "late")
         assert "here" in user.cli("logs", "-p", "evil", "late")

@@ -100,9 +100,9 @@ def test_a_host_that_stops_separating_gets_no_job_of_another_project() -> None:
     isolation = fleet(link)
     assert admit(isolation, "q", [ALONE])
     link.code = "namespaces"  # a setting of the kernel was changed
-    with pytest.raises(NoCapacity, match="does not separate jobs: namespaces need Linux"):
+    with pytest.raises(NoCapacity, match="does not separate jobs: namespaces need a Linux kernel"):
         admit(isolation, "q", [ALONE])
-    assert "namespaces need Linux" in str(isolation.find_obstacle("a", ()))
+    assert "namespaces need a Linux kernel" in str(isolation.find_obstacle("a", ()))
     assert not admit(isolation, "p", [ALONE])  # beside its own project's
     link.code = ""
     with pytest.raises(NoCapacity, match=MIXED):

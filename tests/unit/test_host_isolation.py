@@ -29,7 +29,7 @@ def test_the_setting_has_few_values() -> None:
 def test_only_a_machine_without_an_obstacle_separates() -> None:
     assert say_obstacle(NONE) == ""
     assert "other than root" in say_obstacle(ROOT)
-    assert "permits them" in say_obstacle(NAMESPACES)
+    assert "unprivileged users" in say_obstacle(NAMESPACES)
     assert "answers at 169.254.169.254" in say_obstacle(f"{METADATA} 169.254.169.254")
     # what a host makes up is neither believed nor repeated
     for code in ("yes", f"{METADATA} <b>", "root 1"):

@@ -156,8 +156,9 @@ def make(
     errors.
 
     `context.home` is the folder of all providers; each provider gets a subfolder. `state` returns
-    the documents of the named provider; if it is None, documents exist only in memory. `account`
-    replaces the provider's name in both arguments, for a provider that is created a second time.
+    the documents of the named provider; if it is None, documents exist only in memory. For a
+    provider that is created a second time, `account` replaces the provider's name as the name of
+    the subfolder and as the argument of `state`.
     """
     settings = check_settings(manifest_of(known), table)
     folder = context.home / (account or known.name)

@@ -1,5 +1,5 @@
 """The other servers of an installation, as providers reach them (`ProviderContext.servers`). A
-provider's machines may be connected to another server than the one that does the work.
+provider's machine may be connected to a server other than the one that has to reach it.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ class OtherServers(Protocol):
 
     @property
     def addresses(self) -> Sequence[str]:
-        """The addresses for nodes of the live servers, including this one. A server behind a load
-        balancer has an address of its own here.
+        """The addresses for nodes of the live servers, including this one. For a server behind a
+        load balancer, the address is the server's own, not the load balancer's.
         """
 
     def is_alive(self, server: str) -> bool:
         """Return whether another server with this ID is alive."""
 
     async def ask(self, server: str, provider: str, call: str, body: bytes) -> bytes:
-        """Return the answer of the same provider on another server
-        (`ServesNodes.answer_server`). Raises OSError if the server does not answer; it may have
-        carried out the request. The answer may take a minute.
+        """Return the answer of the same provider on another server (`ServesNodes.answer_server`).
+        Raises OSError if the server does not answer, even though it may have carried out the
+        request. The answer may take a minute.
         """

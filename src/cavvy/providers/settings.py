@@ -64,8 +64,9 @@ def gpu_rates() -> ProviderSetting:
     `batch.shapes.AcceleratorRates`).
     """
     meaning = (
-        "The price of one accelerator in USD per hour: `2.5` for all, or prices by name and, at "
-        "the end, the price of all others: `H100=2.5 A100=1.2 1`."
+        "The price of one accelerator in USD per hour: one price for all accelerators, such as "
+        "`2.5`, or prices by name followed by the price of all others, such as `H100=2.5 A100=1.2 "
+        "1`."
     )
     return text("price_usd_gpu_hr", f"{meaning} {_CONSENT}", "0")
 
@@ -73,21 +74,24 @@ def gpu_rates() -> ProviderSetting:
 def gpu_price() -> ProviderSetting:
     """Return the price of each accelerator of a cluster."""
     return _price(
-        "price_usd_gpu_hr", f"Jobs pay this for each accelerator that they use. {_CONSENT}"
+        "price_usd_gpu_hr", f"Jobs pay this price for each accelerator that they use. {_CONSENT}"
     )
 
 
 def node_price() -> ProviderSetting:
     """Return the price of a cluster's node without accelerators."""
     held = "a whole node, and proportionally less for a part of its CPUs"
-    return _price("price_usd_node_hr", f"Jobs without accelerators pay this for {held}. {_CONSENT}")
+    return _price(
+        "price_usd_node_hr", f"Jobs without accelerators pay this price for {held}. {_CONSENT}"
+    )
 
 
 def price_setting(more: str = "") -> ProviderSetting:
     """Return the price of a user's own machine. `more` describes the provider's other price
     settings."""
     consequence = (
-        "Jobs pay this for each accelerator that they use, or once per node if they use none. "
+        "Jobs pay this price for each accelerator that they use, or once per node if they use "
+        "none. "
     )
     return _price("price_usd_hr", f"{consequence}{more}{_CONSENT}")
 

@@ -1,3 +1,3 @@
-"""Code shared by providers of single hosts: reads a machine's resources, and makes its offers, its
-agents' configurations, and records.
+"""Contains the code that all providers of single hosts share. It reads a machine's resources, and
+makes offers, agent configurations and records.
 """

@@ -1,4 +1,5 @@
-"""Runs on a machine that was just started: determines its rank and its address, and runs the agent.
+"""Runs on a machine that has just booted: determines the machine's rank and address, and runs the
+agent.
 
 The program needs only the standard library of Python 3.8. `userdata.py` sends this file in user
 data. Usage: boot.py "COMMAND THAT STARTS PYTHON".
@@ -132,8 +133,8 @@ def make_command(python: str) -> list[str]:
 
 
 def work(command: list[str], path: str, lease_s: float) -> None:
-    """Run the agent. If reports are undelivered, retry until the lease ends; at that time the
-    machine shuts down in any case.
+    """Run the agent. If the agent's reports were not delivered, retry until the lease ends, when
+    the machine shuts down in any case.
     """
     code = subprocess.call([*command, path])
     until = time.monotonic() + lease_s

@@ -1,4 +1,4 @@
-"""Turns a remote machine into a node: creates the POSIX-shell part of the scripts, and the agents'
+"""Turns a remote machine into a node: creates the functions of the shell scripts and the agents'
 configuration. Scripts and configuration contain no secret.
 """
 

@@ -1,8 +1,8 @@
 """A connection to a host through the user's own `ssh`, or to a shell on this machine.
 
-Each connection is one local process, which runs a shell on the host. `start` replaces the shell by
-a program, which exchanges frames over the process's standard input and output. If `control` is set,
-the process is also an OpenSSH master: other commands, forwarded sockets and probes share its
+Each connection is one local process, which runs a shell on the host. `start` replaces the shell
+with a program, which exchanges frames over the process's standard input and output. If `control` is
+set, the process is also an OpenSSH master: other commands, forwarded sockets and probes share its
 connection.
 
 Errors, grouped by the caller's reaction:
@@ -101,7 +101,7 @@ class HostConnection:
         return self._process.returncode
 
     def start(self, argv: Sequence[str], given: bytes = b"") -> None:
-        """Replace the host's shell by a program, which first reads `given` from its input. The
+        """Replace the host's shell with a program, which first reads `given` from its input. The
         program's arguments must not contain line breaks.
         """
         self._input.write(shlex.join(argv).encode() + b"\n" + given)

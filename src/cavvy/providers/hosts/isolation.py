@@ -59,9 +59,9 @@ def say_obstacle(code: str) -> str:
         )
     if code == ROOT:
         return (
-            "namespaces need a user other than root, and jobs there would run as root; use another "
-            "user"
+            "namespaces need a user other than root, but jobs on this machine would run as root; "
+            "use another user"
         )
     if code == NAMESPACES:
-        return "namespaces need Linux that permits them to users without privileges"
+        return "namespaces need a Linux kernel that lets unprivileged users create them"
     return "the machine did not report whether it can separate jobs"

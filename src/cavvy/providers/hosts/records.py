@@ -33,15 +33,15 @@ _unwritten: dict[Path, object] = {}  # path -> record of `note` that waits for d
 
 
 def note(path: Path, value: object) -> bool:
-    """Like `write`, but keep the record in memory while the disk is full. Return whether no record
-    is waiting. Raises OSError.
+    """Like `write`, but keep the record in memory while the disk is full. Return True if no record
+    is waiting to be written. Raises OSError.
     """
     _unwritten[path] = value
     return settle()
 
 
 def settle() -> bool:
-    """Write the waiting records until the disk is full. Return whether no waiting record is left.
+    """Write the waiting records until the disk is full. Return True if no record is left to write.
     Raises OSError.
     """
     for each in list(_unwritten):

@@ -42,8 +42,8 @@ class RemoteCalls:
         timeout_s: float,
         **fields: object,
     ) -> _T:
-        """Send a request and return the answer. Raises LinkLost, or the error that the program
-        answered: TryAgain, NoCapacity or Refused.
+        """Send a request and return the answer. Raises LinkLost if the link breaks, or the error
+        with which the program answered: TryAgain, NoCapacity or Refused.
         """
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._waiting[number] = future

@@ -277,7 +277,7 @@ class SshLink(Generic[_H]):
         if system != bundles.platform():
             raise Refused(
                 f"{self.entry.name} has no Python 3.8 or newer, and the server can send one "
-                f"only for {bundles.platform()}, not for {system}: install python3 there"
+                f"only for {bundles.platform()}, not for {system}: install python3 on the host"
             )
         bundle = await asyncio.to_thread(bundles.pack_python, self._base.cache)
         if bundle.name not in has:

@@ -22,8 +22,8 @@ MANIFEST = make_manifest(
     "pairs, flavors and images",
     unsupported={
         Feature.CAPACITY: "Hyperstack reports how many GPUs of a model are free in a region "
-        f"({_DOCS}/api-reference/core-resources/stocks); Cavvy does not read this yet, only "
-        "whether a flavor is in stock",
+        f"({_DOCS}/api-reference/core-resources/stocks); Cavvy does not read this number yet, but "
+        "only whether a flavor is in stock",
         Feature.SELF_END: f"only Hyperstack's API can delete a machine ({_API}), and nodes get no "
         "API key, because a key may delete all machines of the account",
         Feature.VOLUMES: "Hyperstack's volumes cannot be attached yet; copy data from and to a "

@@ -39,9 +39,9 @@ def is_bare_metal(profile: str) -> bool:
 
 
 def to_instance_profile(told: Json) -> Json:
-    """Return the profile of a bare metal server in the form of an instance's profile, with the size
-    of the smallest disk, which is the boot disk. IBM's model of such profiles, in the Python
-    package ibm-vpc 0.36.0, has no GPUs.
+    """Convert the profile of a bare metal server to the form of an instance's profile. Its disk
+    size is that of the smallest disk, which is the boot disk. IBM's model of such profiles, in the
+    Python package ibm-vpc 0.36.0, has no GPUs.
     """
     disks = [_read_default(each["size"]) for each in told.get("disks") or []]
     return {
@@ -56,8 +56,8 @@ def to_instance_profile(told: Json) -> Json:
 
 
 def to_server(offer: Offer, profile: Json) -> Offer:
-    """Return the offer of a bare metal server, converted from the offer of an instance with such a
-    profile.
+    """Return the offer of a bare metal server. `offer` was made from the server's profile as if for
+    an instance.
     """
     return replace(
         offer, disk_gib=profile["disk_gib"] or None, minimum_charge=MINIMUM_CHARGE, boot=BOOT
@@ -65,7 +65,7 @@ def to_server(offer: Offer, profile: Json) -> Offer:
 
 
 def make_body(request: MachineRequest, image: str, network: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of the creation of one server."""
+    """Return the body of the request that creates one server."""
     if request.gang.disk_type:
         raise Refused(
             f"disk type {request.gang.disk_type}: {request.offer.instance_type} is a bare metal "
@@ -113,7 +113,8 @@ async def _read_status(api: IbmApi, region: str, path: str) -> str:
 
 
 def _read_default(field: Json | None) -> int:
-    """Return the value of a profile's field, the default if the field has several values, or 0
-    without either."""
+    """Return the value of a profile's field. If the field has several values, return the default
+    value; if it has no value, return 0.
+    """
     found = field or {}
     return int(found.get("value") or found.get("default") or 0)

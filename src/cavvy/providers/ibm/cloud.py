@@ -121,9 +121,9 @@ class IbmCloud:
         return [_make_id(region, kind, told)]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """Return all machines whose names begin like Cavvy's, in the regions that answer. Bare
-        metal servers are listed only if the settings name their profiles, because a key may lack
-        the right to list them.
+        """Return all machines whose names start with Cavvy's prefix, in the regions that answer.
+        Bare metal servers are listed only if the settings name their profiles, because a key may
+        lack the right to list them.
         """
         kinds = [_INSTANCES, *([bare_metal.PATH] if self._market.bare_metal else [])]
 
@@ -194,8 +194,9 @@ class IbmCloud:
 
 
 def _make_id(region: str, kind: str, told: Json) -> str:
-    """Return the layer's id of a machine, which consists of the region, the kind unless it is an
-    instance, and IBM's id."""
+    """Return the id that the layer `vm` uses for a machine: the region, the kind (omitted for an
+    instance) and IBM's id.
+    """
     return f"{region}/{told['id']}" if kind == _INSTANCES else f"{region}/{kind}/{told['id']}"
 
 
@@ -229,7 +230,7 @@ def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """Return the fault of a creation, with a code and a status that determine the next step."""
+    """Return the fault of a failed creation, with a code and status that set the next step."""
     if fault.code == _NAME_USED:
         return CloudFault(409, fault.code, fault.message)
     if "quota" in fault.code:

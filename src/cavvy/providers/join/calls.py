@@ -10,8 +10,8 @@ from cavvy.providers.hosts.fleet.machines import SupervisorFacts
 
 
 class EnterCall(msgspec.Struct, frozen=True):
-    """`enter`: join with a single-use token. The nonce allows the request to be repeated after a
-    lost answer.
+    """`enter`: join with a single-use token. The nonce lets the machine repeat the request if the
+    answer was lost.
     """
 
     nonce: str
@@ -59,7 +59,7 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbered lines for the supervisor. If `again` is True, the machine must start a new session.
     If `leave` is True, the machine must end its work and leave. `servers` are the addresses of all
-    servers, if the machine may use others than the one with which it joined.
+    servers if the machine may use servers other than the one through which it joined.
     """
 
     lines: Sequence[tuple[int, str]] = ()

@@ -123,8 +123,8 @@ class JoinLink:
     async def listen(
         self, session: str, after: int, wait_s: float
     ) -> Sequence[tuple[int, str]] | None:
-        """Wait for lines to the machine whose number is above `after`. Return None if another
-        session is running.
+        """Wait for lines that have numbers above `after` and must be sent to the machine. Return
+        None if another session is running.
         """
         if session != self.session:
             return None
@@ -160,7 +160,7 @@ class JoinLink:
         self._changed(None)
 
     def follow(self) -> None:
-        """Learn about a session at another server, which replaces the one here."""
+        """Record that a session with another server has replaced the session with this server."""
         elsewhere = self._sessions.find(self.name)
         if elsewhere is None or self._sessions.is_mine(self.name, self.session):
             return

@@ -122,8 +122,8 @@ class JoinProvider:
         await self._fleet.remove(name)
 
     async def changed(self) -> str:
-        """See `SignalsChanges.changed`. Each server waits here all the time, so this method also
-        measures the silence of the machines.
+        """See `SignalsChanges.changed`. Every server calls this method in a loop, so the method
+        also measures how long machines have been silent.
         """
         clock = asyncio.get_running_loop().time
         while True:
@@ -238,7 +238,7 @@ class JoinProvider:
         line = self._lines.get(asked.name)
         try:
             if line is None or line.session != asked.session or not line.here:
-                raise CannotConnect(f"{asked.name} is not connected to the asked server")
+                raise CannotConnect(f"{asked.name} is no longer connected to this server")
             return MachineAnswer(answer=await line.ask(asked.do, object, **asked.fields))
         except ProviderError as error:
             return describe_error(error)
@@ -302,8 +302,8 @@ class JoinProvider:
         raise NotFound(f"joined machines cannot make the call {call}")
 
     def _list_servers(self) -> Sequence[str]:
-        """Return the addresses of all servers. The result is empty if a load balancer has the
-        address that machines use, because they may not reach the servers themselves.
+        """Return the addresses of all servers. The result is empty if machines connect through a
+        load balancer, because they may be unable to reach the servers directly.
         """
         servers = self._context.servers
         addresses = sorted(servers.addresses) if servers is not None else []
@@ -346,8 +346,8 @@ class JoinProvider:
         self._arrived.set()
 
     async def _forget(self, name: str) -> None:
-        """Delete the machine from this installation. At its next call the machine is refused, and
-        ends its work.
+        """Delete the machine from this installation. The server refuses the machine's next call,
+        and the machine then ends its work.
         """
         await self._members.drop(name)
         await self._sessions.drop(name)
@@ -409,7 +409,9 @@ class JoinProvider:
         return self._fleet.list_known()
 
     async def _settle_in(self) -> None:
-        """After a start, wait briefly for known machines, which call again within seconds."""
+        """After the server starts, wait briefly for known machines, which call again within
+        seconds.
+        """
         await self._follow()
         if self._settled:
             return

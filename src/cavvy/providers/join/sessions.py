@@ -93,7 +93,7 @@ class MachineSessions:
         return found
 
     def is_mine(self, name: str, session: str) -> bool:
-        """Return whether no other server has begun a later session of the machine."""
+        """Return False if another server has begun a later session of the machine."""
         found = self._ledger.get(name)
         return (
             self._servers is None
@@ -150,8 +150,8 @@ class MachineSessions:
         return msgspec.convert(said.answer, kind)
 
     async def pass_on(self, at: MachineSession, call: str, body: bytes) -> bytes:
-        """Return the answer of the server with the session to a machine's call. Raises
-        LinkLost.
+        """Pass a machine's call on to the server that has the machine's session, and return that
+        server's answer. Raises LinkLost.
         """
         passed = MachineCall(name=at.name, call=call, body=msgspec.Raw(body))
         return await self._send(at, CALL, msgspec.json.encode(passed))
@@ -167,6 +167,6 @@ class MachineSessions:
 
 
 def describe_error(error: ProviderError) -> MachineAnswer:
-    """Return the form in which another server gets an error."""
+    """Convert an error to the form in which another server receives it."""
     kind = next(kind for kind, each in _ERRORS.items() if isinstance(error, each))
     return MachineAnswer(kind=kind, error=str(error))

@@ -187,7 +187,9 @@ def _make_sidecar(engine: DockerEngine, cached: str, socket: Object) -> Object:
 
 
 def _make_client(steps: Sequence[str], mounts: Sequence[Object]) -> Object:
-    """Return the init container that copies the client for the work and runs the steps."""
+    """Return the init container that copies docker's client for the work and then runs the shell
+    commands `steps`.
+    """
     copies = [f"cp -r {path} {_TOOLS}/" for path in _CLIENT_PATHS.values()]
     return {
         "name": "docker-client",

@@ -33,8 +33,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
 MANIFEST = Manifest(
     name="kubernetes",
     title="Kubernetes clusters",
-    no_project_accounts="a kubeconfig can name programs and files of the server, and each address "
-    "of its network",
+    no_project_accounts="a kubeconfig can name programs and files on the server, and any address "
+    "in its network",
     docs="docs/guides/kubernetes.md",
     unsupported=UNSUPPORTED,
     abilities=(

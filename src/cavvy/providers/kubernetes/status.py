@@ -83,7 +83,7 @@ class PodGangRecord(Struct, frozen=True, kw_only=True):
     ended: PodGangEnd | None = None
 
     def waits_at(self, now: datetime) -> bool:
-        """Return whether, at this time, Cavvy still waits until the gang's pool adds nodes."""
+        """Return whether Cavvy is still waiting at this time for the gang's pool to add nodes."""
         return bool(self.pool) and now - self.asked_at < _SCALES
 
     @property

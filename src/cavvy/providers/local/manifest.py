@@ -40,7 +40,8 @@ MANIFEST = Manifest(
     settings=(
         number(
             "price_usd_hr",
-            "Jobs pay this for each accelerator that they use, or once if they use none. Above "
+            "Jobs pay this price for each accelerator that they use, or once if they use none. "
+            "Above "
             "0, a job needs consent to costs, as on any paid offer.",
             default=0,
             unit="USD per hour",
@@ -67,8 +68,8 @@ MANIFEST = Manifest(
             "If `true`, jobs and the commands that users run in them do not see the server's "
             "folder with its token, key and database. Without an image, jobs also cannot gain "
             "privileges: `mount` and `sudo` fail. Hiding the folder needs Linux namespaces; "
-            "`cavvy check local` shows whether they are available. With an image, volumes that "
-            "show the folder are refused.",
+            "`cavvy check local` shows whether they are available. A task with an image is refused "
+            "if one of its volumes shows the folder.",
             default=True,
         ),
         isolation_setting(),

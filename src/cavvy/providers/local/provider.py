@@ -237,7 +237,7 @@ class LocalProvider:
 
 
 async def _succeeds(program: str, folder: Path, home: Path) -> bool:
-    """Return whether this system can hide `folder` from a process, as `program` does, and keep
+    """Return whether `program` succeeds: it tries to hide `folder` from a process and to keep
     `home`, the provider's subfolder, accessible.
     """
     command = [sys.executable, "-I", "-S", program, str(folder), str(home)]

@@ -1,3 +1,3 @@
-"""The layer for managed services, such as SageMaker: a job of the service starts the agent in the
-job's container.
+"""The layer for managed services, such as SageMaker: each job of the service starts the agent in
+the job's container.
 """

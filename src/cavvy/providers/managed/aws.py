@@ -40,8 +40,8 @@ class AwsService:
         return list_setting(self._settings, "regions") or await self._account.regions()
 
     async def check_region(self, region: str) -> None:
-        """Raise Refused if the region is not one of `regions`, because lists would never contain
-        objects that are created there.
+        """Raise Refused if the region is not one of `regions`, because Cavvy would never list
+        objects that it creates in such a region.
         """
         if region not in await self.regions():
             raise Refused(f"the region {region} is not among the `regions` of the settings")

@@ -74,14 +74,14 @@ def make_container_script(
 
 def make_entry(script: str, limit: int) -> ContainerEntry:
     """Return a shell command that runs the script, and environment variables that contain the
-    script in parts of at most `limit` characters. Raises Refused if this would need too many
+    script in parts of at most `limit` characters. Raises Refused if the script needs too many
     variables.
     """
     parts = [script[at : at + limit] for at in range(0, len(script), limit)]
     if len(parts) > _MOST_PARTS:
         raise Refused(
             f"the container's script needs {len(parts)} environment variables of {limit} "
-            f"characters, and at most {_MOST_PARTS} are used"
+            f"characters; the limit is {_MOST_PARTS} variables"
         )
     names = [f"CAVVY_{number}" for number in range(len(parts))]
     joined = "".join(f"${name}" for name in names)

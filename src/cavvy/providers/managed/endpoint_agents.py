@@ -2,8 +2,8 @@
 in the server's process claims the rank, reports that the work runs, and receives the order to end
 it.
 
-The nonce and the numbers of the messages are always the same, so after a restart, or at several
-servers, the control plane applies each message once.
+The nonce and the numbers of the messages are always the same, so the control plane applies each
+message once, even if it is sent again after a restart or by another server.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ _RANK = 0
 
 
 class EndpointAgents:
-    """The tasks of all endpoints, by gang. `note` starts a task for each running endpoint, and ends
-    it with the endpoint.
+    """The tasks of all endpoints, by gang. `note` starts a task for each running endpoint, and
+    cancels the task when the endpoint ends.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -41,13 +41,15 @@ class EndpointAgents:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def connect(self, control_plane: AgentCalls | None) -> None:
-        """See `RunsAgentsHere.connect`. The next look at the endpoints starts the tasks again."""
+        """See `RunsAgentsHere.connect`. Cancels all tasks; the next call of `note` starts them
+        again.
+        """
         self._control_plane = control_plane
         self.close()
 
     def note(self, seen: Sequence[GangSeen], name: str | None) -> None:
-        """Start the tasks of running endpoints, and end those of other endpoints. `seen` contains
-        all endpoints, or the one named `name`.
+        """Start the tasks of running endpoints, and cancel the tasks of endpoints that no longer
+        run. `seen` contains all endpoints, or the one named `name`.
         """
         running = {each.name for each in seen if each.state is GangState.RUNNING}
         known = self._tasks.keys() if name is None else self._tasks.keys() & {name}

@@ -24,7 +24,7 @@ _HEADERS = ("content-type", "accept")  # of a request, which the container gets
 
 
 class EndpointThreads:
-    """The threads in which the requests of one account wait for their answers."""
+    """The threads in which the requests to one account's endpoints wait for their answers."""
 
     def __init__(self, name: str) -> None:
         self._threads = ThreadPoolExecutor(AT_ONCE, name)
@@ -37,7 +37,9 @@ class EndpointThreads:
 
 
 class EndpointHttp(EndpointThreads):
-    """Requests to endpoints that a bearer token opens. A request needs at most `read_s`."""
+    """Sends requests to endpoints that require a bearer token. A request times out after `read_s`
+    seconds.
+    """
 
     def __init__(self, name: str, read_s: float) -> None:
         super().__init__(name)
@@ -51,8 +53,9 @@ class EndpointHttp(EndpointThreads):
         request: ReplicaRequest,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> ReplicaAnswer:
-        """Return the answer, with the names of its headers in lower case. `more` contains headers
-        for the cloud. `read_token` may block. Raises TryAgain, and the errors of `read_token`.
+        """Return the answer, with the names of its headers in lower case. `more` contains
+        additional headers for the cloud. `read_token` may block. Raises TryAgain, and the errors of
+        `read_token`.
         """
         answer: ReplicaAnswer = await self.run(
             lambda: self._post(url, request, {**more, "authorization": f"Bearer {read_token()}"})
@@ -71,9 +74,9 @@ class EndpointHttp(EndpointThreads):
                 with error:
                     return _read(error.code, error.headers, error.read())
             except (OSError, http.client.HTTPException) as lost:
-                raise TryAgain(f"the answer of {url} was lost: {lost}") from lost
+                raise TryAgain(f"the answer from {url} was lost: {lost}") from lost
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise TryAgain(f"no answer of {url}: {type(error).__name__}") from error
+            raise TryAgain(f"no answer from {url}: {type(error).__name__}") from error
 
 
 def read_error(answer: ReplicaAnswer) -> str | None:

@@ -28,16 +28,16 @@ ENDPOINT_TRAITS = ServiceTraits(
 
 
 class EndpointCalls(Protocol):
-    """How requests reach the endpoints of a service, by the id of the endpoint's job."""
+    """Sends requests to the endpoints of a service. An endpoint is named by the id of its job."""
 
     async def answers(self, job: str) -> bool:
-        """Return whether the endpoint gets requests. Raises TryAgain, Refused."""
+        """Return whether the endpoint can receive requests. Raises TryAgain, Refused."""
 
     async def invoke(self, job: str, request: ReplicaRequest) -> ReplicaAnswer:
         """See `AnswersRequests.invoke`."""
 
     def close(self) -> None:
-        """End the threads of requests."""
+        """Stop the threads that send requests."""
 
 
 class EndpointProvider:

@@ -1,4 +1,4 @@
-"""Objects to services that a managed endpoint cannot serve.
+"""Finds the reasons why a managed endpoint cannot run a service.
 
 All managed endpoints have the same contract: the container answers POST /invocations and GET /ping
 on port 8080, and the provider's API passes on one request with its whole body at a time.
@@ -18,7 +18,7 @@ def object_to_endpoint(task: TaskSpec, title: str, docs: str) -> Sequence[Object
     """Return the objections to a task that endpoints cannot run. `docs` is the provider's page
     about the contract of containers.
     """
-    why = f"{title} run the image alone, without Cavvy's agent ({docs})"
+    why = f"{title} run only the image, without Cavvy's agent ({docs})"
     given = (
         ("setup", task.setup, f"{why}; put it into the image"),
         ("workdir", task.workdir, f"{why}; put the files into the image"),
@@ -45,7 +45,7 @@ def object_to_program(
 
 
 def object_to_files(task: TaskSpec, reason: str, docs: str) -> list[Objection]:
-    """Return the objection to inputs, for endpoints that place no files."""
+    """Return the objection to inputs, for endpoints into which the provider copies no files."""
     if not task.inputs:
         return []
     why = f"{reason}; put the model into the image, or read it in the program ({docs})"
@@ -53,8 +53,8 @@ def object_to_files(task: TaskSpec, reason: str, docs: str) -> list[Objection]:
 
 
 def list_variables(gang: GangSpec) -> Mapping[str, str]:
-    """Return the environment of a container. PORT is left out, because it is the port on which a
-    replica elsewhere would listen.
+    """Return the environment of a container. PORT is left out, because an endpoint's container
+    always listens on port 8080.
     """
     return {name: value for name, value in gang.env.items() if name != "PORT"}
 
@@ -65,10 +65,12 @@ def _list_unserved(spec: ServiceSpec, title: str, docs: str) -> Iterator[Objecti
     if spec.probe.path != PROBED:
         yield Objection("service.probe.path", f"{title} probe {PROBED} ({docs})")
     if spec.models:
-        reason = f"{title} pass on POST {CALLED} alone, and no path of OpenAI's API ({docs})"
+        reason = f"{title} forward only POST {CALLED}, and no path of OpenAI's API ({docs})"
         yield Objection("service.models", reason)
     if spec.replicas.target.kind in _FROM_NODES:
-        reason = f"{title} pass on POST {CALLED} alone, so Cavvy reads nothing on the node ({docs})"
+        reason = (
+            f"{title} forward only POST {CALLED}, so Cavvy can read no metrics on the node ({docs})"
+        )
         yield Objection("service.replicas.target", reason)
     if any(each.path != CALLED for each in spec.events):
-        yield Objection("service.events.path", f"{title} pass on POST {CALLED} alone ({docs})")
+        yield Objection("service.events.path", f"{title} forward only POST {CALLED} ({docs})")

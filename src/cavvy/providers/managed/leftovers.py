@@ -14,7 +14,7 @@ class LeftoverSearch:
         self._searched: dict[str, datetime] = {}
 
     def is_due(self, region: str, now: datetime) -> bool:
-        """Return whether a search is due. If it is, the search counts as made now."""
+        """Return whether a search is due. If a search is due, it is recorded as made now."""
         if region in self._searched and now - self._searched[region] < _PAUSE:
             return False
         self._searched[region] = now

@@ -1,5 +1,5 @@
-"""Objects to options with which a managed service itself would start several runs, delay runs, or
-repeat runs, without Cavvy.
+"""Refuses options with which a managed service would start, delay or repeat runs by itself, without
+Cavvy.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Implements `Cloud` for Nebius AI Cloud. One machine is one instance with a managed boot disk.
 
-A creation is an operation that can fail later. The instance then remains with its disk until it is
-deleted; `list` reports the instance as stopped, so that the layer deletes it.
+A creation is an operation that can fail later. If it fails, the instance remains with its disk;
+`list` reports the instance as stopped, so that `VmProvider` deletes it.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ _MANIFEST = make_manifest(
         Feature.VOLUMES: "disks and shared filesystems cannot be attached yet; copy data from and "
         f"to a bucket instead ({_DOCS}/storage/types)",
         Feature.NOTICE: "Compute shuts a preemptible machine down 60 seconds before it stops the "
-        "machine, and announces this nowhere earlier "
+        "machine, and gives no earlier notice "
         f"({_DOCS}/virtual-machines/preemptible)",
     },
     settings=(

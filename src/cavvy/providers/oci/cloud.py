@@ -169,7 +169,7 @@ class OciCloud:
         return fault.code == _FULL
 
     async def _is_left(self, region: str, ocid: str) -> bool:
-        """Return whether an instance exists that was not terminated. Raises Refused if the user has
+        """Return whether the instance exists and was not terminated. Raises Refused if the user has
         no permission to list instances, because a missing instance then proves nothing.
         """
         try:

@@ -131,7 +131,7 @@ class OciQuotas:
         self, region: str, name: str, zone: str, limit: float
     ) -> tuple[float, float | None]:
         """Return the limit that applies in the compartment of instances, and the part of it that
-        new instances cannot use, or None if OCI does not report it. A quota policy may reduce the
+        new instances cannot use, or None if OCI reports no limit. A quota policy may reduce the
         limit in the compartment, and instances of other compartments also use the limit.
         """
         query = {"compartmentId": await self._market.compartment()}

@@ -178,8 +178,8 @@ class PaperspaceCloud:
 
     async def _read_templates(self) -> Sequence[Json]:
         """Return the templates that machines may boot: the template of the setting, or those of
-        Paperspace. The list of the team's own templates is read even without the setting, because
-        this checks the key: Paperspace returns the other list to callers without a key, too.
+        Paperspace. The team's own templates are listed even without the setting, because this
+        request checks the key: Paperspace lists its own templates even to callers without a key.
         """
         own, public = await self._all("/custom-templates"), await self._all("/os-templates")
         wanted = str(self.account.settings.get("template") or "")

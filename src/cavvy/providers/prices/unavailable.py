@@ -4,12 +4,12 @@ and `info`.
 
 from collections.abc import Mapping
 
-_NO_READER = "Cavvy has no reader for its price list yet"
+_NO_READER = "Cavvy cannot read the provider's price list yet"
 REASONS: Mapping[str, str] = {
     "oci": _NO_READER,
     "lambda": "the provider's price API needs an API key",
     "runpod": _NO_READER,
-    "tpu": "Cavvy has no reader for the prices of TPUs in Google's list",
+    "tpu": "Cavvy cannot read the prices of TPUs in Google's price list",
     "vast": _NO_READER,
     "nebius": "the provider's price API needs credentials",
     "verda": "the provider's price API needs credentials",

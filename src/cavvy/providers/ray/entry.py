@@ -103,7 +103,7 @@ def make_plan(
     *,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """Return the driver's plan, including the source of both programs."""
+    """Return the driver's plan, including the source of the driver and of the actor supervisor."""
     offer = gang.offer
     known = find_accelerator(offer.accelerator) if offer.accelerator else None
     spread = "STRICT_SPREAD" if options.spread else "SPREAD"

@@ -134,8 +134,9 @@ class SageMakerService:
         return list(found.values())
 
     async def _read_listed(self, job: str, summary: Mapping[str, Any]) -> ServiceJob | None:
-        """Return a job of a list. If SageMaker temporarily does not describe the job, return its
-        last known state. Return None if the job was deleted, which is possible only for ended jobs.
+        """Return the description of a listed job. If SageMaker temporarily does not describe the
+        job, return its last known state. Return None if the job was deleted, which is possible only
+        for ended jobs.
         """
         found = await self.get(job)
         if found is not None or summary["TrainingJobStatus"] in _ENDED:

@@ -50,8 +50,9 @@ MANIFEST = Manifest(
         *ACCOUNT,
         text(
             "role",
-            "The ARN of the execution role of endpoints. SageMaker uses it to pull the image and "
-            "to read the model from its bucket. The container also runs with its permissions. "
+            "The ARN of the execution role of endpoints. SageMaker uses this role to pull the "
+            "image and to read the model from its bucket. The container also runs with the role's "
+            "permissions. "
             "Required.",
         ),
         text(
@@ -73,8 +74,8 @@ MANIFEST = Manifest(
         text("security_groups", "The security groups of endpoints, if `subnets` is set."),
         number(
             "disk_gib",
-            "The disk size that offers state, with which Cavvy compares `resources.disk`. "
-            "SageMaker selects the real size of an endpoint's disk by its instance type.",
+            "The disk size that offers state; Cavvy compares it with `resources.disk`. SageMaker "
+            "selects the real size of an endpoint's disk by the endpoint's instance type.",
             default=30,
             minimum=1,
             unit="GiB",

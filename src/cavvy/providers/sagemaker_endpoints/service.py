@@ -1,8 +1,8 @@
 """Runs replicas as real-time endpoints of SageMaker.
 
 An endpoint needs three objects with one name: the model (image, environment, files), the
-configuration (instance type) and the endpoint. Only the endpoint is billed. The others are deleted
-with it, or some time later if the server ended in between.
+configuration (instance type) and the endpoint. Only the endpoint is billed. The model and the
+configuration are deleted with the endpoint, or later if the server stopped in between.
 """
 
 import re
@@ -42,7 +42,9 @@ _FAILED = frozenset({"Failed", "UpdateRollbackFailed"})
 
 
 class SageMakerEndpoints:
-    """Implements `ManagedService`. A job's id is `REGION/NAME` of its endpoint."""
+    """Implements `ManagedService`. A job's id is `REGION/NAME`, where NAME is the name of its
+    endpoint.
+    """
 
     traits = replace(ENDPOINT_TRAITS, quota_codes=frozenset({"ResourceLimitExceeded"}))
 
@@ -104,7 +106,7 @@ class SageMakerEndpoints:
 
     async def stop(self, job: str) -> None:
         """Delete the endpoint. SageMaker refuses the deletion while it is still creating the
-        endpoint, so the layer repeats the call until the endpoint has ended.
+        endpoint, so `VmProvider` repeats the call until the endpoint has ended.
         """
         region, _, name = job.partition("/")
         told = await self._describe(job)
@@ -216,7 +218,7 @@ class SageMakerEndpoints:
 def read_endpoint(job: str, told: Mapping[str, Any]) -> ServiceJob:
     """Parse an endpoint in a reply. The bill begins with the endpoint's creation, because SageMaker
     reports no other time, and ends with the request for its deletion. An endpoint that failed to
-    start is not billed; the layer deletes it.
+    start is not billed; `VmProvider` deletes it.
     """
     status, reason = str(told["EndpointStatus"]), str(told.get("FailureReason") or "")
     created, changed = told.get("CreationTime"), told.get("LastModifiedTime")

@@ -1,10 +1,10 @@
 """Runs sessions on notebook instances of Amazon SageMaker:
 https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html
 
-A notebook instance runs a script when it starts, which is a separate object in SageMaker: its
-lifecycle configuration. The configuration has the notebook's name, and is deleted some time after
-the notebook. A notebook is stopped first, which ends the bill of its instance, and then deleted
-with its disk.
+When a notebook instance starts, it runs a script from its lifecycle configuration, which is a
+separate object in SageMaker. The configuration has the notebook's name, and is deleted some time
+after the notebook. A notebook is stopped first, which ends the bill of its instance, and then
+deleted with its disk.
 """
 
 import base64
@@ -114,9 +114,9 @@ class NotebookInstances:
         return self._ends.find(job)
 
     async def stop(self, job: str) -> None:
-        """Execute the next step toward the notebook's deletion. The layer repeats this call until
-        the notebook has ended, because a notebook can be deleted only after it has stopped, and can
-        be stopped only after it has started.
+        """Execute the next step toward the notebook's deletion. `VmProvider` repeats this call
+        until the notebook has ended, because a notebook can be deleted only after it has stopped,
+        and can be stopped only after it has started.
         """
         told = await self._describe(job)
         if told is None:
@@ -210,9 +210,9 @@ class NotebookInstances:
 
 
 def read_notebook(job: str, told: Mapping[str, Any]) -> ServiceJob:
-    """Parse a notebook instance in a reply. The layer deletes a notebook that is stopped or failed.
-    The bill begins with the notebook's creation, some minutes before its start, because SageMaker
-    reports no other time. The bill ends when the notebook's state last changed.
+    """Parse a notebook instance in a reply. `VmProvider` deletes a notebook that is stopped or
+    failed. The bill begins with the notebook's creation, some minutes before its start, because
+    SageMaker reports no other time. The bill ends when the notebook's state last changed.
     """
     status, reason = str(told["NotebookInstanceStatus"]), str(told.get("FailureReason") or "")
     created, ended = told.get("CreationTime"), None

@@ -52,7 +52,8 @@ MANIFEST = Manifest(
         text(
             "hosts",
             "Names or addresses of hosts, separated by commas or blanks; `gpu-*` means every "
-            "matching `Host` of the SSH configuration. Cavvy connects to each as `ssh NAME` does.",
+            "matching `Host` of the SSH configuration. Cavvy connects to each host as `ssh NAME` "
+            "does.",
         ),
         text(
             "inventory",

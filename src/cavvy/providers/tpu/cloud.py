@@ -1,8 +1,8 @@
 """Implements `Cloud` for Google Cloud TPU. A machine is one host of a slice. A slice is one node of
 the API: one request makes its hosts, and one deletes them.
 
-A request starts an operation. If a zone has no capacity, only the operation reports it, and the
-node no longer exists. Therefore a missing node is looked up in the operations of its zone.
+A request starts an operation. If a zone has no capacity, the node disappears, and only the
+operation reports the reason. Therefore a missing node is looked up in the operations of its zone.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -47,7 +47,9 @@ _MANIFEST = make_manifest(
             "version for JAX and PyTorch on the generation of the TPU.",
         ),
         text("network", "The VPC network of hosts.", "default"),
-        text("subnetwork", "The subnetwork of hosts. Networks with custom subnets need it."),
+        text(
+            "subnetwork", "The subnetwork of hosts. Networks with custom subnets need this setting."
+        ),
         flag(
             "external_address",
             "If `true`, hosts get external addresses. If `false`, the hosts need Cloud NAT or "

@@ -1,10 +1,11 @@
 """Reads the project's quotas of TPUs by zone, counts the slices that use them, and limits offers to
 the unused quota.
 
-The limits are those of the Cloud Quotas API, which reports no use
+The limits come from the Cloud Quotas API, which does not report usage
 (https://cloud.google.com/docs/quotas/reference/rest/v1/projects.locations.services.quotaInfos, read
-on 2026-11-24). The use is the sum of all slices that the Cloud TPU API lists, including slices that
-Cavvy did not create. Google lists no names of quotas; the names below are from its error messages.
+on 2026-11-24). The usage is the sum over all slices that the Cloud TPU API lists, including slices
+that Cavvy did not create. Google lists no names of quotas; the names below are from its error
+messages.
 """
 
 import re

@@ -34,7 +34,9 @@ def slice_name(name: str, hosts: int) -> str:
 
 
 def locate(offer: Offer, rank: int) -> MetadataService:
-    """Return the place from which the host with this rank reads its rank."""
+    """Return the metadata URL from which the host with this rank reads its rank, or the rank itself
+    for a slice of one host.
+    """
     if offer.hosts == 1:
         return MetadataService(rank=rank, address="")
     return MetadataService(

@@ -42,8 +42,8 @@ class VertexApi:
     async def create(
         self, location: str, body: Mapping[str, Json], *, verb: str = "", **query: str
     ) -> Json:
-        """Request an object. `verb` is the method of collections that are not created with POST
-        alone, such as "upload".
+        """Request an object. `verb` is the custom method, such as "upload", for collections whose
+        objects are not created by a plain POST.
         """
         path = await self._path(location) + (f":{verb}" if verb else "")
         path += f"?{urlencode(query)}" if query else ""

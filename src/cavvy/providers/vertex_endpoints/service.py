@@ -1,9 +1,9 @@
 """Runs replicas as online endpoints of Vertex AI.
 
-An endpoint needs a model (image and environment), the endpoint, and the deployment of the model to
-the endpoint. In this module, a job is the deployment, because only the deployment is billed. Model
-and endpoint have the same name, and are deleted with the deployment, or some time later if the
-server ended in between. Google creates, deploys and removes each of them by an operation.
+A replica needs a model (image and environment), an endpoint, and the deployment of the model to the
+endpoint. In this module, a job is the deployment, because only the deployment is billed. Model and
+endpoint have the same name, and are deleted with the deployment, or later if the server stopped in
+between. Google creates, deploys and removes each of them by an operation.
 """
 
 import re
@@ -47,7 +47,9 @@ _IMAGE = re.compile(r"([a-z0-9-]+-docker\.pkg\.dev|(\w+\.)?gcr\.io)/\S+")
 
 
 class VertexEndpoints:
-    """Implements `ManagedService`. A job's id is `REGION/NAME` of its endpoint."""
+    """Implements `ManagedService`. A job's id is `REGION/NAME`, where NAME is the name of its
+    endpoint.
+    """
 
     traits = replace(ENDPOINT_TRAITS, quota_codes=frozenset({QUOTA}))
 
@@ -78,8 +80,8 @@ class VertexEndpoints:
         return [each for each in await self._offers.list() if each.purchase is Purchase.ON_DEMAND]
 
     async def submit(self, request: JobRequest) -> str:
-        """Make the model and the endpoint, and deploy the model once both exist; until then, the
-        layer repeats this.
+        """Make the model and the endpoint, and deploy the model once both exist; until then,
+        `VmProvider` repeats this call.
         """
         region, name = request.offer.region, request.name
         if region not in self._offers.regions():  # `list` would never return its endpoints
@@ -122,7 +124,7 @@ class VertexEndpoints:
     async def stop(self, job: str) -> None:
         """Take the next step: cancel the deployment, undeploy the model, which ends the bill, or
         delete the endpoint and the model. Google refuses a step until the previous step is
-        complete, so the layer repeats the call until the endpoint is gone.
+        complete, so `VmProvider` repeats the call until the endpoint is gone.
         """
         told = await _find(self.endpoints, job)
         if told is None:

@@ -71,15 +71,16 @@ MANIFEST = Manifest(
         text(
             "script",
             "The address in Cloud Storage of the script that starts Cavvy's script, such as "
-            "`gs://my-bucket/cavvy.sh`; the guide has its three lines. The account of the "
+            "`gs://my-bucket/cavvy.sh`; docs/guides/notebooks.md shows its three lines. The "
+            "account of the "
             "notebooks needs the right to read the script. Required.",
         ),
         text(
             "fees",
             "Google's management fees in US dollars an hour, for each vCPU and for each GPU of a "
             f"type, such as `vCPU=0.01, T4=0.02`, from {PRICING}. Machines with other GPUs are "
-            "not offered. Required, because Google publishes these prices only on a web page; "
-            "with 0, plans and bills do not contain the fee.",
+            "not offered. This setting is required, because Google publishes these prices only on "
+            "a web page. If a fee is 0, plans and bills do not contain it.",
         ),
         text(
             "machines",

@@ -163,7 +163,7 @@ class WorkbenchInstances:
         return await self._read(job, told)
 
     async def stop(self, job: str) -> None:
-        """Delete the instance with its disks. The layer repeats this call until the instance no
+        """Delete the instance with its disks. `VmProvider` repeats this call until the instance no
         longer exists.
         """
         known = self._deletions.get(job)
@@ -256,9 +256,8 @@ class WorkbenchInstances:
 
 
 def read_instance(job: str, told: Json) -> ServiceJob:
-    """Parse an instance. The layer deletes an instance that is off. The bill
-    begins with the instance's creation, some minutes before its start, because Google reports no
-    other time.
+    """Parse an instance. `VmProvider` deletes an instance that is off. The bill begins with the
+    instance's creation, some minutes before its start, because Google reports no other time.
     """
     status = str(told["state"])
     state = JobState.WAITING if status in _WAITING else JobState.RUNNING

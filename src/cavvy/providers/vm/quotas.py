@@ -14,8 +14,9 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 class QuotaCache(Generic[_K]):
-    """The quotas of each region by a key, at most a minute old. `ask` requests the quotas of one
-    region."""
+    """Caches the quotas of each region, by a key, for a minute. `ask` requests the quotas of one
+    region.
+    """
 
     def __init__(
         self, ask: Callable[[str], Awaitable[Mapping[_K, Quota]]], now: Callable[[], datetime]
@@ -26,8 +27,8 @@ class QuotaCache(Generic[_K]):
         self.faults: dict[str, CloudFault | Refused] = {}  # by region: why the last read failed
 
     def forget(self) -> None:
-        """Read the quotas again the next time, because machines were created or deleted. A failed
-        read is not repeated earlier.
+        """Make the next call of `read` request the quotas again, because machines were created or
+        deleted. A failed read is still repeated only after a minute.
         """
         for region in self._read_at.keys() - self.faults.keys():
             del self._read_at[region]
@@ -37,8 +38,8 @@ class QuotaCache(Generic[_K]):
         return self._known.get(region, {})
 
     async def read(self, region: str) -> Mapping[_K, Quota]:
-        """Return the region's quotas. Raises CloudFault, Refused; also if the last read failed less
-        than a minute ago.
+        """Return the region's quotas. Raises CloudFault or Refused if the read fails, or if the
+        last read failed less than a minute ago.
         """
         now, at = self._now(), self._read_at.get(region)
         if at is None or now - at >= _AGE:

@@ -29,7 +29,7 @@ async def start_together(
 
 
 def _is_final(error: BaseException) -> bool:
-    """Return whether repeating the same request cannot succeed."""
+    """Return whether the same request would fail every time it is repeated."""
     if not isinstance(error, CloudFault):
         return True
     return not error.uncertain and error.status not in (409, 425, 429)

@@ -23,8 +23,8 @@ MANIFEST = make_manifest(
     deletion=f"{_API}/#operation/delete-instance",
     rights="an API key of a user who may manage instances; a key has all rights of its user",
     unsupported={
-        Feature.SPOT: "Vultr lists prices of preemptible plans, but no field of a request for an "
-        f"instance asks for one ({_API}/#operation/create-instance)",
+        Feature.SPOT: "Vultr lists prices of preemptible plans, but its API has no field with "
+        f"which to request a preemptible instance ({_API}/#operation/create-instance)",
         Feature.CAPACITY: "Vultr reports whether a region has a plan, but not how many instances "
         f"are free ({_API}/#operation/list-plans)",
         Feature.SELF_END: "Vultr bills an instance until its API deletes it, even if it is off "

@@ -131,7 +131,9 @@ class HostFleet:
                 self.changes.put(intent.name)
 
     def announce_lost(self) -> None:
-        """Report a change for the gangs of each host whose silence has just exceeded the limit."""
+        """Report a change for the gangs of each host that has now been silent for longer than the
+        limit.
+        """
         lost = {name for name, link in self._links.items() if link.silent_s >= self._lost_after_s}
         for name in lost - self._lost:
             self.announce(name)
@@ -249,7 +251,7 @@ class HostFleet:
 
     async def _undo(self, name: str, host: str) -> None:
         """Remove a gang from one of its hosts at once. If the host is not connected, `_clean`
-        removes the part later.
+        removes the gang from the host later.
         """
         link = self._links.get(host)
         if link is None or not link.up:

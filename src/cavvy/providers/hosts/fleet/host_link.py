@@ -1,4 +1,4 @@
-"""The link to one host's supervisor. The control plane or the host may open the connection.
+"""The link to one host's supervisor. Either the control plane or the host opens the connection.
 
 Errors, grouped by the caller's reaction:
 

@@ -1,5 +1,5 @@
-"""Determines which hosts of a fleet separate the jobs of projects: each host tries the separation
-and reports its obstacle.
+"""Determines which hosts of a fleet separate the jobs of different projects: each host tests
+whether it can, and reports what prevents the separation.
 
 A host is queried when its last answer is a minute old, and before every launch. A host that no
 longer separates jobs therefore gets no job of another project, even if the scheduler has planned
@@ -32,7 +32,7 @@ class ObstacleAnswer(Struct, frozen=True, kw_only=True):
 
 
 class FleetIsolation:
-    """Decides how projects share the hosts with these links."""
+    """Decides how projects share the hosts that these links reach."""
 
     def __init__(self, mode: HostIsolation, links: Mapping[str, HostLink]) -> None:
         self._mode, self._links = mode, links
@@ -62,9 +62,9 @@ class FleetIsolation:
     async def admit(
         self, hosts: Collection[str], project: str, intents: Iterable[FleetIntent]
     ) -> bool:
-        """Query the hosts of a new gang, and return whether its work is separated. `intents` are
-        the gangs that have not ended. Raises NoCapacity if work of another project could reach the
-        gang's work.
+        """Query the hosts of a new gang, and return whether they separate its work from that of
+        other projects. `intents` are the gangs that have not ended. Raises NoCapacity if work of
+        another project could reach the gang's work.
         """
         if not self.asks:
             return False
@@ -98,7 +98,7 @@ class FleetIsolation:
         return name in self._links and self._links[name].up
 
     async def _ask(self, name: str) -> str:
-        """Query one host, and return its obstacle. Silence is an obstacle."""
+        """Query one host, and return the obstacle that it reports. Silence is an obstacle."""
         try:
             link = self._links[name]
             async with asyncio.timeout(_WAIT_S):

@@ -1,6 +1,4 @@
-"""Makes a host's hardware description from the facts that its supervisor read, and the host's
-offers.
-"""
+"""Makes a host's hardware description and offers from the facts that the host's supervisor read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -160,8 +158,8 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
-    """Write the files that a host's supervisor read to a local folder. The same code can then read
-    the hardware of this machine and of other hosts.
+    """Write the files that a host's supervisor read to a local folder. With these files, the same
+    code can read the hardware of this machine and of other hosts.
     """
     for link, target in facts.links.items():
         (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)

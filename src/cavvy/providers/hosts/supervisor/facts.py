@@ -70,8 +70,8 @@ def read_facts(root: str) -> Fields:
 
 
 def try_separation(agent: list[str], root: str, environ: dict[str, str]) -> str:
-    """Return the obstacle that the agent finds if it hides Cavvy's folder on this host from work,
-    except the installation's folder `root`, or "?" if the agent fails.
+    """Return the obstacle that the agent finds when it tries to hide Cavvy's folder on this host
+    from work, or "?" if the agent fails. The installation's folder `root` is not hidden.
     """
     command = [*agent, "--separates", os.path.dirname(os.path.dirname(root)), root]
     null = subprocess.DEVNULL

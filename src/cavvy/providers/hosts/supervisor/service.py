@@ -11,7 +11,7 @@ ROOT/gangs/NAME/RANK/run.json      the process that runs the agent; writes its e
 ROOT/gangs/NAME/RANK/dead.json     how the rank ended; never changes
 ROOT/over/NAME                     exists if this name must not be launched again
 
-All state is on disk, and every request may be repeated. A ValueError is answered as `refused`, a
+All state is on disk, and every request may be repeated. A ValueError is reported as `refused`, a
 LockBusy as `busy` (another gang holds the device), and an OSError as `again`.
 """
 
@@ -333,8 +333,8 @@ class HostSupervisor:
         }
 
     def _rank(self, name: str, rank: str, removing: Fields | None) -> Fields:
-        """Return the current state of one rank: runs, ends or over. Kill the processes that a dead
-        agent left behind.
+        """Return the current state of one rank: "runs", "ends" or "over". Kill the processes that a
+        dead agent left behind.
         """
         folder = f"{self._folder(name)}/{rank}"
         dead = read_json(folder + "/dead.json")
@@ -355,7 +355,7 @@ class HostSupervisor:
             return {
                 **seen,
                 "state": "ends",
-                "why": "processes that the agent left are being killed",
+                "why": "processes that the agent left behind are being killed",
             }
         undelivered = not in_order or os.path.exists(folder + "/undelivered")
         if undelivered and self._follow_up(name, rank, removing):

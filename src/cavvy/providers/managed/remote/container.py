@@ -71,13 +71,13 @@ def pass_on(number: int, frame: object) -> None:
 
 
 def leave(number: int, frame: object) -> None:
-    """Exit this process with success."""
+    """Exit this process with status 0."""
     os._exit(0)
 
 
 def stay(server: str, lease_s: float) -> None:
     """Wait until the service ends this container. The control plane requests this end once all
-    ranks have ended. Return if the server cannot be reached for `lease_s`, or at once if the
+    ranks have ended. Return early if the server cannot be reached for `lease_s` seconds, or if the
     service has already requested the end of this container.
     """
     parts = urllib.parse.urlsplit(server)

@@ -1,9 +1,9 @@
 """The driver of a gang's Ray job: reserves all nodes or none, and starts an actor on each node to
 supervise the agent.
 
-The cluster's own Python runs this program. The entrypoint in `entry.py` starts it and defines
-`PLAN`. The driver prints one event per line, as `cavvy ` followed by JSON, and the provider reads
-these lines from the job's log.
+The cluster's own Python runs this program. The entrypoint in `entry.py` defines `PLAN` and starts
+this program. The driver prints one event per line, as `cavvy ` followed by JSON, and the provider
+reads these lines from the job's log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BEAT_S = 30.0  # maximum interval between checks of the control plane
 ENDINGS = {
     1: "the node was shut down",
     3: "the node was preempted",
-    4: "the node was removed as idle",
+    4: "the node was removed because it was idle",
 }
 UNSURE = getattr(ray.exceptions, "ActorUnavailableError", ())
 
@@ -96,7 +96,7 @@ class NodeActor:
     def read(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
         told: dict[str, Any] = (
-            json.loads(line) if line else {"failed": "the supervisor of its agent is gone"}
+            json.loads(line) if line else {"failed": "the rank's agent supervisor has exited"}
         )
         return told
 
@@ -198,7 +198,7 @@ class RayGang:
             ):
                 remove_placement_group(group)
                 if not self.stopped:
-                    say("refused", why="the free nodes were taken meanwhile")
+                    say("refused", why="the nodes are no longer free")
                 return None
             if not told:
                 told = True
@@ -283,7 +283,7 @@ class RayGang:
             lost = "the control plane did not answer for too long"
             say(
                 "leaves",
-                why="the job was requested to stop" if self.stopped else lost,
+                why="a stop of the job was requested" if self.stopped else lost,
                 lost=not self.stopped,
             )
             self.asked = True
@@ -313,8 +313,8 @@ def find_draining() -> list[str]:
 
 
 def make_plain() -> None:
-    """Make actors start without the job's runtime environment. Ray keeps idle workers only for this
-    case, so actors start faster.
+    """Make actors start without the job's runtime environment. Ray keeps idle workers only for
+    actors without a runtime environment, so these actors start faster.
     """
     try:
         config = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
