@@ -32,7 +32,7 @@ class NoticeHold(Struct, frozen=True, kw_only=True):
 
 class NoticeNode(Struct, frozen=True, kw_only=True):
     """Selects this node's events from a list of events for many nodes. `url` returns the node's
-    name. An event applies to this node if the event's list `field_name` contains the name.
+    name. An event applies to this node if the event's list `field_name` contains the node's name.
     """
 
     url: str

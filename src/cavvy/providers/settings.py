@@ -2,7 +2,7 @@
 
 from cavvy.providers.base import ProviderSetting, SettingKind
 
-_CONSENT = "Above 0, a job needs consent to costs, as for any paid offer."
+_CONSENT = "If the price is above 0, a job needs consent to costs, as for any paid offer."
 
 
 def text(name: str, consequence: str, default: str | None = None) -> ProviderSetting:

@@ -35,8 +35,8 @@ PATIENCE = timedelta(
 class MetadataService(Struct, frozen=True, kw_only=True):
     """The URLs of the cloud's metadata service from which a node reads its rank and its address. In
     user data for a single node, `rank` is not a URL but the rank itself. If `address` is "", the
-    node uses its own address on the route to the server. `first_rank` is added to a rank from the
-    service.
+    node uses its own address on the route to the server. `first_rank` is added to the rank that the
+    metadata service returns.
     """
 
     rank: str | int
@@ -59,7 +59,7 @@ class NodeDisk(Struct, frozen=True, kw_only=True):
 
 class KnownEnd(Struct, frozen=True, kw_only=True):
     """The time when the cloud will reclaim the node, if this time is known in advance. The work
-    receives a warning at a time that is `notice` earlier.
+    receives a warning `notice` before this time.
     """
 
     at: datetime

@@ -83,7 +83,7 @@ _MANIFEST = make_manifest(
         text(
             "bare_metal_profiles",
             "The profiles of bare metal servers to offer, separated by commas. By default, none. "
-            "Keep a profile here while its servers run.",
+            "Do not remove a profile from this list while servers with this profile run.",
         ),
         number(
             "disk_gib",

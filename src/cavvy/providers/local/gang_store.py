@@ -86,8 +86,8 @@ class LivingGang(Struct, frozen=True, kw_only=True):
 
 
 class LocalGangStore(Struct):
-    """One installation's gangs below the folder `home`. `command` starts an agent; the path of its
-    configuration is appended.
+    """One installation's gangs below the folder `home`. `command` starts an agent; the path of the
+    agent's configuration is appended to the command.
     """
 
     home: Path

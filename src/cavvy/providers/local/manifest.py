@@ -41,8 +41,7 @@ MANIFEST = Manifest(
         number(
             "price_usd_hr",
             "Jobs pay this price for each accelerator that they use, or once if they use none. "
-            "Above "
-            "0, a job needs consent to costs, as on any paid offer.",
+            "If the price is above 0, a job needs consent to costs, as for any paid offer.",
             default=0,
             unit="USD per hour",
         ),

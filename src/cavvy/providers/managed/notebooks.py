@@ -36,8 +36,8 @@ NOTEBOOK_TRAITS = ServiceTraits(
 
 
 class NotebookEnds:
-    """Remembers each notebook's state when it was first observed as off. The notebook's times
-    change until the notebook is deleted; afterwards the service no longer knows the notebook.
+    """Remembers each notebook's state when it was first observed as off. The service changes a
+    notebook's times until the notebook is deleted, and no longer knows the notebook afterwards.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:

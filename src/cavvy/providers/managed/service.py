@@ -30,12 +30,12 @@ class JobState(StrEnum):
 
 
 class HostList(Struct, frozen=True, kw_only=True):
-    """The way in which a container determines its rank. If `index` is set, this environment
-    variable contains the rank; without the variable, the rank is 0. Otherwise the rank is the
-    host's position in a list of hosts. The list is read from environment variables with JSON or,
-    failing that, from a JSON file. If `cluster` is set, this environment variable contains JSON
-    with the hosts of each worker pool, and the host's own pool and index. A container without this
-    variable has rank 0.
+    """The way in which a container determines its rank. If `index` is set, it names the environment
+    variable that contains the rank; without the variable, the rank is 0. If `index` is "", the rank
+    is the host's position in a list of hosts. The list is read from environment variables with JSON
+    or, failing that, from a JSON file. If `cluster` is set, it names the environment variable that
+    contains JSON with the hosts of each worker pool, and the host's own pool and index. A container
+    without that variable has rank 0.
     """
 
     index: str = ""
@@ -67,8 +67,8 @@ class ServiceTraits(Struct, frozen=True, kw_only=True):
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
     def has_script(self, rank: int) -> bool:
-        """Return whether a rank's job starts the agent with a script of its own. If one job has all
-        ranks, the script of rank 0 serves them all.
+        """Return whether a rank's job starts the agent with a script of its own. If one job runs
+        all ranks, the script of rank 0 starts the agents of all ranks.
         """
         return self.agents and (self.single or rank == 0)
 

@@ -82,7 +82,9 @@ class NebiusCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`. Call `offers` first, which finds the unknown machines."""
+        """Return facts for `cavvy check`. Call `offers` first, which finds the presets without a
+        known price.
+        """
         unpriced = ", ".join(self._market.unpriced)
         facts = [("API key", self._api.credentials().source)]
         facts += [("projects", ", ".join(self._market.project_ids()))]

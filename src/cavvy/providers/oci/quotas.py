@@ -163,7 +163,7 @@ def _unit(name: str) -> str:
 
 
 def _count(unit: str, offer: Offer, shape: Json) -> float:
-    """Return how much of a limit with this unit one instance uses."""
+    """Return how much one instance uses of a limit with this unit."""
     flexible = bool(shape.get("isFlexible"))
     match unit:
         case "GPUs":

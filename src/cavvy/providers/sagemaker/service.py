@@ -246,7 +246,7 @@ class SageMakerService:
 def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
     """Parse a reply of DescribeTrainingJob. A job that waits for instances after an interruption
     counts as reclaimed, because SageMaker would start it again. A job whose instances are in a warm
-    pool is kept; its bill ends with the pool.
+    pool has the state KEPT, and its bill ends when the pool ends.
     """
     status, secondary = str(told["TrainingJobStatus"]), str(told.get("SecondaryStatus"))
     started = told.get("TrainingStartTime")

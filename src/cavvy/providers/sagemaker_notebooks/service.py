@@ -164,8 +164,8 @@ class NotebookInstances:
             raise
 
     async def _tidy(self, region: str, notebooks: set[str]) -> None:
-        """Delete scripts whose notebook was deleted or never created. If this fails, the next
-        search tries again.
+        """Delete scripts whose notebook was deleted or never created. If a deletion fails, the next
+        search tries it again.
         """
         now = self._now()
         if not self._leftovers.is_due(region, now):

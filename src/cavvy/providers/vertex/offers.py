@@ -21,7 +21,7 @@ _SPOT_ONLY = re.compile(r"a3-highgpu-[124]g")
 
 
 class VertexOffers:
-    """The offers in the regions and with the machine types of the settings of `provider`."""
+    """The offers for the regions and machine types in the settings of `provider`."""
 
     def __init__(self, context: ProviderContext, provider: str, api: VertexApi) -> None:
         self._settings, self._now = context.settings, context.now

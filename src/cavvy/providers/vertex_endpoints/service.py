@@ -170,8 +170,8 @@ class VertexEndpoints:
         return {f"{region}/{name}": each for name, each in named.items() if name.startswith(prefix)}
 
     async def _read(self, job: str, told: Json) -> ServiceJob | None:
-        """Parse an endpoint, or return None if no model was ever deployed to it. The bill's end is
-        in an operation, and in the memory of this server.
+        """Parse an endpoint, or return None if no model was ever deployed to it. The end of the
+        bill is read from the endpoint's operations or, failing that, from this server's memory.
         """
         operations = await self._list_operations(job, _DEPLOYS, _UNDEPLOYS)
         read = read_endpoint(job, told, operations)

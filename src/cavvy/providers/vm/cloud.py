@@ -157,8 +157,7 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 
 def unreadable(error: Exception) -> CloudFault:
-    """Return the fault of a reply that could not be read, because of one of the errors
-    `UNREADABLE`."""
+    """Return the fault for a reply that could not be read. `error` is one of `UNREADABLE`."""
     return CloudFault(0, "unreadable reply", f"{type(error).__name__}: {error}")
 
 

@@ -216,8 +216,8 @@ class VmMachines:
 
 
 def _take_error(task: asyncio.Task[GangMachines]) -> None:
-    """Retrieve the error of a list, so that asyncio does not log it if all callers were
-    cancelled.
+    """Retrieve the exception of a task that lists machines, so that asyncio does not log it if all
+    callers were cancelled.
     """
     if not task.cancelled():
         task.exception()

@@ -7,7 +7,7 @@ the server. The server keeps the connection open, and connects again after the c
 the server was restarted.
 
 A machine is deleted if no agent can be started on it within `PATIENCE` of its creation, or once its
-agent has ended. The machine's node then counts as ended, with the reason.
+agent has ended. The node of a deleted machine counts as ended, and the reason is recorded.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class ReachRecord:
 
 
 class MachineLink(Protocol):
-    """The part of `SshLink` that is used here."""
+    """The part of `SshLink` that `VmReach` uses."""
 
     @property
     def problem(self) -> str: ...
@@ -92,8 +92,8 @@ Fail = Callable[[str, str, str], Awaitable[None]]
 
 
 class VmReach:
-    """Connects to the machines of one installation. `gangs` are the layer's records. `look` updates
-    the records, and `fail` ends a node.
+    """Connects to the machines of one installation. `gangs` contains the records of gangs. `look`
+    updates these records, and `fail` ends a node.
     """
 
     def __init__(

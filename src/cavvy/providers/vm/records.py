@@ -54,8 +54,8 @@ class VmNode(Struct, frozen=True, kw_only=True):
 
 
 class VmGangRecord(Struct, frozen=True, kw_only=True):
-    """The record of one gang. A gang counts as launched when all its nodes exist, and is not
-    reported before.
+    """The record of one gang. A gang counts as launched, and is reported, only when all its nodes
+    exist.
     """
 
     name: str

@@ -3,8 +3,8 @@
 
 Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. A call that
 only reads is repeated after a lost reply, the status 429 or a server error. If a reply with the
-status 429 states a time to wait, the client waits for that time. All other calls are not repeated
-here: the launcher first checks whether they took effect.
+status 429 states a time to wait, the client waits for that time. No other call is repeated here:
+the launcher first checks whether the call took effect.
 """
 
 import asyncio
@@ -223,7 +223,7 @@ class RestClient:
 
 
 class _LimitedStream(io.RawIOBase):
-    """The bytes of a reply. Raises TimeoutError once `_REPLY_S` have passed."""
+    """The bytes of a reply. Raises TimeoutError once `_REPLY_S` seconds have passed."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._raw = sock, sock.makefile("rb", buffering=0)
@@ -245,7 +245,7 @@ class _LimitedStream(io.RawIOBase):
 
 
 class _LimitedReply(http.client.HTTPResponse):
-    """A reply that must be complete within `_REPLY_S`."""
+    """A reply that must be complete within `_REPLY_S` seconds."""
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
