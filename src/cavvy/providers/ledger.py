@@ -121,7 +121,9 @@ class LaunchLedger(Generic[_N]):
                 self._unwritten.discard(name)
                 found = await self._state.read(self._collection, name)
                 self._learn(name, found[0] if found else None)
-                raise ChangedElsewhere(f"{name}: another server of this installation changed it")
+                raise ChangedElsewhere(
+                    f"{name}: another server of this installation changed the record"
+                )
 
     def _learn(self, name: str, document: ProviderDocument | None) -> None:
         self.records.pop(name, None)

@@ -16,7 +16,7 @@ def refuses_all(provider: Provider) -> str:
 
 
 def make_minimal_task(manifest: Manifest) -> TaskSpec:
-    """Return a minimal task of the kind that the provider runs: a program, a session or a service."""
+    """Return a minimal task of a kind that the provider runs: program, session or service."""
     if manifest.only_services:
         service = ServiceSpec(port=8080, probe=ReadinessProbe(path="/ping"))
         return TaskSpec(name="check", run="serve", service=service)

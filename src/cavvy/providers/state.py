@@ -11,7 +11,7 @@ from cavvy.domain.provider_state import ProviderDocument
 
 
 class ProviderState(Protocol):
-    """Documents by collection and name. Both methods raise TryAgain if the database is full or does
+    """Documents by collection and name. The methods raise TryAgain if the database is full or does
     not respond.
     """
 

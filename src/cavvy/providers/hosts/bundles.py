@@ -170,7 +170,8 @@ def _find_loader() -> Path:
     )
     if not found:
         raise Refused(
-            "this machine cannot provide a Python for hosts; install python3 (3.8 or newer) on them"
+            "this machine cannot provide a Python for hosts; install python3 (3.8 or newer) on the "
+            "hosts"
         )
     return Path(found[0])
 

@@ -8,7 +8,7 @@ from cavvy.domain.tasks import Scalar
 from cavvy.providers.base import Refused
 
 # an obstacle that the server itself finds
-MIXED = "a job that was started without separation still runs there"
+MIXED = "a job that was started without separation still runs on this machine"
 
 
 class HostIsolation(StrEnum):

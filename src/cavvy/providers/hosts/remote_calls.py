@@ -1,4 +1,4 @@
-"""Sends numbered requests to a program on another machine, and matches the answers to them."""
+"""Sends numbered requests to a program on another machine, and matches answers to requests."""
 
 import asyncio
 from collections.abc import Callable

@@ -88,7 +88,7 @@ def make_user_data(
     end: KnownEnd | None = None,
 ) -> str:
     """Return the script for all nodes of a gang, or for the node whose rank `metadata` gives as a
-    number. The first call packs the agent, which blocks.
+    number. The first call blocks, because it packs the agent.
     """
     tokens = _make_tokens(gang, node_endpoint, metadata.rank)
     shelved = (

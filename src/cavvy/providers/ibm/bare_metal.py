@@ -32,8 +32,8 @@ _NOT_YET = 409
 
 
 def is_bare_metal(profile: str) -> bool:
-    """Return whether this is the name of a profile of bare metal servers. Such names have the part
-    "metal".
+    """Return whether this is the name of a profile of bare metal servers. The names of these
+    profiles contain the part "metal".
     """
     return "metal" in profile.split("-")
 
@@ -91,7 +91,7 @@ async def delete_server(api: IbmApi, region: str, path: str) -> None:
             await api.send(region, "POST", f"{path}/stop", {"type": "hard"})
             status = await _read_status(api, region, path)
             if status not in _OFF:
-                text = "the server is being stopped; then it is deleted"
+                text = "the server is being stopped, and will be deleted once it is off"
                 raise CloudFault(_NOT_YET, status, text)
         await api.send(region, "DELETE", path)
     except CloudFault as fault:

@@ -151,7 +151,8 @@ class JoinProvider:
             *said,
             (
                 "machines",
-                "`cavvy joined` lists them; `cavvy join` prints a command that adds one",
+                "`cavvy joined` lists the joined machines; `cavvy join` prints a command that adds "
+                "a machine",
             ),
         ]
 
@@ -252,8 +253,8 @@ class JoinProvider:
         return await self._answer(passed.call, member, bytes(passed.body))
 
     async def _find_elsewhere(self, call: str, name: str, body: bytes) -> MachineSession | None:
-        """Return the session of a machine's call if another live server has it. A load balancer
-        may give each connection of a machine to another server.
+        """Return the session of a machine's call if another live server has it. A load balancer may
+        send each connection of a machine to a different server.
         """
         if call not in _OF_SESSIONS:
             return None

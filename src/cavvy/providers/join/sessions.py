@@ -81,7 +81,7 @@ class MachineSessions:
         self._ledger = LaunchLedger(state, MachineSession, "sessions")
 
     async def refresh(self, name: str | None = None) -> None:
-        """Read the records, or one of them. Raises TryAgain."""
+        """Read all records, or only the named one. Raises TryAgain."""
         if self._servers is not None:
             await self._ledger.refresh(name)
 

@@ -76,7 +76,7 @@ class ContextTerms(Struct, frozen=True, kw_only=True):
 
 
 class ClusterContext:
-    """One namespace of one cluster. All errors that methods raise are ProviderErrors."""
+    """One namespace of one cluster. Methods raise only ProviderErrors."""
 
     def __init__(self, api: KubernetesApi, tunnels: ExecTunnels, terms: ContextTerms) -> None:
         self.api = api
@@ -294,7 +294,7 @@ class ClusterContext:
         node: KubernetesNode,
         agent: str,
     ) -> None:
-        """Create the gang's secret and pods. If the API server refuses one of them permanently,
+        """Create the gang's secret and pods. If the API server permanently refuses an object,
         delete all objects of the gang.
         """
         mark, options = self._terms.mark, self._terms.options

@@ -63,9 +63,9 @@ class PodOptions(Struct, frozen=True, kw_only=True):
 
 
 def object_to_tunnel(task: TaskSpec, pod: object) -> Objection | None:
-    """Return why the task's pods cannot encrypt the traffic between them, or None if they may.
-    `pod` are the fields with which the task or the settings change the pods. These fields may add
-    the capability NET_ADMIN, so pods with such fields are accepted.
+    """Return why the task's pods cannot encrypt the traffic between them, or None if they may be
+    able to. `pod` are the fields with which the task or the settings change the pods. These fields
+    may add the capability NET_ADMIN, so pods with such fields are accepted.
     """
     if not task.encrypt or task.nodes == 1 or pod:
         return None

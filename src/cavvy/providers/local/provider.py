@@ -168,7 +168,7 @@ class LocalProvider:
         return bool(self._can_hide)
 
     async def _separates(self) -> bool:
-        """Return whether the settings require separate jobs, and the system can separate them."""
+        """Return True if the settings require separate jobs and the system can separate jobs."""
         required = self._isolation is HostIsolation.NAMESPACES
         return required and not await self._find_obstacle()
 

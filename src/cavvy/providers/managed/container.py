@@ -38,7 +38,7 @@ def make_container_script(
     """Return the short script that a container's shell runs. The short script fetches and runs the
     longer script, which is the same for all ranks. `title` is the service's name in messages to
     users. `placed` are the targets of the inputs that the service places on the nodes. The first
-    call packs the agent, which blocks.
+    call blocks, because it packs the agent.
     """
     config = {
         **make_config(gang, endpoint),

@@ -257,8 +257,9 @@ def _address(told: Json) -> str:
 
 
 def _wrap(script: str) -> str:
-    """Convert user data to cloud-init's YAML, of which JSON is a subset; the result runs the script
-    once."""
+    """Return a cloud-init configuration that runs the script once. The configuration is written as
+    JSON, which is valid YAML.
+    """
     path = "/var/lib/cloud/cavvy-boot.sh"
     files = [{"path": path, "permissions": "0700", "content": script}]
     table = {"write_files": files, "runcmd": [["/bin/sh", path]]}

@@ -51,8 +51,8 @@ class NebiusPlaces:
         return self._families[place]
 
     async def cluster(self, gang: GangSpec, project: str) -> str:
-        """Return the GPU cluster of the gang's machines, or "" if they are in none. Raises Refused
-        if the task needs a cluster that the settings do not name.
+        """Return the GPU cluster of the gang's machines, or "" if the machines are in no cluster.
+        Raises Refused if the task needs a cluster that the settings do not name.
         """
         wanted = gang.network is not None and gang.network.fabric is not None
         clusters = list_setting(self._settings, "gpu_clusters")

@@ -20,7 +20,8 @@ _MANIFEST = make_manifest(
         "machines are free; if a domain has none, Cavvy tries the next best offer "
         f"({_DOCS}/References/computeshapes.htm)",
         Feature.SELF_END: "OCI bills an instance that has shut itself down "
-        f"({_DOCS}/Tasks/restartinginstance.htm); the server terminates such instances",
+        f"({_DOCS}/Tasks/restartinginstance.htm); the server terminates instances that have shut "
+        "themselves down",
         Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
         "instead "
         f"({_DOCS}/Tasks/instances-volumes.htm)",

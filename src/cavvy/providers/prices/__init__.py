@@ -1,5 +1,5 @@
-"""Price lists that `cavvy catalog refresh` reads. Some are public; others need the user's
-credentials.
+"""Price lists that `cavvy catalog refresh` reads. Some price lists are public; others need the
+user's credentials.
 
 A source is a module that defines `SOURCE: PriceSource`. A provider names its source in
 `Manifest.prices`. The modules of this package are sources for clouds without a provider.

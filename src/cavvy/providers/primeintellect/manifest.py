@@ -54,7 +54,8 @@ MANIFEST = make_manifest(
             "`hyperstack, lambdalabs`. The default is all clouds.",
         ),
         text(
-            "regions", "The data centers to use, separated by commas. The default is all of them."
+            "regions",
+            "The data centers to use, separated by commas. The default is all data centers.",
         ),
         flag(
             "community",

@@ -38,7 +38,7 @@ class RayTerms(Struct, frozen=True, kw_only=True):
 
 
 class RayCluster:
-    """One cluster. Methods raise the same errors as those of `Provider`."""
+    """One cluster. Methods raise the same errors as the methods of `Provider`."""
 
     def __init__(
         self, api: RayDashboard, ledger: LaunchLedger[RayGangRecord], terms: RayTerms

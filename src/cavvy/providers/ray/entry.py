@@ -66,7 +66,8 @@ def make_job(
     *,
     mixed: bool,
 ) -> Mapping[str, Any]:
-    """Return the request that submits the gang's job. The first call packs the agent, which blocks.
+    """Return the request that submits the gang's job. The first call blocks, because it packs the
+    agent.
 
     `node` is one of the offer's nodes. `mixed` is True if only some of the cluster's nodes may be
     preempted.

@@ -230,7 +230,7 @@ class SageMakerService:
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
         """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
-        the task has no limit, the setting applies.
+        the task has no limit, the setting `max_run_s` applies.
         """
         if gang.longest is None:
             return min(timedelta(seconds=int(self._settings["max_run_s"])), LONGEST_RUN)
@@ -290,8 +290,8 @@ def read_job(job: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _read_end(told: Mapping[str, Any]) -> datetime | None:
-    """Return when the bill of an ended training ended, without its warm pool, or None if the reply
-    does not state this.
+    """Return the time when the bill of an ended training job ended, not counting its warm pool, or
+    None if the reply does not state this time.
     """
     started, billed = told.get("TrainingStartTime"), told.get("BillableTimeInSeconds")
     end: datetime | None = told.get("TrainingEndTime")

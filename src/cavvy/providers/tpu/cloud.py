@@ -1,5 +1,5 @@
 """Implements `Cloud` for Google Cloud TPU. A machine is one host of a slice. A slice is one node of
-the API: one request makes its hosts, and one deletes them.
+the API: one request makes all hosts of the slice, and one request deletes them.
 
 A request starts an operation. If a zone has no capacity, the node disappears, and only the
 operation reports the reason. Therefore a missing node is looked up in the operations of its zone.
@@ -223,8 +223,8 @@ class TpuCloud:
             await self.delete(f"{place}/0")
 
     async def _read_end(self, zone: str, name: str, worker: int) -> CloudMachine | None:
-        """Return the state of a host whose slice does not exist, from the operations of the slice,
-        or None if there are none.
+        """Return the state of a host whose slice does not exist, as read from the operations of the
+        slice, or None if the slice has no operations.
         """
         told, _ = await self._api.list(f"locations/{zone}/operations", "operations")
         ours = [each for each in told if _target(each) == f"{zone}/{name}"]

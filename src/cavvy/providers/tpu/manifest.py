@@ -20,7 +20,7 @@ _MANIFEST = make_manifest(
         Feature.CAPACITY: "the API lists the types of slices of a zone, but not how many are free; "
         f"if a zone has none, Cavvy tries the next best offer ({_DOCS}/regions-zones)",
         Feature.SELF_END: "a slice whose hosts have shut themselves down still exists and is "
-        f"billed; the server deletes such slices ({_DOCS}/managing-tpus-tpu-vm)",
+        f"billed; the server deletes these slices ({_DOCS}/managing-tpus-tpu-vm)",
         Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
         f"({_DOCS}/attach-durable-block-storage)",
         Feature.DISK: "the boot disk of a host has a fixed size of 100 GiB and a fixed type "

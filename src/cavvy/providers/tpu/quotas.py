@@ -4,8 +4,8 @@ the unused quota.
 The limits come from the Cloud Quotas API, which does not report usage
 (https://cloud.google.com/docs/quotas/reference/rest/v1/projects.locations.services.quotaInfos, read
 on 2026-11-24). The usage is the sum over all slices that the Cloud TPU API lists, including slices
-that Cavvy did not create. Google lists no names of quotas; the names below are from its error
-messages.
+that Cavvy did not create. Google publishes no list of quota names; the names below are from
+Google's error messages.
 """
 
 import re

@@ -44,7 +44,7 @@ MANIFEST = make_manifest(
         text(
             "ssh_keys",
             "The ids of the project's SSH keys that instances accept, separated by commas. By "
-            "default, instances accept none.",
+            "default, instances accept no key.",
         ),
         text(
             "image",

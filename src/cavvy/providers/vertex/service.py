@@ -189,7 +189,7 @@ class VertexService:
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
         """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
-        the task has no limit, the setting applies.
+        the task has no limit, the setting `max_run_s` applies.
         """
         if gang.longest is None:
             return timedelta(seconds=int(self._settings["max_run_s"]))

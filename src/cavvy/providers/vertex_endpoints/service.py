@@ -122,9 +122,9 @@ class VertexEndpoints:
         return None if told is None else await self._read(job, told)
 
     async def stop(self, job: str) -> None:
-        """Take the next step: cancel the deployment, undeploy the model, which ends the bill, or
-        delete the endpoint and the model. Google refuses a step until the previous step is
-        complete, so `VmProvider` repeats the call until the endpoint is gone.
+        """Take the next step of the deletion: cancel the deployment, undeploy the model, which ends
+        the bill, or delete the endpoint and the model. Google refuses a step until the previous
+        step is complete, so `VmProvider` repeats the call until the endpoint is gone.
         """
         told = await _find(self.endpoints, job)
         if told is None:

@@ -60,6 +60,7 @@ def reach_setting() -> ProviderSetting:
     return flag(
         "reach_by_ssh",
         "The server connects to the machines by SSH and starts the agents, which communicate "
-        "with the server through these connections. Machines then need no route to the server, "
-        "and `server.tls_listen` need not be set. By default, the machines connect to the server.",
+        "with the server through these connections. With this setting, machines need no route to "
+        "the server, and `server.tls_listen` need not be set. By default, the machines connect to "
+        "the server.",
     )

@@ -154,7 +154,7 @@ class VmMachines:
             raise errors[0]
 
     async def release(self, machine: str, call: Awaitable[None]) -> None:
-        """Await `call`, which ends a machine that its cloud keeps warm."""
+        """Await `call`, which ends a machine that the cloud keeps warm."""
         with suppress(NotFound):
             await self._ask(call, f"the release of machine {machine}")
         self._listing = None
@@ -198,8 +198,8 @@ class VmMachines:
         return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
-        """Do the same as `_ask` for calls that name no machine. The status 404 then means that the
-        API's address is wrong, so Refused is raised.
+        """Do the same as `_ask` for calls that name no machine. For these calls, the status 404
+        means that the API's address is wrong, so Refused is raised.
         """
         try:
             return await self._ask(call, what)

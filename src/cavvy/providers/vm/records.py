@@ -290,7 +290,7 @@ def make_nodes(asked: Sequence[VmNode], ids: Sequence[str], now: datetime) -> li
 
 
 def with_nodes(record: VmGangRecord, changed: Sequence[VmNode]) -> VmGangRecord:
-    """Return the record, with the nodes of the same ranks replaced by `changed`."""
+    """Return the record, in which each node of `changed` replaces the node with the same rank."""
     by_rank = {node.rank: node for node in changed}
     return replace(record, nodes=tuple(by_rank.get(node.rank, node) for node in record.nodes))
 

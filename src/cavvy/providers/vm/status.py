@@ -325,7 +325,7 @@ class VmStatus:
             await self._close(record, shown.at - given_up)
 
     async def _close(self, record: VmGangRecord, age: timedelta) -> None:
-        """End the record of a launch that was given up, or drop it if no bill needs it."""
+        """End the record of a launch that was given up, or delete a record that no bill needs."""
         if record.removed:
             if record.ended_at is None:  # prevents another launch from starting the gang
                 await self._ledger.put(replace(record, ended_at=self._now()))

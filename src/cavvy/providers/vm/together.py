@@ -13,8 +13,8 @@ async def start_together(
     starts: Mapping[str, Awaitable[None]], undo: Callable[[str], Awaitable[None]]
 ) -> None:
     """Await all requests, which `starts` contains by name. If some requests fail, raise one of the
-    errors. If a request can never succeed, first call `undo` with each name, and then raise the
-    error of that request. `undo` raises nothing.
+    errors. If a request can never succeed, first call `undo` with each name, and then raise that
+    request's error. `undo` raises nothing.
     """
     results = await asyncio.gather(*starts.values(), return_exceptions=True)
     errors = [each for each in results if isinstance(each, BaseException)]

@@ -26,7 +26,7 @@ _NOT_ASKED = "the host has not yet reported whether it can separate jobs"
 
 
 class ObstacleAnswer(Struct, frozen=True, kw_only=True):
-    """A supervisor's answer. `obstacle` is a code of `agent.work.obstacle`."""
+    """A supervisor's answer. `obstacle` is one of the codes that `agent.work.obstacle` returns."""
 
     obstacle: str
 
@@ -46,7 +46,7 @@ class FleetIsolation:
         return self._mode is HostIsolation.NAMESPACES
 
     async def refresh(self) -> None:
-        """Query the connected hosts whose answer is old."""
+        """Query the connected hosts whose last answer is no longer current."""
         if not self.asks:
             return
         now = asyncio.get_running_loop().time()

@@ -159,7 +159,9 @@ class HostSupervisor:
     # Requests
 
     def do_launch(self, asked: Fields) -> Fields:
-        """Start ranks of a gang, all or none. Do nothing if the gang exists or has ended."""
+        """Start all given ranks of a gang, or none of them. Do nothing if the gang exists or has
+        ended.
+        """
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if os.path.exists(self._root + "/over/" + name):
@@ -376,8 +378,8 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Return whether processes of a dead agent still run. The agent's reaper should end them.
-        Processes that still run after `REAPER_S` are killed here.
+        """Return whether processes of a dead agent still run. The agent's reaper should end these
+        processes. Processes that still run after `REAPER_S` are killed here.
         """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
@@ -575,8 +577,8 @@ def make_environ() -> dict[str, str]:
 def check_free(shared: str, wanted: set[str]) -> None:
     """Raise LockBusy if a running rank of any installation on this host uses a wanted device.
 
-    Normally the control plane prevents such conflicts. The check is for two control planes that use
-    one host, and for a control plane that has lost its database.
+    Normally the control plane never assigns a device twice. The check is for two control planes
+    that use one host, and for a control plane that has lost its database.
     """
     for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
         held = wanted & set(read_text(path).split())

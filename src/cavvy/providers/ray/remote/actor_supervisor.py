@@ -52,7 +52,7 @@ def fetch(address: str, digest: str, path: str) -> None:
                 content = answer.read()
             if hashlib.sha256(content).hexdigest() == digest:
                 break
-            why = "the file has another hash"
+            why = "the file's hash differs from the expected hash"
         except (OSError, http.client.HTTPException) as error:
             why = str(error)
         if time.monotonic() > until:
