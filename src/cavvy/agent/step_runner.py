@@ -203,8 +203,8 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
-        """Hide the same folder from a user's program as from the work. While the work runs, the
-        program also enters the work's namespaces.
+        """Hide from a user's program the folder that is hidden from the work. While the work runs,
+        the program also enters the work's namespaces.
         """
         if self._config.covers:
             from .work.view import make_view

@@ -161,9 +161,8 @@ class GangOperator:
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
 
     async def remove(self, rows: JobRows, attempt: Attempt) -> RowChanges:
-        """Request the gang's removal from the provider. A failed
-        request is repeated sooner than one that was accepted but had no effect. Return an event if
-        the removal keeps failing.
+        """Request the gang's removal from the provider. A failed request is repeated sooner than an
+        accepted request that had no effect. Return an event if the removal keeps failing.
         """
         now, failed = self._clock.now(), self._look(attempt).failed_removals
         try:

@@ -244,8 +244,9 @@ class Checkpoints:
                 return ClaimLost(reason=str(error))
 
     async def copy_newest(self, job: JobRecord, blobs: BlobStore) -> Sequence[CheckpointFile]:
-        """Copy the files of the job's newest checkpoint into `blobs`, and list them. A job on this
-        machine leaves them in its folder. Raises RowNotFound, HashMismatch, StoreFull.
+        """Copy the files of the job's newest checkpoint into `blobs`, and list them. If the job
+        last ran on this machine, the newest files are taken from its folder. Raises RowNotFound,
+        HashMismatch, StoreFull.
         """
         if self._folders is None or (job.task.checkpoint and job.task.checkpoint.storage):
             raise RowNotFound("the job's checkpoints are not stored on the server")

@@ -30,7 +30,7 @@ class AgentMemory:
         self._put(changed)
 
     def afford(self, attempt_id: str, until: datetime | None) -> None:
-        """Record until when the budget pays; None removes the limit."""
+        """Record the time until which the budget pays; None removes the limit."""
         known = self._get(attempt_id, GANG)
         if until is None and known.paid_until is not None:
             until = _NO_LIMIT

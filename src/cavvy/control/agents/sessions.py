@@ -68,7 +68,7 @@ OpenSecrets = Callable[
 
 
 async def no_save_interval(job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
-    """Return the default for `save_interval`, with which Cavvy chooses no save interval."""
+    """Return the default for `save_interval`: Cavvy chooses no save interval."""
     return None
 
 

@@ -145,8 +145,9 @@ class UnfinishedUploads:
 
     async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:
         """Return the unfinished uploads whose attempt has ended or is unknown, and those whose
-        record cannot be read. If `remove` is set, the former are aborted. If a storage does not
-        respond, the other uploads to this storage are left for the next call.
+        record cannot be read. If `remove` is set, uploads whose attempt has ended or is unknown are
+        aborted. If a storage does not respond, the other uploads to this storage are left for the
+        next call.
         """
         left: list[LeftUpload] = []
         # storages that did not answer, with the reasons
@@ -180,8 +181,8 @@ class UnfinishedUploads:
         self, record: UnfinishedUpload, silent: dict[tuple[str, str, str], str]
     ) -> str:
         """Abort an upload. Return why the upload cannot be aborted now, or "". If the storage does
-        not respond, it is added to `silent`. If `silent` already contains the storage, the upload
-        is not tried.
+        not respond, it is added to `silent`. If `silent` already contains the storage, no request
+        is sent.
         """
         where = urlsplit(record.url)
         storage = (record.project, where.scheme, where.netloc)

@@ -45,7 +45,8 @@ Places = frozenset[str]
 
 
 class PlaceNeed(Struct, frozen=True, kw_only=True):
-    """Places in which the service needs a replica, and how many requests wait for one there."""
+    """Places in which the service needs a replica, and the number of requests that wait for a
+    replica there."""
 
     places: Places
     waiting: int
@@ -75,7 +76,7 @@ class KeptReplicas(Struct, frozen=True, kw_only=True):
 
 def list_needs(loads: PlaceLoads, idle: timedelta, now: datetime) -> Sequence[PlaceNeed]:
     """Return the places in which the service needs a replica. The needs with the most places come
-    first, because a replica that meets these may meet others too.
+    first, because a replica that meets such a need may also meet other needs.
     """
     since = (now - idle).timestamp()
     found = [
@@ -213,7 +214,8 @@ def _intersect(regions: tuple[str, ...], places: Places) -> tuple[str, ...]:
 
 
 def _find_narrower(one: str, other: str) -> str | None:
-    """Return the place that is within the other one, or None if neither is known to be."""
+    """Return the place that is within the other place, or None if neither place is known to be
+    within the other."""
     if other in list_places_around(one):
         return one
     return other if one.strip().lower() in list_places_around(other) else None

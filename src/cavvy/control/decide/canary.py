@@ -1,19 +1,21 @@
 """Decides whether a new revision of a service, which receives a part of the requests, is worse than
-the old one. The decision is a sequential test of errors and latency that looks after each block of
-requests, and a last time after `requests` requests or when the trial's time is over.
+the old one. The decision is a sequential test of errors and latency. The test looks at the data
+after each block of requests. The last look comes after `requests` requests or when the trial's time
+is over.
 
-All looks together roll back an equal revision with probability at most alpha. Each look follows the
-distribution of its statistic under the assumption that both revisions are equally good and no
-earlier look has rolled back (`null_distribution`), and may spend a part of alpha (Lan and DeMets,
-"Discrete sequential boundaries for clinical trials", Biometrika 70, 1983). The last look spends
-what is left, except for a reserve. Requests are compared in blocks of the same time, so that a
-change of the load or an outage, which affects both revisions, does not count as evidence.
+If both revisions are equally good, the probability that any look rolls back the new one is at most
+alpha. Each look follows the distribution of its statistic under the assumption that both revisions
+are equally good and no earlier look has rolled back (`null_distribution`), and may spend a part of
+alpha (Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983).
+The last look spends the rest of alpha, except for a reserve. Requests are compared in blocks of the
+same time, so that a change of the load or an outage, which affects both revisions, does not count
+as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors. If
 both revisions are equally good, the number of the new revision's errors is hypergeometric given m.
 The statistic is its sum over the blocks, of which the distribution is exact: with a single look,
-the test would be Fisher's, within blocks. What a look spends may depend on n1, n0 and m, because
-the distribution is given these.
+the test would be Fisher's, within blocks. The part of alpha that a look spends may depend on n1, n0
+and m, because the distribution is conditional on these numbers.
 
 Latency. With the mean logarithm of the latency L of each revision in block b, w = n1 n0 / (n1 + n0)
 and the variance v of the logarithm within revisions and blocks, the statistic is
@@ -22,13 +24,13 @@ and the variance v of the logarithm within revisions and blocks, the statistic i
 
 a sum of normal increments with the variances w. Because v is estimated and the logarithms are not
 always normal, this distribution holds asymptotically. It is kept in cells. While the new revision
-has few requests, v is greater if its own variance is.
+has few requests, a larger variance of the new revision's latency also increases v.
 
 What a look may spend grows with the information, which is the square of the effect in standard
-deviations: of 1 % more errors and of 5 % more latency. The first part is for larger effects, which
-less information shows. The information depends on the total number of errors and on v, not on which
-revision they belong to. For the same reason the last look may divide what is left between errors
-and latency by the power that it would have against both effects.
+deviations: of 1 % more errors and of 5 % more latency. The first part of alpha is for larger
+effects, which can be detected with less information. The information depends on the total number of
+errors and on v, not on which revision they belong to. For the same reason the last look may divide
+what is left between errors and latency by the power that it would have against both effects.
 """
 
 from math import exp, floor, log, log1p, sqrt
@@ -193,7 +195,7 @@ def _look(trial: CanaryTrial, terms: CanaryTerms) -> CanaryTrial:
 
 
 def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None, float]:
-    """Return what the last look finds, which may spend what is left of alpha, and the evidence."""
+    """Return the result of the last look, which may spend the rest of alpha, and the evidence."""
     spent = trial.failures.spent + trial.shifts.spent
     left = terms.alpha * (1 - _RESERVE) - spent
     for_errors, for_latency = _divide(trial, left)
@@ -209,8 +211,8 @@ def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None
 
 
 def _divide(trial: CanaryTrial, left: float) -> tuple[float, float]:
-    """Divide what is left of alpha between errors and latency such that the sum of the powers
-    against the two effects is greatest. Neither power depends on which revision the errors and
+    """Divide the rest of alpha between errors and latency so that the sum of the powers against the
+    two effects is as large as possible. Neither power depends on which revision the errors and
     times belong to.
     """
     requests = trial.old.requests + trial.new.requests
@@ -232,7 +234,7 @@ def _power(effect: float, alpha: float) -> float:
 
 
 def _allow(most: float, information: float) -> float:
-    """Return the share of alpha that looks before the last may have spent by now."""
+    """Return the share of alpha that all looks except the last may have spent by now."""
     large, small = most * _FOR_LARGE, most * (1 - _FOR_LARGE)
     soon = _FIRST_SPENT + _SPENT * _TIMES * information
     return large * (1 - exp(-soon / large)) + small * (1 - exp(-_SPENT * information / small))
@@ -286,6 +288,7 @@ def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
 
 
 def _weigh(known: NullDistribution, value: int, allowed: float, terms: CanaryTerms) -> float:
-    """Return the evidence at a look that is allowed so much: 1 / alpha if it rolls back."""
+    """Return the evidence at a look that may spend the probability `allowed`. The evidence is at
+    least 1 / alpha if the look rolls back."""
     tail = max(find_tail(known, value), allowed / _MOST_EVIDENCE, 1e-300)
     return max(0.0, allowed) / tail / terms.alpha

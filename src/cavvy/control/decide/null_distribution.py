@@ -4,8 +4,8 @@ that no earlier look has ended.
 A sequential test of a fixed length follows this distribution from look to look (Armitage, McPherson
 and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical
 Society A 132, 1969). Each look adds the new observations, and removes the courses in which the
-statistic is so great that the look rejects. What was removed in all is the probability of a false
-alarm.
+statistic is so great that the look rejects. The total probability of the removed courses is the
+probability of a false alarm.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _NARROW = 0.5  # the variance below which an increment has three values
 
 
 class Increment:
-    """The distribution of what is added to a statistic: `masses[i]` is the probability of
+    """The distribution of an increment of a statistic: `masses[i]` is the probability of
     `first + i`."""
 
     __slots__ = ("first", "masses")
@@ -91,7 +91,8 @@ def find_tail(known: NullDistribution, value: int) -> float:
 
 
 def find_bound(known: NullDistribution, allowed: float) -> int:
-    """Return the least value of which the probability, of it and all greater ones, is allowed."""
+    """Return the smallest value for which the probability of this value or a greater one is
+    allowed."""
     tail, at = 0.0, len(known.masses)
     while at and tail + known.masses[at - 1] <= allowed:
         at -= 1
@@ -106,8 +107,8 @@ def remove_from(known: NullDistribution, bound: int) -> NullDistribution:
 
 
 def tilt(known: NullDistribution, odds: float) -> NullDistribution:
-    """Return the distribution if the odds that a failed request is a new one are greater by this
-    factor (the noncentral hypergeometric distribution)."""
+    """Return the distribution if the odds that a failed request belongs to the new revision are
+    multiplied by this factor (the noncentral hypergeometric distribution)."""
     step, factors = 1 / odds, [1.0]
     for _ in known.masses[1:]:
         factors.append(factors[-1] * step)

@@ -1,5 +1,5 @@
 """Decides what happens to queued calls: how many are sent at once, whether and when a failed call
-is repeated, and which calls the objects of a bucket cause.
+is repeated, and which calls the objects of a bucket trigger.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _EVENT_TYPE = "dev.cavvy.bucket.object.stored"
 def count_at_once(spec: ServiceSpec) -> int:
     """Return how many calls are sent at once. By default, the number is higher than all replicas
     can process at once, so that the autoscaler sees calls that wait. With `batch`, a replica
-    processes as many as fill its batches.
+    processes as many calls at once as fill its batches.
     """
     slots = spec.replicas.most * spec.concurrency
     if spec.batch is not None:
@@ -78,7 +78,7 @@ def _end(call: QueuedCall, state: CallState, now: datetime, terms: QueueTerms) -
 
 
 def revive(call: QueuedCall, now: datetime) -> QueuedCall:
-    """Return a dead call that is tried again, as often as a new one."""
+    """Return the dead call, queued again with as many tries as a new call."""
     return replace(
         call, state=CallState.WAITING, due_at=now, tries=0, ended_at=None, expires_at=None
     )
@@ -87,7 +87,7 @@ def revive(call: QueuedCall, now: datetime) -> QueuedCall:
 def call_for_objects(
     service: StoredService, trigger: EventTrigger, objects: Sequence[StoredObject], now: datetime
 ) -> Sequence[QueuedCall]:
-    """Return the calls that the objects of a bucket cause. The ID of a call is derived from the
+    """Return the calls that the objects of a bucket trigger. The ID of a call is derived from the
     bucket, the object's key and its version, so each version of an object is called once. Folders
     cause no calls.
     """
@@ -113,8 +113,8 @@ def call_for_objects(
 
 
 def make_object_event(call: QueuedCall, signed_url: str) -> bytes:
-    """Return the body of a call that an object has caused: a CloudEvent 1.0 in structured mode. The
-    object can be read at `signed_url` for a time; the URL is "" if the object's store signs no
+    """Return the body of a call that an object has triggered: a CloudEvent 1.0 in structured mode.
+    The object can be read at `signed_url` for a time; the URL is "" if the object's store signs no
     URLs.
     """
     found = call.object

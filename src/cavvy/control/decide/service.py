@@ -495,8 +495,8 @@ def _limit(
 ) -> list[ServiceReplica]:
     """Return the replicas, after changing surplus replicas to draining or ending. Replicas of older
     revisions serve until enough replicas of the newest revision are ready. A replica in the wrong
-    market serves until there are enough replicas without it. Replicas that are kept for requests
-    with places are the last to end.
+    market serves until enough other replicas are ready. Replicas that are kept for requests with
+    places are the last to end.
     """
     wanted, needed = need.wanted, need.kept.ids
     revision, placement = service.revision, service.placement if wanted else {}
@@ -523,7 +523,8 @@ def _limit(
 def _add_needed(
     placement: Mapping[str, int], replicas: list[ServiceReplica], needed: frozenset[str]
 ) -> dict[str, int]:
-    """Return the number of replicas in each market, at least those that are needed there."""
+    """Return the number of replicas in each market, but at least the number that is needed
+    there."""
     held = Counter(market_of(each) for each in replicas if each.id in needed)
     return {name: max(placement.get(name, 0), held[name]) for name in (*placement, *held)}
 

@@ -66,7 +66,7 @@ NameGang = Callable[[str], str]  # attempt ID -> the gang's name
 
 
 class StandbyQuestion(StrEnum):
-    """A question to the deadline advisor about a job's own gang."""
+    """A query to the deadline advisor about a job's own gang."""
 
     SUCCESSOR = "successor"  # where to move from a gang that is being reclaimed
     AHEAD = "ahead"  # whether to leave a gang that may be reclaimed
@@ -314,7 +314,7 @@ def _review(
     nodes: Sequence[Node],
     now: datetime,
 ) -> Step | AskAdvisor:
-    """Query whether the gang runs on the right offer, if the deadline policy applies to the job."""
+    """If the deadline policy applies to the job, query whether the gang runs on the right offer."""
     if not is_steered(rows.job) or own.phase is AttemptPhase.LAUNCHING:
         return Step(after=NEVER)
     return _ask(StandbyQuestion.REVIEW, rows.job.id, reviews, nodes, now)

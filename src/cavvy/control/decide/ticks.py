@@ -1,4 +1,4 @@
-"""Decides which times of a cron line cause calls of a service.
+"""Decides at which times of a cron line a service is called.
 
 A call's ID is derived from the trigger and the time, so each time causes at most one call, even if
 several servers try to add it. If several times have passed, only the last one causes a call, as for

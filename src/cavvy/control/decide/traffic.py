@@ -40,9 +40,9 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     number of requests in flight on each replica, and `keys_used` the time of each key's last use,
     in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by the
     epoch of each gateway, how the time of each replica was divided among the requests of each key.
-    These counts go on when the gateway is restarted; `process` identifies the gateway's process,
-    with which all other counters begin at 0.
-    `places` contains the requests that must stay in certain places.
+    The counts in `work` continue when the gateway is restarted; `process` identifies the gateway's
+    process, with which all other counters begin at 0. `places` contains the requests that must stay
+    in certain places.
     """
 
     at_s: float
@@ -92,8 +92,9 @@ def make_terms(spec: ServiceSpec) -> ScalingTerms:
 
 
 def _learn(terms: ScalingTerms, state: ScalingState) -> ScalingTerms:
-    """Return the terms with the measured time of service in place of the assumed one. The assumed
-    second would otherwise exceed the time of many requests that take milliseconds.
+    """Return the terms with the measured service time instead of the assumed service time.
+    Otherwise, the assumed service time of one second would be too long for services whose requests
+    take milliseconds.
     """
     if state.load.completed < _MEASURED_REQUESTS:
         return terms

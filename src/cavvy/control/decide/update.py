@@ -176,7 +176,8 @@ def _decide_both(
 
 
 def measure(tried: CandidateRevision, *, last: bool = False) -> CanaryJudgement:
-    """Return the evidence from the candidate's requests so far. With `last`, its time is over."""
+    """Return the evidence from the candidate's requests so far. With `last`, the candidate's time
+    is over."""
     return judge(tried.trial, _terms_of(tried), last=last)
 
 

@@ -1,4 +1,4 @@
-"""Decides which calls a verified request to a webhook causes.
+"""Decides which calls a verified request to a webhook triggers.
 
 A request that is not a CloudEvent causes one call, whose ID is derived from the delivery. Each
 CloudEvent causes one call, whose ID is derived from the event's source and ID. All calls are sent
@@ -42,7 +42,8 @@ _LONGEST = 4096  # maximum characters of a header that is passed to the service
 
 
 class WebhookCalls(Struct, frozen=True, kw_only=True):
-    """The calls that a request causes. If `once` is set, they are made only if this row is new."""
+    """The calls that a request causes. If `once` is set, the calls are added only if this row is
+    new."""
 
     calls: Sequence[tuple[QueuedCall, bytes]]
     once: QueuedCall | None = None

@@ -122,7 +122,7 @@ class DeadlineAdvisor:
 
     async def price_upload(self, url: str | None, offer: Offer) -> tuple[Money | None, date | None]:
         """Return the price of a GB that a node of the offer sends to the URL (or to the server if
-        it is None), and the price's date, or None if the price is unknown.
+        the URL is None), and the price's date, or None if the price is unknown.
         """
         price = price_upload(url, offer, await self._prices())
         return price, find_egress_date(offer, self._egress_dates) if price else None

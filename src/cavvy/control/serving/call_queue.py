@@ -153,8 +153,9 @@ class CallQueue:
         return (await in_thread(place.sign_get, call.object.key, _SIGNED_S)).url
 
     def _start_listings(self, key: str, service: StoredService) -> list[timedelta]:
-        """Start to list the buckets that are due, beside the calls: a bucket may be slow. Return
-        the times until the next listings; the end of a listing wakes the queue.
+        """Start to list the buckets that are due. The listings run concurrently with the calls,
+        because a bucket may be slow. Return the times until the next listings; the end of a listing
+        wakes the queue.
         """
         now, listed = self._clock.now(), self._listed.get(key, {})
         self._listed[key] = {each: listed[each] for each in service.spec.events if each in listed}

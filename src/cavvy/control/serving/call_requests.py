@@ -15,11 +15,11 @@ _PAGE = 500
 
 
 class CallReused(Exception):
-    """Raised if the ID of a call is that of another call."""
+    """Raised if another call already has the ID of the new call."""
 
 
 class QueueFull(Exception):
-    """Raised if `most` calls wait, as many as the service permits."""
+    """Raised if the queue is full: `most` calls wait, which is the maximum for the service."""
 
     def __init__(self, service: str, most: int) -> None:
         super().__init__(f"{most} calls wait in the queue of {service} already")
@@ -78,7 +78,7 @@ class QueuedCallRequests:
         return call, (await self._calls.bodies(call))[1]
 
     async def _get_stored(self, project: str, service: str, call_id: str) -> QueuedCall:
-        """Return a call of which more than the ID is stored. Raises RowNotFound."""
+        """Return a call whose row contains more than the call's ID. Raises RowNotFound."""
         call = await self._calls.get(project, service, call_id)
         if call.state is CallState.FORGOTTEN:
             raise RowNotFound(f"call {call_id} is no longer stored")

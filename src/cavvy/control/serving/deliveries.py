@@ -34,7 +34,7 @@ class AcceptedDelivery(Struct, frozen=True, kw_only=True):
 
 
 class WebhookDeliveries:
-    """Accepts requests to webhooks. The rows of the calls are stored when `accept` returns."""
+    """Accepts requests to webhooks. When `accept` returns, the rows of the calls are stored."""
 
     def __init__(self, parts: ServingParts) -> None:
         self._store, self._clock, self._hint = parts.store, parts.clock, parts.hint

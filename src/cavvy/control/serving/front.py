@@ -47,7 +47,7 @@ class ServiceFront(Protocol):
         """From now on, connect to and probe exactly these running replicas of the service."""
 
     def probe(self, replica_id: str) -> ProbeRecord:
-        """Return the known state of a watched replica."""
+        """Return the last known state of a watched replica."""
 
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
         """Let the gateway serve the service with these replicas. The gateway starts with the first

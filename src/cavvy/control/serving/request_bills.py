@@ -1,4 +1,4 @@
-"""Divides the bills of replicas among the requests of services, as the gateway counts them."""
+"""Divides the bills of replicas among the requests that the gateway has counted."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -90,8 +90,8 @@ class RequestBills:
 
     async def is_billed(self, service: StoredService, now: datetime) -> bool:
         """Return whether the bills of the service's replicas, which have ended, are complete. A
-        provider may need some time to remove a replica. After five minutes, the bills are taken as
-        they are.
+        provider may need some time to remove a replica. After five minutes, the bills count as
+        complete.
         """
         for each in service.replicas:
             if each.ended_at is not None and now - each.ended_at < _BILLED_WITHIN:

@@ -1,4 +1,4 @@
-"""Adds the calls that the cron lines of services cause to the services' queues."""
+"""Adds the calls that cron lines trigger to the queues of their services."""
 
 from datetime import datetime, timedelta
 
@@ -19,7 +19,7 @@ _Times = tuple[datetime, datetime]
 
 class CronTicks:
     """Adds the calls of cron lines. The due times follow from rows of the queue, so that a server
-    that takes over adds no call twice. This object only caches them.
+    that takes over adds no call twice. This object only caches the due times.
     """
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
@@ -29,7 +29,8 @@ class CronTicks:
         self._found: dict[tuple[str, str], dict[tuple[str, CronTrigger], _Times]] = {}
 
     async def add_due(self, service: StoredService) -> timedelta | None:
-        """Add the calls that are due. Return the time until the next one; None without triggers."""
+        """Add the calls that are due. Return the time until the next call, or None without
+        triggers."""
         place = service.project, service.name
         known = self._found.pop(place, {})
         found = {}
@@ -49,7 +50,8 @@ class CronTicks:
     async def _add(
         self, service: StoredService, trigger: CronTrigger, known: _Times | None
     ) -> _Times:
-        """Add the call of a trigger if one is due. Return the last time and the next one."""
+        """Add the call of a trigger if one is due. Return the trigger's last time and its next
+        time."""
         now = self._clock.now()
         since, upcoming = known or (await self._find_since(service, trigger), None)
         if upcoming is not None and upcoming > now:
