@@ -1,4 +1,4 @@
-"""Posts to the ledger what volumes cost between jobs. The garbage collection does this, so that
+"""Posts the costs of volumes between jobs to the ledger. The garbage collection does this, so that
 only one server at a time posts these costs.
 """
 
@@ -27,7 +27,7 @@ class StorageMeter:
         self._store, self._pool, self._clock = store, pool, clock
 
     async def run(self) -> None:
-        """Post what volumes have cost until now. If a provider does not answer, the bills of its
+        """Post the costs of volumes until now. If a provider does not answer, the bills of its
         volumes are computed at the next call.
         """
         since, now = await self._metered_since(), self._clock.now()

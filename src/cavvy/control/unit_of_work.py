@@ -40,11 +40,11 @@ class UnitOfWork:
         return self._changes != _NOTHING
 
     def read_nodes(self, attempt: Attempt, nodes: Sequence[Node]) -> None:
-        """Replace the rows of the attempt's nodes by newly read rows."""
+        """Replace the rows of the attempt's nodes with newly read rows."""
         self.rows = replace(self.rows, nodes={**self.rows.nodes, attempt.id: nodes})
 
     def set_spent(self, spent: Money) -> None:
-        """Set what the job has spent until now, as computed in this pass."""
+        """Set the amount that the job has spent until now, as computed in this pass."""
         self.rows = replace(self.rows, spent=spent)
 
     def apply(self, changes: RowChanges) -> None:

@@ -73,8 +73,8 @@ def find_account(session: DatabaseSession, name: str) -> Account | None:
 
 
 def list_roles(session: DatabaseSession, project: str | None) -> Sequence[RoleBinding]:
-    """Return the roles in one project or, for None, in all projects, including the roles that
-    groups give."""
+    """Return the roles in one project or, for None, in all projects. Roles that accounts have
+    through groups are included."""
     where, values = in_projects("project", project)
     found = _read_roles(session, where, values)
     return sorted(found, key=lambda each: (each.project, each.account, each.role, each.trust))

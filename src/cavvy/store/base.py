@@ -384,8 +384,8 @@ class Store(Protocol):
 
     async def forget_observations(self, before: datetime) -> None: ...
     async def put_host(self, host: Host) -> None:
-        """Insert or replace the host. The host's allocations are kept, even if the host has become
-        smaller."""
+        """Insert or replace the host. The host's allocations are kept, even if they no longer
+        fit."""
 
     async def hosts(self) -> Sequence[Host]: ...
     async def allocations(self, host: str | None = None) -> Sequence[Allocation]: ...
@@ -459,9 +459,9 @@ class Store(Protocol):
         """
 
     async def move_project(self, former: Project, parent: str | None) -> None:
-        """Move a created project below another project or, for None, to the top. Raises RowNotFound
-        if the project has changed from `former` or the parent does not exist, and NameConflict if
-        the parent is below the project.
+        """Move a created project below another project or, if `parent` is None, to the top. Raises
+        RowNotFound if the project has changed from `former` or the parent does not exist, and
+        NameConflict if the parent is below the project.
         """
 
     @property

@@ -189,7 +189,7 @@ class BlobStore:
 
     def sweep(self, wanted: Collection[str], *, older_than: datetime) -> int:
         """Remove the blobs that are not in `wanted`, and unfinished uploads, if they are older than
-        `older_than`. Returns the number of bytes freed. Of blobs in a bucket, also remove the
+        `older_than`. Returns the number of bytes freed. If the blobs are in a bucket, also remove
         copies on this disk that were not used for a day.
 
         Because of the age limit, blobs that were uploaded for a job are kept even if the job's

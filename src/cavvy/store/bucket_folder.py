@@ -176,7 +176,8 @@ class BucketFolder:
         return sum(each.size or 0 for each in unwanted)
 
     def _try(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Repeat a call after a passing fault. Raises FileNotFoundError, StoreUnusable."""
+        """Call a function again after a temporary failure. Raises FileNotFoundError,
+        StoreUnusable."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 return call(*args, **kwargs)

@@ -188,7 +188,7 @@ class BucketLogs:
         self._folder.delete_all(folder)
 
     def pieces(self, log: str) -> list[LogPiece]:
-        """Ask the bucket for the pieces of a log, by their starts."""
+        """List the pieces of a log in the bucket, sorted by their starts."""
         found = []
         for each in self._folder.list(f"{log}/"):
             if match := _PIECE.fullmatch(each.key.rpartition("/")[2]):
@@ -229,7 +229,7 @@ class BucketLogs:
         return pieces
 
     def _combine(self, log: str, small: Sequence[LogPiece]) -> LogPiece | None:
-        """Replace pieces that follow each other by one. Returns None if another server has already
+        """Replace consecutive pieces with one piece. Returns None if another server has already
         replaced some of them.
         """
         start, end, noted = small[0].start, small[0].start, -1.0
@@ -321,7 +321,8 @@ def _find_small(pieces: Sequence[LogPiece]) -> Sequence[LogPiece]:
 
 
 def cover(pieces: Sequence[LogPiece]) -> list[LogPiece]:
-    """Return the pieces, by their starts, without those whose bytes are all in an earlier one."""
+    """Return the pieces, sorted by their starts, without the pieces whose bytes are all in an
+    earlier piece."""
     found: list[LogPiece] = []
     for piece in sorted(pieces, key=lambda each: (each.start, -each.size)):
         if not found or piece.end > found[-1].end:

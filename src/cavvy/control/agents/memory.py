@@ -1,6 +1,6 @@
 """The facts that this server has about agents: when each agent last sent a request, when it last
-requested work, and until when the budget pays for its lease. If there are several servers, they
-exchange these facts.
+requested work, and the time until which the budget pays for its lease. If there are several
+servers, they exchange these facts.
 """
 
 from collections.abc import Collection, Sequence

@@ -70,8 +70,8 @@ class CheckpointFolders:
         return BlobStore(root, files)
 
     def lends(self, project: str) -> bool:
-        """Return whether work may write to a folder on this machine: not if the project's files are
-        encrypted, or are in a bucket."""
+        """Return whether work may write to a folder on this machine. The result is False if the
+        project's files are encrypted or are in a bucket."""
         encrypts = self._keys is not None and self._keys.of(project).encrypts
         return self._bucket is None and not encrypts
 

@@ -3,8 +3,8 @@
 `PROJECT/NUMBER` is a data key of a project. Like a secret, it is encrypted with a key that no
 folder of data contains. The data key with the highest number encrypts new files. `PROJECT/names` is
 a key that turns the hash of a blob into a name that reveals nothing without this key. Without these
-small values, or without the key that encrypts them, the files of the project are lost. They are in
-the folder `file-keys` or in the database (`key_files.py`).
+small values, or without the key that encrypts them, the files of the project are lost. The
+encrypted keys are in the folder `file-keys` or in the database (`key_files.py`).
 """
 
 import hmac
@@ -74,7 +74,7 @@ class FileKeys:
             self._ring(project)
 
     def of(self, project: str) -> "ProjectFileKeys":
-        """Return the data keys of a project, whose name must be valid, because the name becomes a
+        """Return the data keys of a project. The project's name must be valid, because it becomes
         part of a path."""
         if project not in self._projects:
             encrypts = bool(self._places.projects.get(project, self._places.common))

@@ -139,7 +139,7 @@ class KeyRows:
             self._session = None
 
     def _names(self, prefix: str) -> Sequence[str]:
-        """Return the ends of the names of all facts that begin with `prefix`."""
+        """For each fact whose name begins with `prefix`, return the rest of the name."""
         sql = 'SELECT "key" FROM meta WHERE substr("key", 1, ?) = ? ORDER BY 1'
         rows = self._do(lambda session: session.run(sql, (len(prefix), prefix)).fetchall())
         return [str(key)[len(prefix) :] for (key,) in rows]

@@ -99,8 +99,8 @@ class BlobFiles:
         return {name} if hidden is None else {name, f"{hidden}{_SUFFIX}"}
 
     def find_missing(self, paths: Sequence[Path]) -> set[Path]:
-        """Return which of the paths have no stored blob. Garbage collection keeps the others for
-        some time. Raises StoreUnusable.
+        """Return which of the paths have no stored blob. Garbage collection keeps the stored blobs
+        for some time. Raises StoreUnusable.
         """
         if self.bucket is None:
             return {path for path in paths if not _touch(path)}
