@@ -1,4 +1,4 @@
-"""The rows of the ledger: how a new bill is posted, and how entries are added up."""
+"""Posts new bills to the rows of the ledger, and adds up the entries."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

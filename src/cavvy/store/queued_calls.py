@@ -52,8 +52,8 @@ class SqlQueuedCalls:
         self, calls: Sequence[tuple[QueuedCall, bytes]], once: QueuedCall | None = None
     ) -> Sequence[str]:
         """Store the calls whose IDs are new in their services, each with the body of its request.
-        Return these IDs. The row `once` is stored with them; if it was stored before, nothing is
-        stored.
+        Return these IDs. The row `once` is stored together with the calls; if `once` was stored
+        before, nothing is stored.
         """
 
         def add(session: DatabaseSession) -> Sequence[str]:
@@ -64,7 +64,8 @@ class SqlQueuedCalls:
         return await self._write(add)
 
     async def get(self, project: str, service: str, call_id: str) -> QueuedCall:
-        """Return a call. If only its ID is stored, its state is FORGOTTEN. Raises RowNotFound."""
+        """Return a call. If only the call's ID is stored, the call's state is FORGOTTEN. Raises
+        RowNotFound."""
         values = (project, service, call_id)
         row = await self._read(lambda session: session.run(_GET, values).fetchone())
         if row is None:

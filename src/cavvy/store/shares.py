@@ -1,6 +1,7 @@
 """Decides which server should hold each lease. Each lease has one preferred server among those that
-are alive. The server is found by hashing both names, so that all servers agree without
-communication, and a server that starts or stops moves only its own share.
+are alive. The preferred server is computed from a hash of the lease's name and the server's name,
+so all servers agree without communication. If a server starts or stops, only its own share of the
+leases moves.
 """
 
 from collections.abc import Collection, Mapping, Sequence

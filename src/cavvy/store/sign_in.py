@@ -116,7 +116,7 @@ def _sign_in(
 
 
 def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> None:
-    """Replace the roles from earlier sign-ins by the roles that the person's groups give now."""
+    """Replace the roles from earlier sign-ins with the roles that the person's groups give now."""
     account, trust = found.account, found.trust
     session.run("DELETE FROM group_roles WHERE account = ? AND trust = ?", (account, trust.name))
     until = now + trust.lifetime

@@ -1,4 +1,5 @@
-"""The writes of the SQL store. The store's writer threads call them inside an open transaction."""
+"""The writes of the SQL store. The store's writer threads call these functions in an open
+transaction."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

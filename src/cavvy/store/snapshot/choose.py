@@ -121,7 +121,7 @@ def check(path: Path, against: Path) -> None:
 
 def put_in_place(new: Path, target: Path, *, source: str) -> None:
     """Check the snapshot `new`, which must be in the same folder as `target`, and replace `target`
-    by it. If the check fails, the old snapshot is kept and SnapshotError is raised.
+    with the new snapshot. If the check fails, the old snapshot is kept and SnapshotError is raised.
 
     `source` is the original file or URL, for messages.
     """

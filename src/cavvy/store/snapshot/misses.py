@@ -1,5 +1,5 @@
 """Finds near misses, which are rows that fail only one constraint. For each constraint, the rows
-that miss it by the least come first.
+that are closest to meeting the constraint come first.
 """
 
 import sqlite3

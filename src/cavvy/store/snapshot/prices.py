@@ -1,4 +1,4 @@
-"""The prices that providers read in the catalog, whose APIs have none."""
+"""Reads prices from the catalog for providers whose APIs report no prices."""
 
 import logging
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 def list_prices(provider: str) -> Sequence[Offer]:
-    """Return the on-demand and spot offers of a provider in the catalog. The result is empty if
+    """Return the on-demand and spot offers of a provider from the catalog. The result is empty if
     there is no catalog.
     """
     return _list_prices(provider, None)
