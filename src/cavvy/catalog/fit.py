@@ -183,11 +183,11 @@ def accelerator_fit(
     part: float = 1.0,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
     """Check the three accelerator constraints. Return the first constraint that fails, or None. The
-    second result is set if some alternative fails only one of the constraints: this constraint with
-    its distance.
+    second result is set if some alternative fails exactly one constraint; it is that constraint
+    with its distance.
 
-    If there are several alternatives, a constraint fails if it is failed by every alternative that
-    meets the constraints before it.
+    With several alternatives, a constraint fails if every alternative that meets the earlier
+    constraints fails it.
     """
     if name is None or not count:
         return Constraint.ACCELERATOR, None

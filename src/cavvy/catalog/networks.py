@@ -1,4 +1,5 @@
-"""The machines whose providers publish no network speed, with the page that states the machine.
+"""The machines whose providers publish no network speed, with the provider's page that describes
+the machine.
 
 The catalog has no speed for such a machine, because a speed from another source is not a promise of
 the provider. Such a machine never meets a request for `network.min`. Burst speeds are not a promise

@@ -428,7 +428,7 @@ def _is_same(billed: BilledSum, charged: BilledSum) -> bool:
 
 
 def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
-    """Return whether the hours or the rate caused the difference: the one that differs more."""
+    """Return the cause of the difference: the hours or the rate, whichever differs more."""
     if abs(billed.amount - charged.amount) <= _rounding(billed, charged):
         return DifferenceCause.ROUNDING
     if not billed.hours or not charged.hours:

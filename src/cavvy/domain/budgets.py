@@ -18,8 +18,8 @@ class BudgetRequest(Struct, frozen=True, kw_only=True):
 
 
 class SpendingBudget(Struct, frozen=True, kw_only=True):
-    """A budget for each month, in UTC, of the jobs that match all of `project`, `user`, `tag` and
-    `service` (whose replicas are jobs); empty texts match every job. A project includes the
+    """A monthly budget (months are in UTC) for the jobs that match all of `project`, `user`, `tag`
+    and `service` (whose replicas are jobs); empty texts match every job. A project includes the
     projects below it.
 
     Percentages are of the month's amount. At `soft_percent`, no new paid work starts. At

@@ -34,7 +34,7 @@ _PLAIN = "!#$&'()*+,/:;<=>?@[\\]^`{|}~"
 
 
 class InvalidEvent(Exception):
-    """Raised if a request is not a CloudEvent 1.0, although it says so."""
+    """Raised if a request claims to be a CloudEvent 1.0 but is not a valid one."""
 
 
 class EventAttributes(Struct, frozen=True, kw_only=True):
@@ -110,8 +110,8 @@ def parse_event(value: object) -> EventAttributes:
 
 
 def read_data(value: dict[str, object]) -> tuple[str, bytes]:
-    """Return the content type and the data of an event that `parse_event` accepts, as binary mode
-    has them. The type and the data are empty if the event has no data. Raises InvalidEvent.
+    """Return the content type and the data of an event that `parse_event` accepts, in the form of
+    binary mode. The type and the data are empty if the event has no data. Raises InvalidEvent.
     """
     kind = value.get("datacontenttype") or "application/json"
     assert isinstance(kind, str)
@@ -131,7 +131,7 @@ def read_data(value: dict[str, object]) -> tuple[str, bytes]:
 
 
 def _check(found: dict[str, str]) -> EventAttributes:
-    """Return the attributes, if they are those of an event."""
+    """Check that the attributes are those of an event, and return them."""
     missing = [name for name in _REQUIRED if not found.get(name)]
     if missing:
         raise InvalidEvent(f"`{missing[0]}` is missing or empty")

@@ -89,7 +89,7 @@ class Since:
 
 
 def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Since]:
-    """Return the metadata of a field that agents know since protocol `version`.
+    """Return the metadata of a field that agents support from protocol `version` on.
     `protocol.list_unknown` uses it.
     """
     return {"since": Since(version=version, what=what, used=used)}
@@ -155,8 +155,8 @@ class TransferWork:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelPeer:
     """A rank in the tunnel. `endpoint` is its address and UDP port outside of the tunnel, `address`
-    its address inside the tunnel. Without a `key`, `missing` names the requirements that the node
-    lacks.
+    its address inside the tunnel. If the node cannot join, `key` is empty and `missing` names the
+    requirements that the node lacks.
     """
 
     key: str

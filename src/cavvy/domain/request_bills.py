@@ -25,8 +25,8 @@ RequestWork = Mapping[str, Mapping[str, Mapping[str, KeyWork]]]
 
 
 def merge_work(parts: Iterable[RequestWork]) -> RequestWork:
-    """Return the union of reports. If two have the same epoch, one of them is older: the larger
-    counts are right.
+    """Return the union of reports. If two reports have the same epoch, one of them is older, so the
+    larger counts are correct.
     """
     found: dict[str, dict[str, dict[str, KeyWork]]] = {}
     for part in parts:

@@ -63,8 +63,8 @@ class ReadinessProbe(Struct, frozen=True, kw_only=True):
 
 
 class ServiceTimeouts(Struct, frozen=True, kw_only=True):
-    """Three time limits for a request: until a replica takes it, until its answer begins, and then
-    without data in either direction.
+    """Three time limits for a request: the wait until a replica takes it, the wait until its answer
+    begins, and any later pause without data in either direction.
     """
 
     queue: timedelta = timedelta(minutes=10)
@@ -139,9 +139,9 @@ class UpdateStrategy(StrEnum):
 
 
 class ServiceUpdate(Struct, frozen=True, kw_only=True):
-    """The terms under which new revisions take over. A canary gets `weight` percent of the
-    requests. The canary takes over after it has answered `requests` requests, or after the time
-    `within`, without enough evidence against it.
+    """The settings for replacing the serving revision by a new one. A canary gets `weight` percent
+    of the requests. The canary takes over after it has answered `requests` requests, or after the
+    time `within`, without enough evidence against it.
     """
 
     strategy: UpdateStrategy = UpdateStrategy.ROLLING
@@ -151,7 +151,7 @@ class ServiceUpdate(Struct, frozen=True, kw_only=True):
 
 
 class QueueTerms(Struct, frozen=True, kw_only=True):
-    """The terms under which queued calls are sent. A call is sent `attempts` times at most. The
+    """The settings for sending queued calls. A call is sent `attempts` times at most. The
     pause after the first failure is `backoff`; it doubles with each failure. Results are stored for
     the time `keep`. `at_once` limits the calls that are sent at the same time; 0 means twice as
     many as all replicas can work on, with full batches if requests are joined. While `waiting`

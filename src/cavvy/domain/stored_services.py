@@ -43,12 +43,13 @@ class StoredService(Struct, frozen=True, kw_only=True):
     `wanted` is false once the user has ended the service; the row is deleted with the service's
     last replica. `target` is the number of replicas that the autoscaler last asked for, `why` its
     reason, and `scaling` its state, as JSON. `level` contains the counts for the service level, as
-    JSON. With spot, `markets` are the markets from which the autoscaler chooses, and `placement` is
-    how many replicas there should be in each. `failures` counts the replicas that ended in a row
-    before or soon after they were ready; the last of them ended at `failed_at` for the reason
-    `problem`. While a revision is on trial, it is the `candidate`, and `task` and `revision` are
-    those of the serving revision; `outcome` is how the last trial ended. `former` is the revision
-    that a rolling update goes back to while no replica of the new one has been ready.
+    JSON. For a service on spot, `markets` are the markets from which the autoscaler chooses, and
+    `placement` is how many replicas there should be in each. `failures` counts the replicas that
+    ended in a row before or soon after they were ready; the last of them ended at `failed_at` for
+    the reason `problem`. While a revision is on trial, it is the `candidate`, and `task` and
+    `revision` are those of the serving revision; `outcome` is the result of the last trial.
+    `former` is the revision that a rolling update goes back to while no replica of the new one has
+    been ready.
     """
 
     project: str

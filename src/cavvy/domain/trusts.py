@@ -28,7 +28,7 @@ SHARED_ISSUERS: Mapping[str, frozenset[str]] = {
 
 
 class AccountRule(StrEnum):
-    """The people who get an account at the first sign-in."""
+    """Which people get an account at their first sign-in."""
 
     CREATE = "create"  # each person that the trust accepts gets a new account
     EXISTING = "existing"  # people need an account that an admin added

@@ -1,8 +1,9 @@
 """Sends several waiting requests of a service to a replica as one, and divides the response.
 
-A batch is an exchange whose sink is a `JoinedBatch`. For the connection to the replica it is one
-request, for the queue all of its members. Members whose batch fails are sent again, each alone. If
-the replica refuses a large batch, which usually has one wrong request, its halves are sent first.
+A batch is an exchange whose sink is a `JoinedBatch`. The connection to the replica treats the batch
+as one request, and the queue treats it as all of its members. Members whose batch fails are sent
+again, each alone. If the replica refuses a large batch, its halves are sent first, because usually
+only one of its requests is wrong.
 """
 
 import asyncio
@@ -52,9 +53,9 @@ _OF_WHOLE = frozenset(
 
 
 class BatchPart:
-    """The contribution of a request to a batch. Requests with the same `group` can be joined. If
-    a batch was refused, the requests of each half of it have a common `half`, and are joined only
-    with each other.
+    """The contribution of a request to a batch. Requests with the same `group` can be joined. If a
+    batch was refused, the requests of each half have the same `half` and are joined only with each
+    other.
     """
 
     __slots__ = ("body", "group", "half", "instances", "request_id")

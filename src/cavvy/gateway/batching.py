@@ -50,7 +50,7 @@ class BatchTimes:
 
     @property
     def known(self) -> bool:
-        """Whether there were enough batches to use the model."""
+        """Whether enough batches were measured to use the model."""
         return self._weight >= _FEW
 
     def add(self, instances: int, taken_s: float) -> None:
@@ -69,8 +69,9 @@ class BatchTimes:
         self._nt = _KEEP * self._nt + instances * taken_s
 
     def fit(self) -> tuple[float, float]:
-        """Return a and b, both at least 0. If all batches had nearly the same size, the two cannot
-        be told apart; b is then 0, which promises nothing from larger batches.
+        """Return a and b, both at least 0. If all batches had nearly the same size, a and b cannot
+        be determined separately; b is then 0, so that the model predicts no gain from larger
+        batches.
         """
         if not self._weight:
             return 0.0, 0.0
@@ -189,9 +190,9 @@ def find_start(
     wait_s: float,
     now: float,
 ) -> float:
-    """Return when the batch of all waiting requests should start: `now`, or a later time if it
-    pays to wait. The oldest one arrived at `first_at` and waits for others at most `wait_s`. This
-    time is found again with each request that arrives.
+    """Return when the batch of all waiting requests should start: `now`, or a later time if it pays
+    to wait. The oldest one arrived at `first_at` and waits for others at most `wait_s`. The caller
+    computes this time again for each request that arrives.
     """
     total = sum(each.instances for each in waiting)
     more = gaps.instances

@@ -63,8 +63,8 @@ class ServiceKeys:
         return self._find(head, clock) is not None
 
     def _find(self, head: RequestHead, clock: float) -> ClientKey | None:
-        """Find a key in a way whose duration reveals nothing about the keys: keys are looked up by
-        a hash with a secret of this process, and then compared as a whole.
+        """Find a key. Keys are looked up by a hash with a secret of this process and then compared
+        as a whole, so the duration of the search reveals nothing about the keys.
         """
         digest = sha256(read_secret(head)).digest()
         key = self._keys.get(digest)
@@ -80,7 +80,9 @@ class ServiceKeys:
         return head.places if residency is None else head.places | {residency}
 
     def write_residency(self, key_id: str) -> bytes:
-        """Return the field that states where the requests of a key must stay, if it is needed."""
+        """Return the header field that states where the requests of a key must stay, if the field
+        is needed.
+        """
         residency = self._residencies.get(key_id)
         return b"" if residency is None else b"Cavvy-Residency: %b\r\n" % residency.encode()
 

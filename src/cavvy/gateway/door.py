@@ -103,7 +103,7 @@ class Door:
             self._calls.expire()
 
     def keep_work(self) -> None:
-        """Keep the time of the requests so far."""
+        """Store the time of the requests so far."""
         for service in self.services.values():
             service.keep_work()
 
@@ -268,7 +268,7 @@ class Door:
         )
 
     def _write_forwarded(self, connection: InboundConnection, head: RequestHead) -> bytes:
-        """Return the fields that tell the replica about the client's connection."""
+        """Return the header fields that describe the client's connection to the replica."""
         before = head.forwarded_for
         return b"X-Forwarded-Proto: %b\r\nX-Forwarded-For: %b\r\n" % (
             self._scheme,

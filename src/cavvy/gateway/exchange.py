@@ -186,16 +186,20 @@ class Exchange:
 
     @property
     def is_bound(self) -> bool:
-        """Return whether some replicas may not get it, so that it may wait while others start."""
+        """Return whether some replicas may not get this request, so that the request may wait while
+        other requests start.
+        """
         return self.avoid is not None or bool(self.places)
 
     @property
     def weight(self) -> int:
-        """The number of requests for which it counts when its replica's time is divided."""
+        """The number of requests that this exchange counts as when its replica's time is
+        divided.
+        """
         return 1 if self.part is None else self.part.instances
 
     def is_taken(self) -> bool:
-        """Return whether a replica is working on it."""
+        """Return whether a replica is working on the request."""
         return (self.carrier or self).upstream is not None
 
     def can_retry(self) -> bool:

@@ -18,8 +18,8 @@ _encode = msgspec.json.encode
 
 
 class JoinableBody(Struct, frozen=True):
-    """The instances of a request's body, and its other values as bytes. Bodies with the same other
-    values can be joined.
+    """The instances of a request's body, and its other values as bytes. Bodies can be joined if
+    their other values are equal.
     """
 
     instances: tuple[msgspec.Raw, ...]

@@ -130,12 +130,12 @@ class KeptCounts:
                 self._used.setdefault(name[0], {})[name[1:]] = slot
 
     def _mark(self, boot: bytes) -> None:
-        """Write for which boot of the machine the file is in use."""
+        """Record the boot of the machine during which the file is in use."""
         self._chunks[0][_BOOT_AT : _BOOT_AT + _BOOT_BYTES] = boot
         self._chunks[0].flush()
 
     def _take(self, name: tuple[str, str, str]) -> Count:
-        """Return a slot with this name, or memory of this process if no slot can be had."""
+        """Return a slot with this name, or memory of this process if no slot is available."""
         text = "\n".join(name).encode()
         if self._file < 0 or len(text) > _NAME_MAX:
             return memoryview(bytearray(_SLOT))
@@ -230,7 +230,9 @@ def _read_name(slot: memoryview) -> tuple[str, str, str] | None:
 
 
 def _read_boot() -> bytes:
-    """Return the ID of this boot of the machine. If it has none, each process has another one."""
+    """Return the ID of this boot of the machine. If the machine has no boot ID, each process gets a
+    different one.
+    """
     try:
         text = _BOOT_FILE.read_bytes().strip()
     except OSError:

@@ -183,7 +183,7 @@ class ServiceQueue:
             self._dispatch()
 
     def requeue(self, exchange: Exchange, now: float) -> None:
-        """Queue a request again that no replica has seen, before all waiting requests."""
+        """Put a request that no replica has received back at the front of the queue."""
         if exchange.batch is not None:
             for each in exchange.batch.members:
                 each.attempts -= 1
@@ -317,7 +317,7 @@ class ServiceQueue:
         }
 
     def keep_work(self) -> None:
-        """Keep the time of the requests so far. Called once a second."""
+        """Store the time of the requests so far. Called once a second."""
         now = monotonic()
         for each in self._work.values():
             each.keep(now)
@@ -514,7 +514,8 @@ class ServiceQueue:
 
     def _find_waiting(self, pool: ReplicaPool) -> Exchange | None:
         """Return the first request that may be sent to this replica. A request that failed on this
-        replica is skipped if others may get it, and a request that must stay elsewhere always.
+        replica is skipped if others may get it, and a request that must stay elsewhere is always
+        skipped.
         """
         return next(
             (each for each in self._waiting if pool.permits(each) and not self._avoids(each, pool)),

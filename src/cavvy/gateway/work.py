@@ -4,8 +4,8 @@ At each moment, the requests in flight share the replica equally. So the shares 
 up to the time in which the replica had at least one request. `_virtual` is the share of an
 imaginary request that is always in flight: it grows by dt / n, where n is the number of requests in
 flight. The share of a request is the difference between the values of `_virtual` at its end and at
-its start, so it is computed in constant time. A request of a batch counts like as many requests as
-it has instances.
+its start, so it is computed in constant time. In a batch, a request with k instances counts as k
+requests.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from cavvy.gateway.kept_counts import Count, KeptCounts
 
 
 class ReplicaWork:
-    """The work of one replica by key. Times are monotonic seconds. The number of requests is kept
-    at once, and their time whenever `keep` is called.
+    """The work of one replica by key. Times are monotonic seconds. The number of requests is stored
+    at once, and their time is stored whenever `keep` is called.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class ReplicaWork:
         known[1] += weight * virtual
 
     def share_s(self, mark: float, now: float, weight: int = 1) -> float:
-        """Return the share so far of the request in flight with this mark."""
+        """Return the share, so far, of the request in flight that has this mark."""
         return weight * (self._pass(now) - mark)
 
     def describe(self, now: float) -> Mapping[str, KeyWork]:
@@ -89,7 +89,7 @@ class ReplicaWork:
         }
 
     def keep(self, now: float) -> None:
-        """Keep the time of the requests so far."""
+        """Store the time of the requests so far."""
         virtual = self._pass(now)
         if self._at == self._kept_at:
             return

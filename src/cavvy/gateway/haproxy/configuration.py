@@ -4,7 +4,7 @@ are added and removed over the runtime API.
 Each service is a backend whose only fixed server is the gateway, as a backup: HAProxy uses the
 gateway while no replica is available. Requests of services with keys, rates, path prefixes, a
 canary or affinity by body are always passed to the gateway, because HAProxy cannot handle these
-features. So are requests that must stay in a place.
+features. Requests that must stay in a place are also always passed to the gateway.
 """
 
 from collections.abc import Iterable
@@ -68,9 +68,9 @@ def is_direct(service: ServiceRoute) -> bool:
 
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:
     """Return the replicas to which HAProxy passes requests by itself. There are none if some
-    replicas are nearer than others: HAProxy would send requests to a far replica without requests
-    while near ones have room, with any weights, and to backup servers only when no other
-    server runs. The gateway then handles the requests.
+    replicas are nearer than others: With any weights, HAProxy would send requests to an idle far
+    replica while near ones have room, and it uses backup servers only when no other server runs.
+    The gateway then handles the requests.
     """
     found = tuple(addresses)
     if len({each.tier for each in found}) > 1:
@@ -181,7 +181,7 @@ backend {HOLD}
 
 
 def _write_scheme(listener: HaproxyListener) -> str:
-    """Return a rule of each backend: the frontend's last rules apply to few requests."""
+    """Return a rule for each backend, because the frontend's last rules apply to few requests."""
     scheme = "https" if listener.certificate else "http"
     return f"http-request add-header X-Forwarded-Proto {scheme}"
 
