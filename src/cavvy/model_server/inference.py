@@ -34,7 +34,7 @@ class WrongRequest(Exception):
 
 class OnnxModel:
     """A loaded model. Several threads may call the model at the same time. `mixes` means that the
-    rows of a batch change each other's results.
+    rows of a batch affect each other's results.
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:

@@ -93,7 +93,7 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
 class ObservedVolume(Struct, frozen=True, kw_only=True):
     """A volume in the period. `unattached` is the cost of the time in which no job paid for the
     volume. `known_hours` are the hours since the first such time began, and `unattached_hours` are
-    those of them without a job.
+    the part of these hours in which no job paid for the volume.
     """
 
     project: str
@@ -260,8 +260,8 @@ def _is_starved(run: ObservedRun) -> bool:
 
 
 def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the cost of all but the first half hour, after which `limits.idle` would have stopped
-    the run. If only some nodes are idle, return their part of this cost.
+    """Return the cost of the run without its first half hour; `limits.idle` would have stopped the
+    run at that point. If only some nodes are idle, return their part of this cost.
     """
     if not run.offer.accelerator_count or not _is_long(run):
         return None

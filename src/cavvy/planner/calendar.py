@@ -95,8 +95,8 @@ def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
 
 
 def _is_near_change(zone: tzinfo, at: datetime) -> bool:
-    """Return whether a clock change is so near that it may change the order of times near `at`: a
-    change by some hours is as far as these hours or nearer.
+    """Return whether a clock change near `at` may change the order of times: any change within
+    `_NEAR`, or a change by at least `_NEAR` within a day.
     """
     now = _offset(zone, at)
     if any(_offset(zone, at + each) != now for each in (-_NEAR, _NEAR)):
@@ -212,7 +212,7 @@ Prices = Sequence[tuple[datetime, HourlyRate]]  # (time of the change, new price
 
 
 def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDecision:
-    """Decide whether the job starts now or waits for a cheaper hour of its window.
+    """Decide whether the job starts now or waits for a cheaper hour in its window.
 
     `prices` is the price history of the cheapest location; its last entry is the current price. The
     expected price of an hour is the mean price at that time of day within `HISTORY`. If the price

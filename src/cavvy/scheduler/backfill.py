@@ -148,7 +148,7 @@ def _keeps_out(
     """Return whether there is a combination of `others` that leaves enough of the resource `what`
     for `wish`, but not for both `wish` and `mine`.
 
-    The others that never leave room for `wish` are omitted, because `wish` waits in that case
+    Those of `others` that never leave room for `wish` are omitted, because `wish` waits for them
     anyway.
     """
     beside = [

@@ -62,9 +62,9 @@ class JobScheduler:
     """Decides for each waiting job, in the queue's order, whether and where it starts.
 
     While a job waits for an offer, no later job gets that offer. While a job waits for a shared
-    host, a later job gets a part of that host only if this cannot delay the earlier job (see
-    `backfill`). Therefore a large job does not wait forever while small jobs start. A later job
-    that can use another host is not delayed.
+    host, a later job gets a part of that host only if the later job cannot delay the earlier job
+    (see `backfill`). Therefore a large job does not wait forever while small jobs start. A later
+    job that can use another host is not delayed.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:

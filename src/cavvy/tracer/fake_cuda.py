@@ -30,7 +30,7 @@ set_stream"""
 
 
 class _Stream:
-    """A stream or an event, on which nothing waits. Serves as a context, too."""
+    """A fake stream or event that never blocks. The class is also a context manager."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

@@ -34,9 +34,9 @@ _TURN = threading.RLock()
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
     """Fake tensors that also support operations whose result size depends on values. The largest
-    possible size is assumed: a mask selects everything. Only experts that are chosen by `topk` get
-    equal shares. `assumed` lists the lines of code with such sizes. Only one thread at a time
-    enters the mode, because data loaders collate in several threads.
+    possible size is assumed: a mask selects everything. The exception is experts that are chosen by
+    `topk`, which get equal shares. `assumed` lists the lines of code with such sizes. Only one
+    thread at a time enters the mode, because data loaders collate in several threads.
     """
 
     def __init__(self) -> None:
@@ -44,8 +44,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         self.assumed: dict[str, None] = {}
 
     def _assume(self, name: str, args: Any, made: "_Made") -> list[Any]:
-        """Make tensors of these shapes and types, and record the assumption, except that of a
-        single value. Returns [] if `made` is empty.
+        """Make tensors of these shapes and types, and record the assumed size unless it is a single
+        value. Returns [] if `made` is empty.
         """
         if not made:
             return []

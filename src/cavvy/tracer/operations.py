@@ -192,8 +192,8 @@ class GpuSemantics(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """Apply `GpuSemantics`, also during the backward pass. Torch would turn the mode off there, but
-    activation checkpointing recomputes operations in the backward pass.
+    """Apply `GpuSemantics`, also during the backward pass. Torch would turn the mode off in the
+    backward pass, but activation checkpointing recomputes operations there.
     """
     engine = torch.autograd.__dict__["_engine_run_backward"]
 
@@ -212,8 +212,8 @@ def as_on_gpu() -> Iterator[None]:
 def _recurrent(
     name: str, data: torch.Tensor, second: Any, third: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Replace a recurrent network by few kernels, as cuDNN does, with the FLOPs and saved tensors
-    of all time steps. For a packed sequence, the arguments are data, batch sizes and state;
+    """Replace a recurrent network by a few kernels, as cuDNN does; these have the FLOPs and saved
+    tensors of all time steps. For a packed sequence, the arguments are data, batch sizes and state;
     otherwise they are data and state.
     """
     packed = isinstance(options[0], list | tuple)

@@ -96,8 +96,8 @@ class StepWatch:
 
     def _train(self, module: torch.nn.Module) -> None:
         """Handle the first forward pass that computes gradients. Earlier passes of another model,
-        such as a teacher, belong to the step. Earlier passes of this model do not: it acted in an
-        environment, or was evaluated.
+        such as a teacher, belong to the step. Earlier passes of this model do not belong to the
+        step, because the model acted in an environment or was evaluated.
         """
         self._trains = True
         if self._model is None:

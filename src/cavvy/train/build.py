@@ -65,7 +65,9 @@ class ModelBuilder:
         return place(model, self.plan, world, mesh, self.numbers, options)
 
     def micro(self, world: RankWorld) -> MicroBatch:
-        """Return the plan's micro-batch. The micro-batch's size is 0 if it must still be found."""
+        """Return the plan's micro-batch. The size of the micro-batch is 0 if the run must still
+        determine it.
+        """
         kinds = "+".join(sorted(set(world.gather(world.device.name))))
         plan = self.plan
         key = f"{kinds} x{world.size} {plan.precision} shards {plan.shards} tensor {plan.tensor}"
@@ -77,8 +79,8 @@ class ModelBuilder:
 
 
 def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any]) -> Any:
-    """Make an optimizer that can be stepped as one. Each optimizer in it has parameters of one
-    kind, because sharded and unsharded parameters cannot be updated together.
+    """Make an optimizer. Each of its parameter groups has parameters of one kind, because sharded
+    and unsharded parameters cannot be updated together.
     """
     listed = list(params)
     groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]

@@ -1,6 +1,6 @@
 """Evaluates the measurements of a script with a plain training loop. The parts of a step run one
-after another on the host, so the cost of a part is the time that it takes. No step has to be
-repeated without a part.
+after another on the host, so the cost of a part is the time that it takes. Therefore, no step has
+to be repeated with a part removed.
 """
 
 from collections.abc import Sequence

@@ -68,7 +68,7 @@ def is_direct(service: ServiceRoute) -> bool:
 
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:
     """Return the replicas to which HAProxy passes requests by itself. There are none if some
-    replicas are nearer than others: With any weights, HAProxy would send requests to an idle far
+    replicas are nearer than others: with any weights, HAProxy would send requests to an idle far
     replica while near ones have room, and it uses backup servers only when no other server runs.
     The gateway then handles the requests.
     """

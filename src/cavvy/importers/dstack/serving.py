@@ -105,8 +105,7 @@ def _read_replicas(root: Node, kept_keys: TranslationNotes) -> ReplicaCount:
 
 def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> ReadinessProbe:
     """Return the first probe. Without a probe, dstack treats a replica as ready when its program
-    runs, or when its model answers. In Cavvy, the replica must answer an HTTP request, or list its
-    models.
+    runs or its model answers. In Cavvy, the replica must answer an HTTP request or list its models.
     """
     probes = items(child(root, "probes"))
     if not probes:

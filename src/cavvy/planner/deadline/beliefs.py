@@ -62,7 +62,7 @@ class MarketBeliefs:
     def assume(self, now_s: float) -> list[SpotQuote]:
         """Return the assumed quotes. Spot is assumed to be available unless the market is in a
         cooldown after a refusal, preemption or failure. If spot may have returned, it is assumed to
-        have been back for a quarter of the time since the refusal.
+        have been available again for a quarter of the time since the refusal.
         """
         return [
             known if (rests_until <= now_s) is known.up else _reverse(known, seen_s, now_s)

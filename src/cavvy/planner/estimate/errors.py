@@ -94,7 +94,7 @@ def find_error(
 
 def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
     """Return the properties of this step that no measured step has, as nouns for a sentence. The
-    list is empty if all of them were measured.
+    list is empty if every property was measured.
     """
     found = []
     if find_kind(profile) is ModelKind.OTHER:

@@ -196,7 +196,7 @@ def _arithmetic(kernel: KernelProfile, kind: str, setting: KernelSetting) -> flo
 
 def _attention(kernel: KernelProfile, setting: KernelSetting) -> float:
     """Return the seconds of fused attention in half precision: its matrix products, and the softmax
-    of its scores. Every row of queries takes as long as if it had some more keys.
+    of its scores. Each row of queries has an overhead, which is expressed as additional keys.
     """
     constants, device = setting.constants, setting.device
     heads, queries, keys, width = (max(1, each) for each in kernel.size)

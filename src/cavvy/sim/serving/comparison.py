@@ -37,9 +37,9 @@ class ServingWay(StrEnum):
 
 
 class WayCost(Struct, frozen=True, kw_only=True):
-    """The cost of a way per month, or None if its price is unknown. The share of requests on time,
-    the wait that 99 of 100 requests do not exceed, and the maximum number of replicas are None if
-    the way was not simulated.
+    """The monthly cost of one way to run the service, or None if its price is unknown. The share of
+    requests on time, the wait that 99 of 100 requests do not exceed, and the maximum number of
+    replicas are None if the way was not simulated.
     """
 
     way: ServingWay
@@ -50,7 +50,7 @@ class WayCost(Struct, frozen=True, kw_only=True):
 
 
 class LoadCosts(Struct, frozen=True, kw_only=True):
-    """The ways under one load."""
+    """The ways to run the service under one load."""
 
     factor: float  # of the recorded load
     per_day: float
@@ -59,7 +59,8 @@ class LoadCosts(Struct, frozen=True, kw_only=True):
 
 class WayCrossing(Struct, frozen=True, kw_only=True):
     """The load at which the cheapest way changes: `below` is the cheapest way with fewer than
-    `per_day` requests a day, `above` with more."""
+    `per_day` requests a day, and `above` is the cheapest way with more.
+    """
 
     per_day: float
     below: ServingWay
@@ -80,8 +81,9 @@ class ComparisonTerms(Struct, frozen=True, kw_only=True):
 
 
 def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.0) -> LoadCosts:
-    """Return the cost of each way for the load of the trace, which is treated as a number of whole
-    days."""
+    """Return the cost of each way to run the service for the load of the trace. The trace is
+    treated as a number of whole days.
+    """
     days = max(1, ceil(trace.length_s / _DAY_S))
     load = scale_load(trace, factor, terms.setting.seed)
     months = days * 24 / MONTH_HOURS
@@ -102,7 +104,9 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
 
 
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
-    """Return the costs of the ways that can be computed without simulating the autoscaler."""
+    """Return the costs of those ways to run the service that need no simulation of the
+    autoscaler.
+    """
     steady = find_steady(load, terms)
     busy_hours = find_busy_s(load, terms.scaling.concurrency) / 3600
     demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr

@@ -14,8 +14,8 @@ from cavvy.train.world import ATTEMPT, RankWorld
 def run_again(world: RankWorld) -> None:
     """If torchrun started this process, run the program again in the same process. The process must
     not exit, because torchrun ends all ranks when one exits, and treats exit code 75 as a failure.
-    The connections to other ranks are closed. The new program waits for the other ranks when it
-    joins them.
+    The connections to other ranks are closed. When the new program joins the process group, it
+    waits for the other ranks.
 
     Raises: SystemExit: torchrun did not start this process, or the script itself joined the ranks,
     which it cannot do a second time.
@@ -38,8 +38,8 @@ def run_again(world: RankWorld) -> None:
 
 
 def leave() -> None:
-    """Exit with the exit code for "run me again". Cavvy's agent is also told directly, because a
-    launcher such as torchrun replaces this exit code by another.
+    """Exit with the exit code for "run me again". The function also notifies Cavvy's agent
+    directly, because a launcher such as torchrun replaces this exit code by another.
 
     Raises: SystemExit: always.
     """

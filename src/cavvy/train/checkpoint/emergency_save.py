@@ -4,7 +4,7 @@ wait forever.
 The ranks cannot communicate in this situation, so each rank writes its own part of the last step.
 The save is used only if the parts of all ranks exist, and only with the same number of ranks and
 the same plan. The rank that ran out of memory also writes a note with a micro-batch that fits. The
-note is used even if the save is not.
+note is used even if the save itself is not used.
 """
 
 import json

@@ -263,8 +263,8 @@ def find_latest(folder: Path, below: float = inf) -> StoredCheckpoint | None:
 
 
 def count_threads(state: Any) -> int:
-    """Return the number of threads with which a rank writes its part of the state. The number of
-    files is the same.
+    """Return the number of threads with which a rank writes its part of the state. Each thread
+    writes one file.
     """
     tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
     size = sum(local(tensor).nbytes for tensor in tensors)

@@ -70,8 +70,8 @@ class PlainWindows:
         self._stack.close()
 
     def finish(self) -> bool:
-        """Report that the script has ended. Returns whether the script's loop had enough steps for
-        facts.
+        """Report that the script has ended. Returns whether the script's loop had enough steps to
+        report its facts.
         """
         if self._count >= READY:
             self._channel.say({"rank": self._facts["rank"], "ended": self._count})

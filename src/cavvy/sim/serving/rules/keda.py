@@ -12,8 +12,9 @@ class KedaRule(Struct, frozen=True, kw_only=True):
     defaults of autoscaling/v2).
 
     Every 15 s: wanted = ceil(requests / target), unchanged within 10 %. The number grows at most to
-    twice the replicas or by four; to shrink, the highest number of the last 300 s is used. KEDA
-    itself adds the first replica, and removes the last replica 300 s after the last request.
+    twice the replicas or by four; it shrinks only to the highest number wanted within the last 300
+    s. KEDA itself adds the first replica, and removes the last replica 300 s after the last
+    request.
     """
 
     target: float = 0.7

@@ -16,9 +16,9 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
     """SkyServe's request-rate autoscaler (skypilot 0.14.1, sky/serve/autoscalers.py).
 
     Every 20 s: wanted = ceil(requests per second over 60 s / target). The number grows once the
-    rule has wanted this for 300 s, and shrinks once the rule has wanted this for 1200 s; from zero,
-    it grows at once. `target` is the share of a replica's maximum rate. While no replica is ready,
-    SkyServe's load balancer answers 503.
+    rule has wanted a higher number for 300 s, and shrinks once the rule has wanted a lower number
+    for 1200 s; from zero, it grows at once. `target` is the share of a replica's maximum rate.
+    While no replica is ready, SkyServe's load balancer answers 503.
     """
 
     target: float = 0.7
