@@ -108,8 +108,8 @@ class TaskLimiter:
         """Return whether this estimate of the whole work is within the whole limit. If so, the
         remaining work exceeds the remaining limit only because work was lost.
 
-        In that case the job is not ended: it may still finish in time, and it is stopped anyway
-        when it reaches the limit.
+        In that case Cavvy does not end the job early: the job may still finish in time, and Cavvy
+        stops it when it reaches the limit.
         """
         limits = self._limits
         if not self._goes_on:

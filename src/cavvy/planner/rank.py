@@ -178,9 +178,7 @@ class _Misses:
         self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
 
     def limits(self) -> list[PlanLimit]:
-        """Return the limits that are the first broken limit of some offer, in the order of
-        `PlanLimit`.
-        """
+        """Return each limit that at least one offer breaks first, in the order of `PlanLimit`."""
         return [which for which in PlanLimit if which in self.nearest]
 
 
@@ -211,8 +209,8 @@ class _Course(Struct, frozen=True, kw_only=True):
 
 
 class _Courses:
-    """Computes these values only once for each shape, because a catalog has many offers but few
-    shapes.
+    """Computes the expected times and preemptions only once for each shape, because a catalog has
+    many offers but few shapes.
     """
 
     def __init__(self, task: TaskSpec, done: float) -> None:

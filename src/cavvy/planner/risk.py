@@ -2,7 +2,8 @@
 
 The model assumes exponentially distributed failures, after each of which the run restarts: J. T.
 Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22
-(2006), equation 13. The preemption rate is a prior, which is the same for all locations and hours.
+(2006), equation 13. The preemption rate is an assumed value, which is the same for all locations
+and hours.
 """
 
 import math

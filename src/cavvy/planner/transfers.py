@@ -23,9 +23,9 @@ _T = TypeVar("_T")
 class TransferEstimate(Struct, frozen=True):
     """The copies of one offer. `input_time` is for one start of a gang, whose nodes copy at the
     same time; `output_time` is for the outputs, which are copied once. `cost` is for all nodes and
-    starts. `unpriced` is whether the price of some copy is unknown and not in `cost`.
-    `assumed_region` is the offer's region if a copy counts as free because the bucket, whose region
-    is unknown, may be there; otherwise it is "".
+    starts. `unpriced` is true if the price of a copy is unknown, so that `cost` does not include
+    it. `assumed_region` is the offer's region if a copy counts as free because the bucket, whose
+    region is unknown, may be there; otherwise it is "".
     """
 
     input_mib: int

@@ -286,8 +286,8 @@ class Run:
         mean loss of the part. A loss with several arguments gets the members of a part, as in
         `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out of
         memory. If the mean is over other items than samples, such as tokens without padding, it is
-        weighted by the number of these items. This number is found automatically for torch's
-        losses, and for sums that are divided by a tensor. For other losses, return (mean, number).
+        weighted by the number of these items. Cavvy finds this number automatically for torch's
+        losses and for sums that are divided by a tensor. For other losses, return (mean, number).
 
         If gradients of earlier calls were not used by a step yet, the new gradients are added to
         them.
@@ -369,7 +369,7 @@ class Run:
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """Do what all ranks agreed on after the last step: exit, save or continue."""
+        """Carry out what all ranks agreed on after the last step: exit, save or continue."""
         if (said := self._ready().said) == LEAVE:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)

@@ -136,7 +136,7 @@ class StepGradients:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Set stored gradients aside, and add them again at the end; otherwise these gradients
+        """Set aside gradients from earlier calls and add them again at the end; otherwise they
         would be summed over the ranks and weighted a second time.
         """
         before = [(p, p.grad) for p in self.placed.model.parameters() if p.grad is not None]

@@ -191,7 +191,7 @@ class AutoPolicy(MarketPolicy):
         of the launch that follows if spot ends before the work.
 
         A launch also shows whether spot lasts here, which is why its whole price is not required.
-        For the same reason, a few short periods with spot outweigh the prior.
+        For the same reason, a few observed short periods with spot outweigh the prior.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
         launch = self._overhead * (1 + price)

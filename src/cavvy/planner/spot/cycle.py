@@ -95,8 +95,8 @@ def plan_trust(
 
 
 def _list_brackets(low: float, high: float) -> dict[float, float]:
-    """Return the final bounds of every possible search in this range, as upper bound -> lower
-    bound.
+    """Return the final bounds of every possible search in this range, as a mapping from upper to
+    lower bound.
     """
     if high <= low * _CLOSE:
         return {high: low}
@@ -182,8 +182,8 @@ class CycleProblem(NamedTuple):
     """Searches for the lowest price of slack at which `slack` lasts for the `left` hours until the
     deadline, and for the cycle at this price.
 
-    If spot is unavailable now, `within` are the possible hours until it returns. The job waits for
-    this time once, before the first cycle.
+    If spot is unavailable now, `within` are the possible hours until it returns. The job waits once
+    for spot to return, before the first cycle.
     """
 
     stays: SpellLengths

@@ -45,7 +45,9 @@ class MarketMemory:
         self.stays = self.away = NOTHING_SEEN
 
     def see(self, now: float, quote: SpotQuote) -> None:
-        """Record an observed quote. If its availability is unknown, only the price is recorded."""
+        """Record an observed quote. If the availability of spot is unknown, only the price is
+        recorded.
+        """
         self._now, up = now, self._read(quote)
         if quote.since_s == UNSEEN:
             return

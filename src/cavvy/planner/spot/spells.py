@@ -103,8 +103,8 @@ class SpellLengths:
         return SpellLengths(weighted)
 
     def trusting_seen(self) -> "SpellLengths":
-        """Return the spells with a prior of the weight of one observed spell. Then a few spells of
-        a market outweigh the prior.
+        """Return the spells with a prior of the weight of one observed spell. With this weight, a
+        few observed spells of a market outweigh the prior.
         """
         if self._seen is None:
             seen = [each for each in self._weighted if each not in _IN_PRIOR]

@@ -122,8 +122,8 @@ class _Search:
 
 
 def _end_anywhere(level: _Costs, length: int) -> _Costs:
-    """Return, for each index, the minimum over this index and the `length` indices before it. The
-    number of compared indices doubles in each step.
+    """Return, for each index, the minimum over this index and the `length` indices before it. Each
+    step doubles the number of compared indices.
     """
     width = 1
     while width < length + 1:

@@ -84,8 +84,8 @@ def serve(
 
 
 class _Window:
-    """The state of one window. A replica is stored as the number of the tick of its launch, oldest
-    first.
+    """The state of one window. Each replica is stored as the number of the tick in which it was
+    launched, oldest first.
     """
 
     def __init__(self, service: ServiceTerms, ratio: float) -> None:

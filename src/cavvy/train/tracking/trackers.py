@@ -121,7 +121,7 @@ def name_run(before: str | None = None) -> str:
     """Return the ID of the job; outside a job, the name of the continued run (`before`) or else a
     new name: the script's name, the time, and four random digits.
 
-    The name has only letters, digits, - and _, which all trackers accept.
+    The result contains only letters, digits, - and _, which all trackers accept.
     """
     script = Path(sys.argv[0])
     words = script.parent.name if script.stem == "__main__" else script.stem
