@@ -155,5 +155,5 @@ def say_unplaced(task: TaskSpec, problems: Mapping[str, str] | None = None) -> s
         return ""
     return (
         f"Cavvy does not know whether these buckets are in `resources.regions`: {', '.join(urls)}; "
-        "`region` of an input or output states it"
+        "set `region` of the input or output"
     )

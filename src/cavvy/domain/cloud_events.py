@@ -136,7 +136,7 @@ def _check(found: dict[str, str]) -> EventAttributes:
     if missing:
         raise InvalidEvent(f"`{missing[0]}` is missing or empty")
     if found["specversion"] != SPEC_VERSION:
-        raise InvalidEvent(f"the version {found['specversion']!r} is not {SPEC_VERSION}")
+        raise InvalidEvent(f"`specversion` must be {SPEC_VERSION}, not {found['specversion']!r}")
     for name, value in found.items():
         if not _NAME.fullmatch(name):
             raise InvalidEvent(f"{name!r} cannot be the name of an attribute")
