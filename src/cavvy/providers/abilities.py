@@ -103,18 +103,20 @@ class ReplicaAnswer(Struct, frozen=True, kw_only=True):
 
 
 class AnswersRequests(Protocol):
-    """A provider whose gangs are endpoints. Only the provider's own API, with the provider's
-    credentials, can call these endpoints. The nodes run no Cavvy agent, so there is no tunnel to
-    them.
+    """A provider that runs each gang as an endpoint of a managed service. Only the provider's own
+    API, with the provider's credentials, can call these endpoints. The nodes run no Cavvy agent, so
+    there is no tunnel to them.
     """
 
     async def answers(self, gang: str) -> bool:
-        """Return whether the gang's endpoint gets requests. Raises TryAgain, NotFound, Refused."""
+        """Return whether the gang's endpoint is ready for requests. Raises TryAgain, NotFound,
+        Refused.
+        """
 
     async def invoke(self, gang: str, request: ReplicaRequest) -> ReplicaAnswer:
-        """Pass a request to the gang's endpoint once. Raises NotFound, Refused, and TryAgain if the
-        endpoint is not ready, or if its answer was lost although the endpoint may have received the
-        request.
+        """Pass a request to the gang's endpoint once. Raises NotFound and Refused. Raises TryAgain
+        if the endpoint is not ready, or if the answer was lost; in the second case, the endpoint
+        may have received the request.
         """
 
 
@@ -226,9 +228,9 @@ class ServesNodes(Protocol):
         """
 
     async def answer_server(self, call: str, body: bytes) -> bytes:
-        """Answer a request that the same provider sent on another server with `OtherServers.ask`,
-        for example about a machine that is connected to this server. Raises Refused, NotFound,
-        TryAgain.
+        """Answer a request from the same provider on another server, which sent it with
+        `OtherServers.ask`. The request may concern a machine that is connected to this server.
+        Raises Refused, NotFound, TryAgain.
         """
 
 

@@ -235,9 +235,9 @@ class AwsLauncher:
         *,
         chooses: bool,
     ) -> tuple[Sequence[Json], bool]:
-        """Return the subnets to try, one for each zone, and whether EC2 may choose among them. If
-        `chooses` is True, the caller must know the zone in advance, so EC2 must not choose a
-        subnet. Raises NoCapacity, Refused, TryAgain.
+        """Return the subnets to try, one for each zone, and whether EC2 may choose among them.
+        `chooses` is True if Cavvy must choose the subnet because it creates disks in the zone
+        before the launch. Raises NoCapacity, Refused, TryAgain.
         """
         asked, region = launch_options, gang.offer.region
         zones = self._zones(gang.offer, zone)
@@ -272,7 +272,7 @@ class AwsLauncher:
         *,
         many: bool,
     ) -> Sequence[Json]:
-        """Return the subnets whose routes lead to the server. `many` is set if nodes have several
+        """Return the subnets whose routes lead to the server. `many` is True if nodes have several
         network cards and get no public address by default. Raises Refused if no subnet is usable.
         """
         usable: list[Json] = []

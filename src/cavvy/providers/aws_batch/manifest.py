@@ -41,7 +41,7 @@ MANIFEST = Manifest(
         f"({_GUIDE}/job_stuck_in_runnable_capacity.html)",
         Feature.VOLUMES: "a job mounts no EBS volumes; copy data from and to a bucket instead "
         f"({_JOBS})",
-        Feature.MOUNTS: "a job is a container; folders of its host and EFS are not supported yet "
+        Feature.MOUNTS: "a job is a container, in which host folders and EFS cannot be mounted yet "
         f"({_JOBS})",
         Feature.TUNNEL: "a job is a container without the right to make a "
         f"WireGuard interface ({_JOBS})",
@@ -84,7 +84,7 @@ MANIFEST = Manifest(
         ),
         text(
             "job_role",
-            "The ARN of the role with whose permissions the work runs. The default is none.",
+            "The ARN of the role that gives the work its permissions. The default is no role.",
         ),
         text(
             "execution_role",

@@ -16,7 +16,7 @@ _PURCHASES = {"EC2": Purchase.ON_DEMAND, "SPOT": Purchase.SPOT}
 
 
 class BatchQueues:
-    """The queues of the settings. An offer's zone is the name of its queue."""
+    """The queues that the settings name. An offer's zone is the name of its queue."""
 
     def __init__(
         self,

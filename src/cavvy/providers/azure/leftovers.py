@@ -35,7 +35,9 @@ class AzureLeftovers:
         self._unused: set[tuple[str, str]] = set()
 
     async def sweep(self) -> None:
-        """Check if the last check was at least ten minutes ago. Raises CloudFault, Refused."""
+        """Run the check, unless the last check was less than ten minutes ago. Raises CloudFault,
+        Refused.
+        """
         now = self._now()
         if self._next is not None and now < self._next:
             return

@@ -159,9 +159,9 @@ def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
 
 def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
     """Update a machine whose last operation failed. `view` contains the cause; `full` is the set of
-    error codes that mean missing capacity. A running machine whose system has booted still counts
-    as running, because the failed operation may be unrelated, such as the installation of an
-    extension by a policy of the subscription.
+    error codes that mean missing capacity. If the machine runs and its system has booted, the
+    machine counts as running despite the failure, because the failed operation may have been
+    unimportant: for example, a policy of the subscription tried to install an extension.
     """
     codes = [str(each.get("code")) for each in _statuses(view)]
     causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]

@@ -62,8 +62,8 @@ MANIFEST = Manifest(
     unsupported={
         Feature.CAPACITY: "Azure reports which sizes a subscription may use, but not how many "
         f"machines are free ({_NODES_PAGE}/linux/error-codes-spot)",
-        Feature.SELF_END: "Azure bills a machine that has shut itself down until it is deallocated "
-        f"or deleted ({_NODES_PAGE}/states-billing); the server deletes such machines",
+        Feature.SELF_END: "Azure bills a machine until it is deallocated or deleted, even after "
+        f"it has shut itself down ({_NODES_PAGE}/states-billing); the server deletes such machines",
         Feature.VOLUMES: "managed disks cannot be attached yet; copy data from and to a bucket "
         "instead "
         f"({_NODES_PAGE}/managed-disks-overview)",

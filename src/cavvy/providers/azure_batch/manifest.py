@@ -72,8 +72,8 @@ MANIFEST = Manifest(
         flag(
             "spot",
             "Set `true` if the account's pool allocation mode is user subscription. Jobs can "
-            "then use spot machines, at the prices in Azure's public list. Accounts with another "
-            "allocation mode have no spot machines.",
+            "then use spot machines, at the prices in Azure's public list. With the allocation "
+            "mode Batch service, jobs cannot use spot machines.",
             default=False,
         ),
         text(

@@ -179,8 +179,8 @@ class AzureBatchService:
         return ()
 
     async def _read(self, told: Mapping[str, Any]) -> ServiceJob | None:
-        """Return the state of a job, or None if the job was deleted after Azure sent the entry
-        `told`. The reason why a job was reclaimed is kept after the job's end.
+        """Return the state of the job that Azure describes in `told`, or None if the job has been
+        deleted since. The reason why a job was reclaimed is kept after the job's end.
         """
         name = str(told["id"])
         if name in self._ended:

@@ -17,8 +17,8 @@ def make_manifest(
     return Manifest(
         name=name,
         title=f"a {title} cluster",
-        no_project_accounts="the server connects to the login node by SSH with keys of its "
-        "owner, and SSH configurations can start programs",
+        no_project_accounts="the server connects to the login node with SSH keys of the "
+        "user that runs the server, and an SSH configuration can start programs",
         docs=f"docs/guides/{name}.md",
         unsupported={
             Feature.IMAGE: image,

@@ -49,7 +49,7 @@ class ProviderUnderTest(Protocol):
         """Let time pass until all requested boots and removals have completed."""
 
     async def end(self, gang: str) -> None:
-        """Let the gang's work end by itself, and let its nodes stop, as after a finished job."""
+        """Let the gang's work finish normally, and let its nodes stop afterwards."""
 
     async def wait(self, length: timedelta) -> None:
         """Let time pass; on a real clock, at most as long as a test may take."""
@@ -346,8 +346,9 @@ class ContractHarness:
         return seen
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
-        """Return the gang's nodes for comparisons: without the time of the poll and, if the
-        infrastructure changes reported times, without any times.
+        """Return the gang's nodes in a form that tests can compare: without the time of the poll.
+        If the infrastructure changes times after it has reported them, the nodes have no times at
+        all.
         """
         nodes = [replace(node, seen_at=None) for node in seen.nodes]
         if not self._revises:

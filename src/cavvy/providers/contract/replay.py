@@ -1,7 +1,8 @@
 """Stand-ins that answer from a recording of `cavvy check NAME --live`.
 
-A read gets the next reply that was recorded between the same two writes; the last of these replies
-is repeated. A write must be the next recorded write.
+The recorded writes divide the recording into parts. A read gets the next reply to this read in the
+current part; after the last such reply, that reply is repeated. A write must be the next recorded
+write, and starts the next part.
 """
 
 import json

@@ -2,7 +2,7 @@
 its stand-in.
 
 The suite chooses the faults, the listing lag, the length of pages and the quota, for all clouds
-alike. The suite ships with Cavvy, for providers of other distributions.
+alike. The suite ships with Cavvy, so that providers in other Python packages can use it.
 """
 
 import asyncio
@@ -217,8 +217,8 @@ class RestContract(VmContract):
     def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
         self, account: RestPlace, rest_server: RestServer
     ) -> None:
-        """Calls for a gang with the label of `check --live` are recorded; the provider must then
-        behave in the same way with the recording alone.
+        """The calls for a gang with the label of `check --live` are recorded. If the provider gets
+        only the recorded replies, it must behave in the same way.
         """
         path = "/subscriptions/s-1/resourceGroups/crew/providers/x/virtualMachines"
         account.api.others = [

@@ -1,4 +1,4 @@
-"""The contract suite for clouds on the shared layer, on a cloud in memory."""
+"""Runs the contract suite on `providers.vm`, which clouds share, with a cloud in memory."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -49,7 +49,7 @@ MANIFEST = make_manifest(
         ),
         number(
             "gpu_vcpus",
-            "The vCPUs of a machine for each GPU, unless the machine type requires more or fewer.",
+            "The number of vCPUs per GPU, unless the machine type requires more or fewer.",
             unit="vCPUs",
             default=8,
             minimum=1,
@@ -57,7 +57,7 @@ MANIFEST = make_manifest(
         ),
         number(
             "gpu_memory_gib",
-            "The memory of a machine for each GPU, unless the machine type requires more or less.",
+            "The memory per GPU, unless the machine type requires more or less.",
             unit="GiB",
             default=32,
             minimum=1,

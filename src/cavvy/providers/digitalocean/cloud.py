@@ -103,7 +103,7 @@ class DigitalOceanCloud:
 
     def is_full(self, fault: CloudFault) -> bool:
         """Return whether the message names a size or region that is not available. Other messages
-        with the status 422 name an invalid value, for which another size would also fail.
+        with the status 422 report an invalid value, so a request for another size would also fail.
         """
         return fault.status == 422 and _FULL.search(fault.message) is not None
 

@@ -48,8 +48,8 @@ MANIFEST = Manifest(
         f"waits, and Cavvy tries the next best offer ({_GUIDE}/api_failures_messages.html)",
         Feature.VOLUMES: "ECS makes a new volume for each task and attaches no existing one; copy "
         f"data from and to a bucket instead ({_GUIDE}/ebs-volumes.html)",
-        Feature.MOUNTS: "a task is a container; folders of its host and EFS are not supported yet "
-        f"({_TASKS})",
+        Feature.MOUNTS: "a task is a container, in which host folders and EFS cannot be mounted "
+        f"yet ({_TASKS})",
         Feature.TUNNEL: "a task is a container without the right to make a "
         f"WireGuard interface ({_TASKS})",
         Feature.NETWORK: f"ECS neither reports nor selects the speed of the network ({_TASKS})",
@@ -86,7 +86,7 @@ MANIFEST = Manifest(
         text(
             "security_groups",
             "The security groups of tasks on Fargate, separated by commas. The default is the "
-            "security group of the VPC.",
+            "default security group of the VPC.",
         ),
         flag(
             "public_address",
@@ -107,7 +107,7 @@ MANIFEST = Manifest(
         ),
         text(
             "task_role",
-            "The ARN of the role with whose permissions the work runs. The default is none.",
+            "The ARN of the role that gives the work its permissions. The default is no role.",
         ),
         text(
             "log_group",

@@ -1,8 +1,8 @@
 """Defines the script of a fake cloud: the events to simulate and their times. A script can be read
 from a TOML file.
 
-All times are in seconds: for `prices`, `storms` and `blackouts` since the cloud's start, for
-`launches` since that launch.
+All times are in seconds. The times of `prices`, `storms` and `blackouts` count from the cloud's
+start; the times of an entry in `launches` count from the launch that the entry describes.
 """
 
 import tomllib

@@ -10,7 +10,7 @@ _UNCHECKED = "the service does not stop the job at this limit"
 
 
 def list_notes(task: TaskSpec, covered: Collection[str]) -> list[str]:
-    """Return notes about the keys of a task that the request does not contain. Each note gives the
+    """Return notes about the task keys that are missing from the request. Each note gives the
     reason, or what the user must do instead. `covered` are the keys that the request contains.
     """
     need, volumes = task.resources, ", ".join(each.path for each in task.volumes)

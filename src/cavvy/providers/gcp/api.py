@@ -71,7 +71,7 @@ class GcpApi:
             raise self._sort(fault) from fault
 
     async def aggregated(self, kind: str, **query: str) -> Sequence[Json]:
-        """Return the resources of all zones that Google reaches, such as "instances"."""
+        """Return one kind of resource, such as "instances", from all zones that Google reaches."""
         return (await self.aggregated_parts(kind, **query))[0]
 
     async def aggregated_parts(
@@ -110,8 +110,9 @@ class GcpApi:
         return f"/projects/{await self.project()}{inner}{tail}"
 
     def _sort(self, fault: CloudFault) -> CloudFault | Refused:
-        """Return the fault to raise: Refused if the network does not exist, otherwise the fault
-        itself."""
+        """Return the error to raise for a fault. The error is Refused if the network does not
+        exist, otherwise the fault itself.
+        """
         if fault.status == 404 and any(each in fault.message for each in _NETWORK_PATHS):
             return Refused(
                 f"[providers.gcp] network: {fault.message}; create the network with `gcloud "
