@@ -60,8 +60,8 @@ FULL = frozenset(
 )
 _QUOTA = "QuotaExceeded"
 _SIZES_AGE, _PRICES_AGE = timedelta(minutes=10), timedelta(hours=1)
-_PRICES_AGAIN = timedelta(minutes=5)  # seconds until prices are read again after a failed read
-_FULL_AGE = timedelta(minutes=10)  # seconds before an offer without capacity is requested again
+_PRICES_AGAIN = timedelta(minutes=5)  # time until prices are read again after a failed read
+_FULL_AGE = timedelta(minutes=10)  # time before an offer without capacity is requested again
 _NO_PRICES = "Azure's price list cannot be read, so no machine has a price"
 _POWER_AGE = timedelta(minutes=1)
 _TYPES_PER_QUERY = 15  # keeps the URL of a price query below 2 KiB

@@ -356,7 +356,9 @@ class ContractHarness:
         return [replace(node, started_at=None, ended_at=None) for node in nodes]
 
     def listings(self, gang: GangSpec) -> Sequence[Sequence[str]]:
-        """Return the lists of names that `gangs` may return if this ended gang is the only gang."""
+        """Return the lists of names that `gangs` may return if this gang has ended and no other
+        exists.
+        """
         return ([gang.name], []) if self._forgets else ([gang.name],)
 
     def needs_memory(self) -> None:

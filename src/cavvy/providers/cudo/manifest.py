@@ -23,9 +23,9 @@ MANIFEST = make_manifest(
         Feature.SPOT: f"CUDO sells on-demand and committed machines only ({_TYPES})",
         Feature.CAPACITY: "CUDO reports the free GPUs, vCPUs and memory, but not how many machines "
         f"fit ({_TYPES})",
-        Feature.SELF_END: "only CUDO's API can terminate a machine "
-        f"({_REFERENCE}/create-a-virtual-machine), and nodes get no API key, because a key may "
-        "terminate all machines of the project",
+        Feature.SELF_END: "a machine can be terminated only with an API key "
+        f"({_REFERENCE}/create-a-virtual-machine); nodes get no key, because it would permit "
+        "them to terminate all machines of the project",
         Feature.VOLUMES: "CUDO's storage disks cannot be attached yet; copy data from and to a "
         "bucket instead "
         f"({_REFERENCE}/create-a-virtual-machine)",

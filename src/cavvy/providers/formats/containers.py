@@ -22,8 +22,8 @@ class ContainerSize(Struct, frozen=True, kw_only=True):
 
 def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
     """Return the size that the task requests. If the task requests accelerators or an instance
-    type, the machine provides the values that the task does not request. Otherwise, the default is
-    one CPU, and 2 GiB of memory for each CPU.
+    type, the CPUs and memory that the task omits are those of the machine. Otherwise, the default
+    is one CPU, and 2 GiB of memory for each CPU.
     """
     need = task.resources
     offer = machine.offer if machine else None

@@ -100,8 +100,9 @@ def _make_request(task: TaskSpec, machine: Machine) -> TrainingJobRequest:
 
 
 def _find_longest_run(task: TaskSpec) -> timedelta:
-    """Return the maximum running time: the task's limit or, if the task has no limit, the time
-    until its deadline, but at most the time that SageMaker grants to every account.
+    """Return the maximum running time: the task's limit, but at most SageMaker's own maximum. For a
+    task without a limit, return the time until its deadline, but at most the time that SageMaker
+    grants to every account.
     """
     if task.limits.duration is None:
         return min(task.limits.deadline_after or request.GRANTED_RUN, request.GRANTED_RUN)
