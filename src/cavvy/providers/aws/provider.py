@@ -419,8 +419,8 @@ class AwsProvider:
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
         """Do the same as `_tidy` for all gangs; also remove the objects of unknown gangs. `regions`
-        are the regions that answer. A launch in any other region may have succeeded, although no
-        instance is listed.
+        are the regions that answer. In a region that does not answer, a launch may have succeeded
+        although no instance is listed.
         """
         now = self._context.now()
         for record in list(self._ledger.records.values()):

@@ -1,8 +1,8 @@
 """Stand-ins that answer from a recording of `cavvy check NAME --live`.
 
-The recorded writes divide the recording into parts. A read gets the next reply to this read in the
-current part; after the last such reply, that reply is repeated. A write must be the next recorded
-write, and starts the next part.
+The recorded writes divide the recording into parts. A read gets its recorded replies of the current
+part in order; if no such reply is left, the read gets its most recent reply again. A write must be
+the next recorded write, and starts the next part.
 """
 
 import json
