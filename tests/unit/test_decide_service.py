@@ -14,6 +14,7 @@ from cavvy.control.decide.service import (
     decide_service,
     list_serving,
     make_replica_task,
+    move,
     order_replica,
     state_of,
 )
@@ -103,6 +104,7 @@ def states(step: ServiceStep) -> list[str]:
         ("ready", ReplicaSeen(phase=JobPhase.STOPPING), 10, "ending"),
         ("ready", ReplicaSeen(phase=JobPhase.FAILED), 10, "ended"),
         ("unhealthy", RUNS, 10, "ready"),
+        ("unhealthy", ReplicaSeen(phase=JobPhase.RUNNING, failures=3), 10, "unhealthy"),
         ("unhealthy", ReplicaSeen(phase=JobPhase.RUNNING, failures=4), 10, "ending"),
         ("ending", ReplicaSeen(phase=JobPhase.STOPPING), 10, "ending"),
         ("ending", ReplicaSeen(phase=JobPhase.STOPPED), 10, "ended"),
@@ -113,6 +115,40 @@ def test_a_replica_follows_its_job_and_its_probe(
 ) -> None:
     step = decide(make(state, target=1), seen, after_s=after_s)
     assert states(step) == [then]
+
+
+def test_the_end_of_a_replica_is_the_time_at_which_it_ended() -> None:
+    going = decide(make("ready", target=1), ReplicaSeen(phase=JobPhase.STOPPING)).service
+    assert (str(going.replicas[0].state), going.replicas[0].ended_at) == ("ending", None)
+    gone = decide(going, ReplicaSeen(phase=JobPhase.STOPPED), after_s=20).service.replicas[0]
+    assert (gone.ended_at, gone.reason) == (NOW + timedelta(seconds=20), going.replicas[0].reason)
+
+
+def test_a_replica_that_has_ended_never_serves_again() -> None:
+    [replica] = make("ended").replicas
+    with pytest.raises(ValueError, match="a replica that is ended cannot become ready"):
+        move(replica, ReplicaState.READY, "", NOW)
+
+
+def test_a_service_is_watched_closely_while_it_has_replicas_or_needs_some() -> None:
+    soon, later = timedelta(seconds=1), timedelta(seconds=10)
+    assert decide(make(target=0)).after == later, "it is idle"
+    assert decide(make(target=1)).after == soon, "a replica was ordered"
+    assert decide(make("ready", target=1)).after == soon
+    assert decide(make(wanted=False), backlog=1).after == soon, "a request waits"
+
+
+def test_a_service_is_ready_as_soon_as_one_of_its_replicas_is() -> None:
+    texts = {
+        "idle": make(),
+        "starting": make("starting"),
+        "ready": make("starting", "ready", failures=1),
+        "failing": make("starting", failures=1),
+        "ending": make("ready", wanted=False),
+    }
+    assert {text: state_of(service) for text, service in texts.items()} == {
+        text: text for text in texts
+    }
 
 
 def test_a_replica_says_what_its_job_waits_for() -> None:
@@ -192,7 +228,8 @@ def test_a_service_that_was_ended_drains_and_is_finished_without_replicas() -> N
 def test_an_ordered_replica_has_a_job_of_its_own() -> None:
     service = order_replica(make("ready"), "r2", 4242, NOW)
     assert (service.ordered, service.replicas[-1].number) == (2, 2)
-    assert [each.id for each in decide(replace(service, target=2), ReplicaSeen()).start] == ["r2"]
+    view = ServiceSnapshot(service=replace(service, target=2), seen={"r1": RUNS})
+    assert [each.id for each in decide_service(view, NOW).start] == ["r2"], "the other one runs"
     task = make_replica_task(TASK, "chat-2", 4242)
     assert (task.service, task.name, task.env["PORT"]) == (SPEC, "chat-2", "4242")
     assert (task.tags, task.retry.node) == ({"service": "chat"}, 0)

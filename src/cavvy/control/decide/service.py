@@ -353,7 +353,7 @@ def move(
 def _end(replica: ServiceReplica, reason: str, now: datetime) -> ServiceReplica:
     if replica.state is not ReplicaState.ENDING:
         replica = move(replica, ReplicaState.ENDING, reason, now)
-    return move(replica, ReplicaState.ENDED, replica.reason or reason, now)
+    return move(replica, ReplicaState.ENDED, replica.reason, now)
 
 
 # All replicas
