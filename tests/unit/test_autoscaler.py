@@ -1,6 +1,7 @@
 """The autoscaler: its formula by hand, and what it promises for any load."""
 
 from collections.abc import Sequence
+from math import exp
 
 import msgspec
 import pytest
@@ -73,6 +74,28 @@ def test_an_even_load_gets_its_formula() -> None:
     assert decisions[-1].placement == (6,)
 
 
+def share_that_waits(servers: int, erlangs: float) -> float:
+    """Erlang's C: the exact share of requests that find no server free, if arrivals are even."""
+    blocked = 1.0
+    for number in range(1, servers + 1):
+        blocked = erlangs * blocked / (number + erlangs * blocked)
+    return blocked / (1 - erlangs / servers * (1 - blocked))
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05])
+@pytest.mark.parametrize("erlangs", [0.5, 10.0, 100.0])
+def test_the_formula_agrees_with_the_exact_one_for_even_arrivals(
+    erlangs: float, wait_s: float
+) -> None:
+    load = ServiceLoad(rate=erlangs, service_s=1.0, unevenness=1.0, burst=False)
+    terms = ScalingTerms(wait_s=wait_s)
+    for late, most_apart in ((0.5, 0), (0.2, 0), (0.05, 1), (0.01, 1)):
+        exact = int(erlangs) + 1
+        while share_that_waits(exact, erlangs) * exp(-(exact - erlangs) * wait_s) > late:
+            exact += 1
+        assert abs(count_for_wait(load, terms, late) - exact) <= most_apart
+
+
 @pytest.mark.parametrize(
     ("kind", "target", "reading", "expected"),
     [
@@ -81,6 +104,7 @@ def test_an_even_load_gets_its_formula() -> None:
         (TargetKind.GPU_UTILISATION, 0.6, 0.9, 6),
         (TargetKind.GPU_UTILISATION, 0.6, 0.63, 4),
         (TargetKind.METRIC, 100.0, 40.0, 2),
+        (TargetKind.METRIC, 100.0, None, 4),  # it is not known yet
     ],
 )
 def test_each_target_has_its_count(
