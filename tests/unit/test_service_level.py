@@ -45,8 +45,17 @@ def test_lost_and_unserved_requests_count_against_availability() -> None:
     assert (hour.availability, hour.in_time) == (0.97, 0.0)
 
 
+def test_counts_of_the_same_minutes_are_added_up() -> None:
+    first = tell(4, lost=1, unserved=3, slow=1)
+    service = record_level(make_service(), ZERO, first, NOW)
+    second = tell(10, at_s=2.0, lost=3, unserved=4, slow=3)
+    service = record_level(service, first, second, NOW + timedelta(seconds=1))
+    expected = LevelCounts(answered=10, failed=7, timed=10, slow=3)
+    assert measure_level(service, NOW) == (expected, expected)
+
+
 def test_answers_are_not_timed_without_a_target() -> None:
-    service = record_level(make_service("{availability: 99%}"), ZERO, tell(5), NOW)
+    service = record_level(make_service("{availability: 99%}"), ZERO, tell(5, slow=2), NOW)
     assert measure_level(service, NOW)[0] == LevelCounts(answered=5)
 
 
