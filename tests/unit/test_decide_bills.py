@@ -198,6 +198,28 @@ def test_a_budget_counts_what_an_unseen_end_may_have_cost() -> None:
     assert (spent, rate) == (Money(1500), HourlyRate(0))
 
 
+def test_a_budget_counts_the_minimum_charge_from_the_start() -> None:
+    """A node that is ended now would cost as much."""
+    short = replace(OFFER, minimum_charge=timedelta(seconds=60))
+    one = replace(ATTEMPT, nodes=1, phase=AttemptPhase.RUNNING, offer=short)
+    task = TaskSpec(name="n", run="x")
+    job = JobRecord(id="j", project="p", name="n", task=task, submitted_at=T0, since=T0, attempt=1)
+    rows = JobRows(job=job, attempts={1: one}, nodes={})
+    looks = {"g": after_look(NEW, gang(node(0, 5)), at(10))}
+    assert [spending(rows, (), looks, at(second))[0] for second in (10, 65, 75)] == [
+        Money(60_000),
+        Money(60_000),
+        Money(70_000),
+    ]
+
+
+def test_the_charges_of_other_attempts_are_not_part_of_a_bill() -> None:
+    look = after_look(NEW, gang(node(0, 5, 45), node(1, 6, 90), state=GangState.ENDED), at(99))
+    earlier = (charge(0, 1, 3), replace(charge(1, 2, 4), kind=ChargeKind.DISK))
+    others = tuple(replace(each, attempt_id="j-0") for each in earlier)
+    assert close(look, stored=others) == close(look)
+
+
 def test_later_charges_of_a_rank_replace_its_earlier_ones() -> None:
     old = [charge(0, 0, 1), charge(0, 1, 2), charge(1, 0, 9)]
     new = [replace(charge(0, 3, 4), kind=ChargeKind.KEPT)]
@@ -541,11 +563,26 @@ def test_the_end_of_a_machine_that_was_rolled_back_may_be_unknown() -> None:
     assert bill.unsure_bill.latest == at(100)
 
 
+def test_all_ends_are_known_if_that_of_a_machine_that_was_rolled_back_is() -> None:
+    """Its start is not known."""
+    told = replace(gang(state=GangState.ENDED), rolled_back=(lost(node(0, 10, 40), 20),))
+    bill = close(after_look(NEW, told, at(50)), attempt=replace(ATTEMPT, nodes=1))
+    assert seconds(bill) == ([(0, 20)], 10)
+    assert bill.unsure_bill is not None
+    assert bill.unsure_bill.latest is None
+
+
 def test_a_node_may_have_started_though_another_machine_was_rolled_back() -> None:
     told = replace(gang(node(0, None)), rolled_back=(node(0, 5, 15),))
     look = after_look(NEW, told, at(30))
     bill = close(look, attempt=replace(ATTEMPT, nodes=1), nodes=(agent(0, 10, 14),))
     assert seconds(bill) == ([(0, 10)], 70)
+
+
+def test_a_rank_whose_only_machine_was_rolled_back_costs_no_more_than_this_machine() -> None:
+    told = replace(gang(), rolled_back=(node(0, 5, 45),))
+    bill = close(after_look(NEW, told, at(50)), attempt=replace(ATTEMPT, nodes=1))
+    assert seconds(bill) == ([(0, 40)], 0)
 
 
 def test_the_charges_of_a_poll_are_computed_once() -> None:
