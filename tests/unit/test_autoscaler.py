@@ -127,9 +127,37 @@ def test_replicas_on_their_way_are_not_ordered_twice() -> None:
     assert counted.reason is not ScaleReason.BACKLOG
 
 
+def test_a_backlog_that_is_served_in_time_causes_no_order() -> None:
+    """Six replicas serve 12 requests a second, so 200 waiting ones are 80 after a cold start."""
+    _, state = follow([10] * 10)
+    decision, _ = decide(TERMS, state, observe(605.0, 10, 6, backlog=200))
+    assert (decision.wanted, decision.reason) == (6, ScaleReason.LOAD)
+
+
+def test_replicas_for_a_backlog_end_as_soon_as_no_waiting_request_would_be_late() -> None:
+    _, state = follow([10] * 10)
+    state = replace(state, wanted=20)
+    wanted = {
+        backlog: decide(TERMS, state, observe(605.0, 10, 20, backlog=backlog))[0].wanted
+        for backlog in (300, 30, 0)
+    }
+    assert wanted == {300: 20, 30: 6, 0: 6}
+
+
+def test_a_request_that_waits_for_a_long_cold_start_keeps_its_replica() -> None:
+    seen = ServiceObservation(now_s=0.0, arrivals=(1,), backlog=1, markets=(market(),))
+    _, state = decide(TERMS, ScalingState(), seen)
+    for second in range(5, 1200, 5):
+        starting = (market(0, [float(second)]),)
+        decision, state = decide(
+            TERMS, state, replace(seen, now_s=float(second), arrivals=(), markets=starting)
+        )
+        assert decision.wanted >= 1
+
+
 def test_a_start_that_takes_far_too_long_does_not_count() -> None:
     known = {"a": ColdStart(mean_s=60.0, high_s=70.0)}
-    markets = (market(0, [200.0, 100.0, 20.0]), market(0, [20.0], name="b"))
+    markets = (market(0, [150.0, 100.0, 20.0]), market(0, [20.0], name="b"))
     assert list_starts(known, markets, 90.0) == [0.0, 40.0, 70.0]
 
 
@@ -187,6 +215,10 @@ def test_late_requests_raise_the_margin_and_a_surplus_lowers_it() -> None:
     strict, _ = decide(replace(TERMS, wait_s=0.1), worse, seen)
     assert strict.wanted > calm.wanted
     assert calm.wanted >= 5
+    for second in range(1205, 1505, STEP_S):
+        seen = replace(observe(float(second), 10, 6), late=50)
+        late, state = decide(replace(TERMS, wait_s=0.1), state, seen)
+    assert late.wanted > calm.wanted
 
 
 def test_a_cold_start_is_measured_in_each_market() -> None:
