@@ -76,7 +76,14 @@ def test_no_request_that_can_be_in_time_is_late(
             assert alone_s > each.due_at or times.bound_s(total) <= each.due_at
 
 
+def test_a_request_that_cannot_be_in_time_holds_no_others_back() -> None:
+    times = learn()
+    late = WaitingRequest(30, times.bound_s(8))
+    assert choose_size([late, *requests(9.0, 9.0)], times, 64, 1, 0.0) == 3
+
+
 def test_batches_of_a_new_replica_grow() -> None:
+    assert choose_size(requests(*[9.0] * 40), BatchTimes(), 16, 1, 0.0) == 2
     times = BatchTimes()
     sizes = []
     for _ in range(5):

@@ -1,6 +1,7 @@
 """The gateway's pure parts: heads, bodies, balance, rates and estimates."""
 
 import json
+import math
 from typing import Any
 
 import httptools
@@ -9,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.hostile.gateway_fuzz import make_requests
 
-from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, hash_key, make_ring
-from cavvy.gateway.bodies import ChunkedBody, as_chunk
+from cavvy.gateway.balancing import FARTHER, FULL, choose_by_key, choose_least, hash_key, make_ring
+from cavvy.gateway.bodies import ChunkedBody, as_chunk, make_body
 from cavvy.gateway.cold_starts import estimate_retry_s
 from cavvy.gateway.config import GatewayLimits, RateLimit
-from cavvy.gateway.heads import HeadError, parse_request
+from cavvy.gateway.heads import NO_LENGTH, UNTIL_CLOSE, HeadError, parse_request
 from cavvy.gateway.model_route import read_model
 from cavvy.gateway.preferences import Preferences, read_prefer
 from cavvy.gateway.rates import ServiceRates, TokenBucket
@@ -131,7 +132,65 @@ def test_other_bytes_are_not_passed_on_as_they_are(data: bytes) -> None:
     assert not ChunkedBody().is_whole_chunk(data)
 
 
+@pytest.mark.parametrize(
+    "before", [b"d\r\nab", b"5", b"0\r\n"], ids=["in a chunk", "in a size", "in the trailers"]
+)
+def test_bytes_that_only_look_like_a_chunk_are_not_passed_on_as_they_are(before: bytes) -> None:
+    reader = ChunkedBody()
+    reader.feed(before)
+    assert not reader.is_whole_chunk(b"5\r\nhello\r\n")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([b"5\n"], "the size of a chunk"),
+        ([b"hello\r\n"], "the size of a chunk"),
+        ([b"5;", b"x" * 300], "the size of a chunk"),
+        ([b"5\r\nhello!\r\n"], "the stated size"),
+        ([b"5\r\nhel", b"lo\r", b"!"], "the stated size"),
+        ([b"0\r\n", b"5\r\nhello\r\n\r\n"], "the trailers"),
+        ([b"0\r\nX: ", b"y" * 9000], "the trailers"),
+    ],
+)
+def test_the_first_invalid_byte_of_a_chunked_body_ends_it(
+    pieces: list[bytes], message: str
+) -> None:
+    reader = ChunkedBody()
+    for piece in pieces[:-1]:
+        reader.feed(piece)
+    with pytest.raises(HeadError, match=message):
+        reader.feed(pieces[-1])
+
+
+def test_a_size_may_be_cut_after_a_long_chunk() -> None:
+    reader = ChunkedBody()
+    assert reader.feed(as_chunk(b"x" * 400) + b"5") == b"x" * 400
+    assert reader.feed(b"\r\nhello\r\n") == b"hello"
+
+
+@given(st.binary(max_size=30), st.lists(st.integers(1, 9)))
+def test_a_body_of_a_known_length_ends_there(body: bytes, cuts: list[int]) -> None:
+    reader, data, found = make_body(len(body)), body + b"next", b""
+    for cut in [*cuts, len(data)]:
+        if not reader.done:
+            found += reader.feed(data[:cut])
+            data = data[cut:]
+    assert reader.done
+    assert (found, reader.rest + data) == (body, b"next")
+
+
+def test_the_head_tells_how_its_body_ends() -> None:
+    assert isinstance(make_body(NO_LENGTH), ChunkedBody)
+    to_close = make_body(UNTIL_CLOSE)
+    assert to_close.feed(b"0\r\n\r\n") == b"0\r\n\r\n"
+    assert not to_close.done
+
+
 def test_the_least_loaded_replica_is_chosen_in_turns() -> None:
+    assert [choose_least([load], 0) for load in (0, 5, FULL)] == [0, 0, -1]
+    assert choose_least([FULL, 2 * FARTHER + 5, FARTHER + 9], 0) == 2, "nearer ones come first"
+    assert choose_least([FULL, 2 * FARTHER + 5], 0) == 1
     assert choose_least([], 0) == -1
     assert choose_least([FULL, FULL], 1) == -1
     assert choose_least([3, 1, 2], 0) == 1
@@ -152,6 +211,26 @@ def test_a_key_keeps_its_replica_until_it_is_overloaded() -> None:
     assert choose_by_key(ring, keys[0], [FULL] * 4, 0, 1.25) == -1
 
 
+def test_a_key_whose_replica_is_full_goes_where_it_would_go_without_this_replica() -> None:
+    names = ["a", "b", "c", "d"]
+    for number in range(100):
+        key = hash_key(b"%d" % number)
+        own = choose_by_key(make_ring(names), key, [0, 0, 0, 0], 0, 1.25)
+        others = [name for name in names if name != names[own]]
+        then = others[choose_by_key(make_ring(others), key, [0, 0, 0], 0, 1.25)]
+        loads = [FULL if position == own else 0 for position in range(4)]
+        assert names[choose_by_key(make_ring(names), key, loads, 0, 1.25)] == then
+    assert choose_by_key(make_ring([]), 7, [], 0, 1.25) == -1
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.sampled_from([1.0, 1.25, 2.0]))
+def test_no_replica_has_more_than_its_share_of_the_keys(keys: list[int], factor: float) -> None:
+    ring, loads = make_ring(["a", "b", "c"]), [0, 0, 0]
+    for number, key in enumerate(keys):
+        loads[choose_by_key(ring, hash_key(b"%d" % key), loads, number, factor)] += 1
+        assert max(loads) <= math.ceil(factor * sum(loads) / 3)
+
+
 @given(st.integers(0, 10**10))
 def test_a_bucket_is_at_most_a_quarter_above_its_latencies(latency_us: int) -> None:
     bound = upper_bound_of(bucket_of(latency_us))
@@ -168,7 +247,33 @@ def test_a_rate_has_a_burst_and_then_its_pace() -> None:
     bucket = TokenBucket(2.0, 3, 0.0)
     assert [bucket.take(0.0) for _ in range(4)] == [0, 0, 0, 0.5]
     assert bucket.take(0.5) == 0
-    assert bucket.take(100.0) == 0
+    assert [bucket.take(100.0) for _ in range(4)] == [0, 0, 0, 0.5]
+    assert [bucket.take(at) for at in (100.25, 100.5, 100.5)] == [0.25, 0, 0.5]
+
+
+def test_clients_are_counted_by_their_key_or_else_by_their_address() -> None:
+    head = parse_request(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", GatewayLimits())
+    rates = ServiceRates([RateLimit(per_s=1, burst=1, each="client")])
+
+    def take(key: str, peer: bytes) -> bool:
+        return rates.take(head, b"/", key, peer, 0.0) is None
+
+    assert [take("k", b"1"), take("k", b"2"), take("", b"1")] == [True, False, True]
+    assert [take("", b"1"), take("", b"2")] == [False, True]
+
+
+def test_of_too_many_addresses_the_one_that_was_silent_for_longest_is_forgotten() -> None:
+    head = parse_request(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", GatewayLimits())
+    rates = ServiceRates([RateLimit(per_s=0.001, burst=1, each="address")])
+
+    def take(number: int) -> bool:
+        return rates.take(head, b"/", "", b"%d" % number, 0.0) is None
+
+    assert all(take(number) for number in range(10_000))
+    assert not take(0)
+    assert take(10_000)
+    assert [take(10_000), take(0), take(2)] == [False, False, False]
+    assert take(1), "it was forgotten"
 
 
 @given(st.text(max_size=20), st.text(max_size=9), st.binary(max_size=20), st.booleans())
