@@ -128,9 +128,9 @@ def test_replicas_on_their_way_are_not_ordered_twice() -> None:
 
 
 def test_a_backlog_that_is_served_in_time_causes_no_order() -> None:
-    """Six replicas serve 12 requests a second, so 200 waiting ones are 80 after a cold start."""
+    """Six replicas serve 12 requests a second, so 230 waiting ones are 110 after a cold start."""
     _, state = follow([10] * 10)
-    decision, _ = decide(TERMS, state, observe(605.0, 10, 6, backlog=200))
+    decision, _ = decide(TERMS, state, observe(605.0, 10, 6, backlog=230))
     assert (decision.wanted, decision.reason) == (6, ScaleReason.LOAD)
 
 
