@@ -14,6 +14,7 @@ from cavvy.control.decide.placement import (
     find_placements,
     is_limited,
     is_steered,
+    list_usable,
     make_situation,
     place_job,
     record_plan,
@@ -29,6 +30,8 @@ from cavvy.control.decide.queue import (
     looks_deep,
     note_arrival,
 )
+from cavvy.domain.accounts import Project
+from cavvy.domain.credentials import CredentialBook
 from cavvy.domain.jobs import Attempt, JobPhase, JobRecord, PlanState
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
@@ -104,6 +107,20 @@ def test_matches_are_found_once_for_equal_resources() -> None:
     assert market.match(bigger) is not market.match(JOB)
 
 
+def test_a_job_is_not_placed_with_the_credential_of_another_project() -> None:
+    projects = [Project(name="p"), Project(name="q")]
+    own, others = replace(DEAR, credential="p"), replace(NEAR, credential="q")
+    market = OfferedMarket(
+        offers=(own, others), credentials=CredentialBook([("p", "p"), ("q", "p")], projects)
+    )
+    found = MarketSnapshot(market=market, as_of=NOW)
+    for project, offer in (("p", own), ("q", others)):
+        job = replace(JOB, project=project)
+        asked = find_placement(job, found, no_objections, PlanningContext(), NOW)
+        assert asked.offers == (offer,)
+        assert tuple(list_usable(job, found, no_objections)) == (offer,)
+
+
 def test_an_offer_without_free_capacity_is_allowed_all_the_same() -> None:
     full = replace(NEAR, capacity=0)
     allows = find_allowed(JOB, snapshot(full), no_objections, PlanningContext(), NOW)
@@ -117,6 +134,7 @@ def test_a_deadline_with_automatic_spot_is_steered_and_any_limit_is_a_limit() ->
     due = JobLimits(deadline_after=HOUR)
     assert is_steered(replace(JOB, task=replace(auto, limits=due)))
     assert not is_steered(replace(JOB, task=auto))
+    assert not is_steered(replace(JOB, task=replace(auto, limits=due, machine="m")))
     assert not is_steered(replace(JOB, task=replace(TASK, limits=due)))
     for limits in (due, JobLimits(budget=Money(1)), JobLimits(duration=HOUR)):
         assert is_limited(replace(JOB, task=replace(TASK, limits=limits)))
@@ -136,11 +154,24 @@ def test_only_a_checkpoint_makes_work_of_the_current_attempt_count() -> None:
         since=NOW,
         running_at=NOW - HOUR,
     )
-    job = replace(JOB, attempt=1)
+    task = replace(TASK, limits=JobLimits(duration=4 * HOUR))
+    job = replace(JOB, attempt=1, task=task)
     context = make_situation(job, [ran], Money(5), {"x"}, NOW)
     assert (context.ran, context.spent, context.avoid, context.done) == (HOUR, Money(5), {"x"}, 0)
-    saves = replace(job, task=replace(TASK, checkpoint=CheckpointPolicy(path="c")))
-    assert make_situation(saves, [ran], Money(5), (), NOW).submitted_at == NOW
+    saves = replace(job, task=replace(task, checkpoint=CheckpointPolicy(path="c")))
+    context = make_situation(saves, [ran], Money(5), (), NOW)
+    assert (context.submitted_at, context.done) == (NOW, 0.25)
+
+
+def test_the_highest_number_of_an_attempt_is_known_only_for_jobs_with_standby_gangs() -> None:
+    for numbered, then in ((0, 0), (4, 5)):
+        job = replace(JOB, attempt=3, numbered=numbered)
+        changes = place_job(
+            JobPlacement(job=job, offer=NEAR), Candidates(offers=(NEAR,)), snapshot(NEAR), str, NOW
+        )
+        assert changes.job is not None
+        assert changes.job.numbered == then
+        assert [each.number for each in changes.attempts] == [max(3, numbered) + 1]
 
 
 # Plans
