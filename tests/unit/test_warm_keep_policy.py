@@ -15,7 +15,7 @@ from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import AdvanceAttempt
 from cavvy.control.decide.bills import bill_gang, closing_charges
-from cavvy.control.decide.warm_pool import fits, keeps_until
+from cavvy.control.decide.warm_pool import fits, hand_over, keeps_until, waits_on
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.costs.metering import total
 from cavvy.domain.events import Charge, ChargeKind
@@ -30,7 +30,7 @@ from cavvy.domain.jobs import (
 )
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobLimits, NetworkNeed, RetryPolicy, TaskSpec, Volume, VolumeKind
-from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.store.base import AtomicWrite
@@ -94,6 +94,43 @@ def test_nodes_are_kept_when_their_work_ends_the_job_by_itself() -> None:
     assert kept_for(JOB, replace(ATTEMPT, phase=AttemptPhase.BOOTING), NODE, END) == TASK.keep
     assert (
         kept_for(JOB, ATTEMPT, replace(NODE, exit_outcome=AttemptOutcome.EXIT), FAILED) == TASK.keep
+    )
+
+
+def test_nodes_of_a_machine_are_kept_whatever_else_the_task_says() -> None:
+    bound = asking(machine="m", limits=JobLimits(duration=timedelta(hours=1)))
+    assert kept_for(bound, replace(ATTEMPT, offer=replace(OFFER, shared=True)), NODE, END)
+
+
+@pytest.mark.parametrize(
+    ("phase", "node", "waits"),
+    [
+        (AttemptPhase.RUNNING, NODE, True),
+        (AttemptPhase.BOOTING, NODE, True),
+        (AttemptPhase.RUNNING, replace(NODE, phase=NodePhase.RUNNING), False),
+        (AttemptPhase.RUNNING, replace(NODE, exit_outcome=AttemptOutcome.PREEMPTED), False),
+        (AttemptPhase.KEPT, NODE, True),
+        (AttemptPhase.KEPT, replace(NODE, phase=NodePhase.RUNNING), True),
+        (AttemptPhase.ENDING, NODE, False),
+    ],
+)
+def test_an_agent_may_wait_for_the_next_job_once_its_work_is_over(
+    phase: AttemptPhase, node: Node, waits: bool
+) -> None:
+    attempt = replace(ATTEMPT, phase=phase)
+    assert waits_on(JOB, attempt, node) is waits
+    if phase is not AttemptPhase.KEPT:
+        assert not waits_on(replace(JOB, released=True), attempt, node)
+        assert not waits_on(asking(keep=timedelta(0)), attempt, node)
+
+
+def test_the_idle_period_before_a_takeover_costs_only_what_was_charged_for_it() -> None:
+    kept = replace(ATTEMPT, phase=AttemptPhase.KEPT, kept_since=NOW)
+    idle = replace(make_charge(kept, 10), kind=ChargeKind.KEPT, amount=Money(250_000))
+    work = replace(make_charge(kept, 10), amount=Money(9_000_000))
+    changes = hand_over(kept, JOB, [work, idle], replace(JOB, id="k", name="next"), LATER)
+    assert changes.events[1].text == (
+        f"job next took over the gang, whose last idle period cost {format_usd(Money(250_000))}"
     )
 
 
