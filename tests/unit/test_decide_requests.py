@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.control.clock import WallClock
 from cavvy.control.decide.deadline import (
     find_successor,
     go_ahead,
@@ -34,10 +35,18 @@ from cavvy.control.decide.schedule import (
     release_job,
     say_left_out,
 )
+from cavvy.control.job_service import JobIds
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import FAR, Attempt, AttemptPhase, JobPhase, JobRecord, StopCause
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.tasks import CheckpointPolicy, Delivery, JobLimits, JobSchedule, TaskSpec
+from cavvy.domain.tasks import (
+    CheckpointPolicy,
+    Delivery,
+    JobLimits,
+    JobSchedule,
+    StartWindow,
+    TaskSpec,
+)
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.planner.calendar import TimeInterval
@@ -185,12 +194,28 @@ def test_a_run_of_a_schedule_has_the_same_id_whenever_it_is_made() -> None:
     assert run.run_id < make_run_id("j", NOW + HOUR)
 
 
+def test_the_ids_of_runs_and_of_other_jobs_sort_by_time() -> None:
+    clock = WallClock()
+    now = clock.now()
+    assert make_run_id("j", now - HOUR) < JobIds(clock).make() < make_run_id("j", now + 24 * HOUR)
+
+
+def test_a_new_job_with_a_window_is_held_from_its_start_time_or_from_now() -> None:
+    window = StartWindow(spans=())
+    later = JobSchedule(at=NOW + HOUR, time_zone="UTC")
+    assert find_hold(TASK, NOW) == (None, None)
+    assert find_hold(replace(TASK, schedule=later), NOW) == (NOW + HOUR, None)
+    assert find_hold(replace(TASK, window=window), NOW) == (FAR, NOW)
+    assert find_hold(replace(TASK, window=window, schedule=later), NOW) == (FAR, NOW + HOUR)
+    assert find_hold(replace(TASK, schedule=HOURLY), NOW) == (FAR, NOW + HOUR)
+
+
 def test_a_schedule_is_held_until_its_next_run() -> None:
     job = replace(asking(schedule=HOURLY), held_until=NOW, last_run="old")
     begun = hold_schedule(job, HOURLY, "new", "run n begins", NOW).job
     assert begun is not None
     assert (begun.held_until, begun.last_run) == (NOW + HOUR, "new")
-    left = hold_schedule(job, HOURLY, None, say_left_out(job, JOB, NOW), NOW)
+    left = hold_schedule(job, HOURLY, None, say_left_out(job, JOB, NOW + MINUTE), NOW)
     assert left.job is not None
     assert left.job.last_run == "old"
     assert left.events[0].text.startswith("the run of 2030-01-01 12:00 UTC is skipped")
