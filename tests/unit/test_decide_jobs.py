@@ -85,6 +85,9 @@ def turned(action: j.Action) -> tuple[JobPhase, int | None]:
 def test_it_runs_when_its_attempt_does() -> None:
     assert turned(decide_job(view(JobPhase.STARTING), T0)) == (JobPhase.RUNNING, None)
     assert decide_job(view(), T0) == j.RecheckJob()
+    starting = view(JobPhase.STARTING)
+    again = replace(starting, job=replace(starting.job, attempt=2))
+    assert decide_job(again, T0) == j.RecheckJob(), "an earlier attempt runs"
 
 
 def test_it_is_done_before_its_nodes_are_gone() -> None:
@@ -256,6 +259,14 @@ def test_the_budget_leaves_room_for_the_end() -> None:
     assert isinstance(
         decide_job(view(limits=limits, rate=3_600_000, spent=985_000), T0), j.StopAtLimit
     )
+
+
+def test_a_budget_that_is_used_up_reserves_nothing() -> None:
+    limits = JobLimits(budget=Money(1_000_000))
+    for spent, reserved in ((990_000, True), (1_000_000, False), (1_100_000, False)):
+        action = decide_job(view(limits=limits, rate=3_600_000, spent=spent), T0)
+        assert isinstance(action, j.StopAtLimit)
+        assert ("reserved for the grace period" in action.reason) is reserved
 
 
 def test_the_end_takes_no_more_than_half_of_a_budget() -> None:
