@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import exp
+from random import Random
 
 import msgspec
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from cavvy.autoscaler.cold_starts import ColdStart, list_starts, record_cold_starts
 from cavvy.autoscaler.decide import decide
-from cavvy.autoscaler.load import ServiceLoad
+from cavvy.autoscaler.load import LoadRecord, ServiceLoad, estimate_load, record_load
+from cavvy.autoscaler.markets import place_replicas
 from cavvy.autoscaler.observations import (
     MarketObservation,
     ScaleReason,
@@ -235,6 +237,67 @@ def test_a_cold_start_is_measured_in_each_market() -> None:
     _, state = decide(TERMS, ScalingState(), seen)
     assert state.cold_starts["a"].mean_s == pytest.approx(22.0)
     assert "b" not in state.cold_starts
+
+
+def test_arrivals_are_a_burst_only_if_chance_does_not_explain_them() -> None:
+    _, state = follow([10] * 10)
+    slightly, _ = decide(TERMS, state, observe(605.0, 12, 6))
+    assert (slightly.wanted, slightly.reason) == (6, ScaleReason.LOAD)
+    much, _ = decide(TERMS, state, observe(605.0, 400, 6))
+    assert much.reason is ScaleReason.BURST
+    assert much.wanted > 6
+
+
+@pytest.mark.parametrize("together", [1, 4, 10])
+def test_requests_that_arrive_in_groups_are_as_uneven_as_the_groups_are_large(
+    together: int,
+) -> None:
+    """Groups that arrive independently of each other, 20 requests a second."""
+    dice, record = Random(1), LoadRecord()
+    for _ in range(3000):
+        groups = sum(dice.random() < 20 / together / 200 for _ in range(200))
+        seen = ServiceObservation(now_s=0.0, arrivals=(groups * together,))
+        record = record_load(record, seen, TERMS)
+    load = estimate_load(record, ServiceObservation(now_s=0.0), TERMS)
+    assert load.unevenness == pytest.approx(together, rel=0.35)
+
+
+def zone(name: str, region: str = "r", *, refused: int = 0) -> MarketObservation:
+    rate = HourlyRate(1_000_000)
+    return MarketObservation(name=name, region=region, spot=True, rate=rate, refused=refused)
+
+
+def place(wanted: int, state: ScalingState, *markets: MarketObservation) -> tuple[int, ...]:
+    seen = replace(observe(610.0, 1, 0), markets=markets)
+    return place_replicas(wanted, TERMS, state, seen)[0]
+
+
+def test_spot_replicas_are_spread_over_regions_before_zones() -> None:
+    markets = (zone("a"), zone("b"), zone("c", "s"))
+    assert [place(wanted, ScalingState(), *markets) for wanted in (1, 3)] == [(1, 0, 1), (2, 1, 2)]
+
+
+@pytest.mark.parametrize("names", ["abc", "bac", "bca", "bc", "dbca"])
+def test_a_market_that_refused_is_avoided_also_after_markets_came_and_went(names: str) -> None:
+    _, state = follow([10] * 10)
+    seen = replace(observe(605.0, 10, 0), markets=(zone("a", refused=3), zone("b"), zone("c")))
+    _, state = decide(TERMS, state, seen)
+    placed = dict(zip(names, place(6, state, *map(zone, names)), strict=True))
+    assert {name for name, count in placed.items() if not count} == {"a"} & {*names}
+
+
+def test_what_spot_refuses_runs_in_the_cheapest_market_on_demand() -> None:
+    demand = [
+        MarketObservation(name=f"demand-{price}", rate=HourlyRate(price * 1_000_000))
+        for price in (4, 3, 5)
+    ]
+    assert place(2, ScalingState(), *demand, zone("a", refused=3))[:3] == (0, 2, 0)
+
+
+def test_a_service_without_any_market_has_a_need_and_no_placement() -> None:
+    decision, _ = decide(TERMS, ScalingState(), replace(observe(5.0, 1, 0), markets=()))
+    assert decision.wanted > 0
+    assert decision.placement == ()
 
 
 def test_spot_is_preferred_and_what_it_refuses_runs_on_demand() -> None:
