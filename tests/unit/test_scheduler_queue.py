@@ -275,6 +275,24 @@ def test_a_group_spreads_a_gang_over_hosts() -> None:
     ]
 
 
+def test_a_gang_is_spread_over_the_hosts_of_its_group_only() -> None:
+    others = tuple(replace(host, group="farm/other") for host in farm("a", "b"))
+    capacity = QueueCapacity(hosts=(*others, *farm("c", "d")))
+    (place,) = plan_jobs([waiting_job(job("1", nodes=2), GROUP)], capacity)
+    assert isinstance(place, JobPlacement)
+    assert [allocation.host for allocation in place.allocations] == ["farm/c", "farm/d"]
+    capacity = QueueCapacity(hosts=(*others, *farm("c")))
+    assert placed(plan_jobs([waiting_job(job("1", nodes=2), GROUP)], capacity)) == []
+
+
+def test_a_gang_is_not_placed_on_a_single_host_of_a_group() -> None:
+    capacity = QueueCapacity(hosts=farm("a", "b"))
+    assert placed(plan_jobs([waiting_job(job("1", nodes=2, cpus=1), ALONE)], capacity)) == []
+    host = replace(farm("a")[0], group="")
+    capacity = QueueCapacity(hosts=(host,))
+    assert placed(plan_jobs([waiting_job(job("1", nodes=2, cpus=1), ALONE)], capacity)) == ["1"]
+
+
 def test_a_group_takes_no_gang_of_one_and_none_that_is_too_large() -> None:
     capacity = QueueCapacity(hosts=farm("a", "b", "c"))
     assert placed(plan_jobs([waiting_job(job("1"), GROUP)], capacity)) == []
@@ -453,6 +471,19 @@ def test_the_wait_says_why_a_host_does_not_separate() -> None:
     wait = scheduler.decide(of_project("other", "q"))
     assert isinstance(wait, JobWait)
     assert "separate the jobs of projects (namespaces are missing) runs" in wait.reason
+
+
+def test_the_wait_names_the_first_of_several_hosts_and_its_reason() -> None:
+    hosts = [
+        replace(ONE_PROJECT, name=f"local/{name}", obstacle=f"{name} is missing") for name in "abc"
+    ]
+    taken = [replace(A_ALLOCATION, host=host.name) for host in hosts]
+    scheduler = JobScheduler(QueueCapacity(hosts=hosts, allocations=taken))
+    offers = [replace(CPU, region=name) for name in "bca"]
+    wait = scheduler.decide(waiting_job(replace(job("x", cpus=1), project="q"), *offers))
+    assert isinstance(wait, JobWait)
+    assert wait.reason.startswith("waits for local/b and 2 more, where")
+    assert "(b is missing)" in wait.reason
 
 
 def test_a_host_that_separates_runs_projects_side_by_side() -> None:
