@@ -67,8 +67,10 @@ def test_a_place_rests_longer_with_each_failure_of_a_kind_and_not_for_ever() -> 
         timedelta(minutes=10),
     ]
     assert cooldown_after(FailureKind.GPU, gone, 0) > cooldown_after(FailureKind.NODE, gone, 0)
-    assert cooldown_after(FailureKind.PROGRAM, gone, 5) == timedelta(0)
-    assert cooldown_after(FailureKind.QUOTA, gone, 0) == timedelta(days=1)
+    for kind in (FailureKind.PROGRAM, FailureKind.PREEMPTED):
+        assert cooldown_after(kind, gone, 5) == timedelta(0)
+    for kind in (FailureKind.QUOTA, FailureKind.REFUSED):
+        assert [cooldown_after(kind, gone, before) for before in (0, 3)] == [timedelta(days=1)] * 2
 
 
 def test_a_shared_host_rests_for_a_broken_gpu_and_not_for_a_lost_process() -> None:

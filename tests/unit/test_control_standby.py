@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.control.decide.job import AdvanceJob, JobSnapshot, RequeueJob, TakeOver, decide_job
-from cavvy.control.decide.rows import Step
+from cavvy.control.decide.rows import NEVER, Step
 from cavvy.control.decide.standby import (
     AskAdvisor,
     StandbyQuestion,
@@ -254,6 +254,48 @@ def test_a_second_gang_that_came_to_nothing_counts_as_a_move() -> None:
     uow.set_spent(Money(0))
     step(uow, Recommendation(mode=RunMode.SPOT, stay=True, reason="it stays"))
     assert not uow.job.standbys
+
+
+def test_an_offer_that_a_job_left_on_advice_is_avoided_for_a_while() -> None:
+    own = replace(attempt(1, AttemptPhase.RUNNING), running_at=NOW)
+    nodes = [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
+    uow = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [own], [nodes])
+    uow.set_spent(Money(0))
+    step(uow)
+    assert uow.rows.attempts[2].offer == ELSEWHERE
+    assert set(uow.job.avoid) == {SPOT.key}
+    assert uow.job.avoid[SPOT.key] > NOW
+
+
+@pytest.mark.parametrize(
+    ("phase", "limits", "asks"),
+    [
+        (AttemptPhase.RUNNING, TASK.limits, True),
+        (AttemptPhase.LAUNCHING, TASK.limits, False),
+        (AttemptPhase.RUNNING, JobLimits(), False),
+    ],
+)
+def test_only_a_gang_of_a_job_with_a_deadline_is_reviewed_once_it_is_launched(
+    phase: AttemptPhase, limits: JobLimits, asks: bool
+) -> None:
+    job = replace(JOB, phase=JobPhase.RUNNING, task=replace(TASK, limits=limits))
+    own = replace(attempt(1, phase), offer=FIXED)
+    uow = UnitOfWork(job, [own], [ranks(1, "a", "b")])
+    uow.set_spent(Money(0))
+    decided = decide_standby(uow.rows, {}, NOW)
+    assert isinstance(decided, AskAdvisor) is asks
+    assert decided == Step(after=NEVER) or asks
+
+
+@pytest.mark.parametrize("phase", [AttemptPhase.RUNNING, AttemptPhase.ENDING])
+def test_a_gang_on_a_shared_host_or_at_its_end_gets_no_second_one(phase: AttemptPhase) -> None:
+    running = phase is AttemptPhase.RUNNING
+    own = replace(attempt(1, phase), offer=replace(SPOT, shared=running))
+    nodes = [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
+    uow = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [own], [nodes])
+    assert decide_standby(uow.rows, {}, NOW) == Step(after=NEVER)
+    lost = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [], [])
+    assert decide_standby(lost.rows, {}, NOW) == Step(after=NEVER)
 
 
 def test_a_gang_that_the_job_leaves_of_its_own_accord_is_no_preemption() -> None:
