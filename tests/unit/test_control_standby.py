@@ -294,6 +294,9 @@ def test_a_gang_on_a_shared_host_or_at_its_end_gets_no_second_one(phase: Attempt
     nodes = [replace(node, risk_at=NOW) for node in ranks(1, "a", "b")]
     uow = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [own], [nodes])
     assert decide_standby(uow.rows, {}, NOW) == Step(after=NEVER)
+    stopping = replace(JOB, phase=JobPhase.RUNNING, stop_reason="enough")
+    stopped = UnitOfWork(stopping, [attempt(1, AttemptPhase.RUNNING)], [nodes])
+    assert decide_standby(stopped.rows, {}, NOW) == Step(after=NEVER)
     lost = UnitOfWork(replace(JOB, phase=JobPhase.RUNNING), [], [])
     assert decide_standby(lost.rows, {}, NOW) == Step(after=NEVER)
 

@@ -203,6 +203,20 @@ class TestLaunching:
 
 
 class TestBooting:
+    def test_a_long_setup_is_no_missing_agent(self) -> None:
+        gang, late = view(AttemptPhase.BOOTING, ranks=2, seen=alive(ranks=2)), T0 + a.BOOT_TIMEOUT
+        set_up = replace(
+            gang,
+            nodes=tuple(
+                replace(each, phase=NodePhase.CLAIMED, running_at=None, heard_at=late)
+                for each in gang.nodes
+            ),
+        )
+        assert isinstance(decide_attempt(set_up, late), a.RecheckAttempt)
+        missing = replace(set_up.nodes[1], phase=NodePhase.EXPECTED, claim=None)
+        action = decide_attempt(replace(set_up, nodes=(set_up.nodes[0], missing)), late)
+        assert ends_as(action, AttemptOutcome.TIMEOUT)
+
     def test_runs_once_every_rank_runs(self) -> None:
         whole = view(AttemptPhase.BOOTING, ranks=2)
         action = decide_attempt(whole, at(1))
@@ -554,6 +568,46 @@ class TestRunning:
             decide_attempt(with_exit(gang, 1, AttemptOutcome.EXIT, 1, exited), at(5)), outcome
         )
 
+    @pytest.mark.parametrize(("pays", "grace"), [(100, 10), (8, 3), (2, 0)])
+    def test_a_stop_for_the_budget_leaves_as_much_grace_as_can_be_paid(
+        self, pays: float, grace: float
+    ) -> None:
+        job = make_job(JobPhase.STOPPING, stop_reason="spent", stop_cause=StopCause.BUDGET)
+        action = decide_attempt(replace(view(job=job), pays=timedelta(seconds=pays)), at(1))
+        assert isinstance(action, a.OrderRanks)
+        assert (action.kind, action.seconds) == ("stop", grace)
+
+    def test_the_end_of_a_notice_is_not_missed_between_two_looks(self) -> None:
+        gang = view(seen=alive())
+        order = Order(seq=1, kind="notice", seconds=60, reason="", at=T0)
+        node = replace(gang.nodes[0], notice_until=at(60), order=order, heard_at=at(50))
+        told = replace(gang, nodes=(node,))
+        assert decide_attempt(told, at(50)) == a.RecheckAttempt(after=timedelta(seconds=10))
+
+    @pytest.mark.parametrize(
+        ("more", "outcome", "reason"),
+        [
+            ({"cancelled": True}, AttemptOutcome.STOPPED, "a person cancelled the gang"),
+            ({"preempted": True}, AttemptOutcome.PREEMPTED, "the provider reclaimed the gang"),
+            (
+                {"no_capacity": True},
+                AttemptOutcome.CAPACITY,
+                "the provider found no capacity after the launch",
+            ),
+            ({}, AttemptOutcome.NODE, "the gang ended before its work was complete"),
+        ],
+    )
+    def test_the_loss_of_a_gang_has_a_reason_even_if_the_provider_gives_none(
+        self, more: dict[str, bool], outcome: AttemptOutcome, reason: str
+    ) -> None:
+        seen = replace(gone(), **more)  # type: ignore[arg-type]
+        action = decide_attempt(view(seen=seen), at(10))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert (action.outcome, action.reason) == (outcome, reason)
+        action = decide_attempt(view(seen=replace(seen, reason="because")), at(10))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert action.reason.endswith("because")
+
     def test_a_stop_does_not_wait_for_the_end_of_a_notice(self) -> None:
         job = make_job(JobPhase.STOPPING, stop_reason="enough", stop_cause=StopCause.BUDGET)
         gang = view(ranks=2, job=job)
@@ -574,6 +628,22 @@ class TestRunning:
 
 
 class TestKept:
+    def test_nodes_are_kept_after_their_work_if_the_task_says_so(self) -> None:
+        task = TaskSpec(name="n", run="x", keep=timedelta(minutes=10))
+        gang = with_exit(view(job=make_job(task=task)), 0, AttemptOutcome.SUCCEEDED, 0)
+        action = decide_attempt(gang, at(5))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert (action.phase, action.until) == (AttemptPhase.KEPT, at(605))
+
+    def test_the_user_releases_it_before_its_time(self) -> None:
+        kept = view(AttemptPhase.KEPT, seen=alive(), kept_until=at(600))
+        action = decide_attempt(replace(kept, job=make_job(released=True)), at(10))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert (action.phase, action.reason) == (AttemptPhase.ENDING, "released by the user")
+        action = decide_attempt(replace(kept, unpaid="no budget pays"), at(10))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert action.reason == "no budget pays"
+
     def test_waits_for_the_next_job_no_longer_than_its_time(self) -> None:
         kept = view(AttemptPhase.KEPT, seen=alive(), kept_since=T0, kept_until=at(40))
         waiting = decide_attempt(kept, at(30))
@@ -629,6 +699,25 @@ class TestKept:
 
 
 class TestEnding:
+    def test_nobody_waits_for_the_end_of_a_node_that_never_started(self) -> None:
+        seen = replace(gone(), nodes=[*gone().nodes, NodeSeen(rank=1, engine_id="1")])
+        action = decide_attempt(view(AttemptPhase.ENDING, ranks=2, seen=seen), at(10))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert action.phase is AttemptPhase.ENDED
+
+    @pytest.mark.parametrize(
+        ("outcome", "then"),
+        [(AttemptOutcome.SUCCEEDED, None), (AttemptOutcome.PREEMPTED, AttemptOutcome.STOPPED)],
+    )
+    def test_only_a_reclaimed_gang_can_turn_out_to_have_been_cancelled(
+        self, outcome: AttemptOutcome, then: AttemptOutcome | None
+    ) -> None:
+        seen = replace(gone(), cancelled=True)
+        ending = view(AttemptPhase.ENDING, seen=seen, outcome=outcome)
+        action = decide_attempt(ending, at(10))
+        assert isinstance(action, a.AdvanceAttempt)
+        assert (action.phase, action.outcome) == (AttemptPhase.ENDED, then)
+
     def test_asks_for_the_removal_and_again_if_it_shows_no_effect(self) -> None:
         there = view(AttemptPhase.ENDING, seen=alive())
         assert isinstance(decide_attempt(there, at(1)), a.RemoveGang)
