@@ -163,9 +163,10 @@ def test_earlier_charges_of_a_node_with_none_left_become_empty() -> None:
 
 
 def test_the_price_of_an_earlier_charge_holds_if_the_provider_reports_none() -> None:
-    stored = (charge(0, 5, 50, 7_200_000),)
+    disk = replace(charge(0, 5, 50), kind=ChargeKind.DISK)
+    stored = (charge(0, 5, 50, 7_200_000), disk)
     bill = close(NEW, attempt=replace(ATTEMPT, nodes=1), nodes=(agent(0, 6, 60),), stored=stored)
-    assert seconds(bill)[0] == [(0, 110)]
+    assert kinds(bill.charges) == {ChargeKind.NODE: 110, ChargeKind.DISK: 55}
 
 
 def test_charges_of_a_living_gang_end_where_its_end_was_missed() -> None:
@@ -563,6 +564,12 @@ def test_the_end_of_a_machine_that_was_rolled_back_may_be_unknown() -> None:
     assert bill.unsure_bill.latest == at(100)
 
 
+def test_the_time_of_a_machine_that_was_rolled_back_may_not_have_been_seen_at_all() -> None:
+    told = replace(gang(state=GangState.ENDED), rolled_back=(node(0, 5, 45, unseen=True),))
+    bill = close(after_look(NEW, told, at(50)), attempt=replace(ATTEMPT, nodes=1))
+    assert (sum(each.amount.micros for each in bill.charges), seconds(bill)[1]) == (0, 40)
+
+
 def test_all_ends_are_known_if_that_of_a_machine_that_was_rolled_back_is() -> None:
     """Its start is not known."""
     told = replace(gang(state=GangState.ENDED), rolled_back=(lost(node(0, 10, 40), 20),))
@@ -588,6 +595,9 @@ def test_a_rank_whose_only_machine_was_rolled_back_costs_no_more_than_this_machi
 def test_the_charges_of_a_poll_are_computed_once() -> None:
     look = after_look(NEW, gang(node(0, 5), node(1, None)), at(30))
     assert not is_accrual_due(ATTEMPT, after_look(NEW, gang(node(0, None)), at(30)))
+    free = replace(ATTEMPT, offer=replace(OFFER, rate=HourlyRate(0)))
+    assert not is_accrual_due(free, look)
+    assert is_accrual_due(free, after_look(NEW, gang(node(0, 5), micros=1), at(30)))
     charges, look = accrue(ATTEMPT, look, ())
     assert [each.rank for each in charges] == [0]
     assert not is_accrual_due(ATTEMPT, look)
