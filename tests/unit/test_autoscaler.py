@@ -188,8 +188,9 @@ def test_strict_services_and_uneven_arrivals_need_more_minutes() -> None:
 
 
 def test_a_warm_service_is_not_reduced_before_it_is_known() -> None:
-    decision, _ = decide(TERMS, ScalingState(), observe(5.0, 1, 9))
-    assert (decision.wanted, decision.reason) == (9, ScaleReason.HELD)
+    for now_s in (5.0, 1_000_000.0):
+        decision, _ = decide(TERMS, ScalingState(), observe(now_s, 1, 9))
+        assert (decision.wanted, decision.reason) == (9, ScaleReason.HELD)
 
 
 def test_an_idle_service_goes_to_zero_and_one_request_brings_a_replica() -> None:

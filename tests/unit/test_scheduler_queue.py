@@ -506,3 +506,7 @@ def test_a_job_that_can_use_another_host_waits_for_capacity_there() -> None:
     wait = scheduler.decide(waiting)
     assert isinstance(wait, JobWait)
     assert "free capacity" in wait.reason
+    scheduler = JobScheduler(QueueCapacity(hosts=(ONE_PROJECT,), allocations=taken))
+    wait = scheduler.decide(replace(waiting, offers=(CPU, replace(CLOUD, capacity=0))))
+    assert isinstance(wait, JobWait)
+    assert "free capacity" in wait.reason, "a cloud may have some later"
