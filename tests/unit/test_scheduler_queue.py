@@ -186,6 +186,12 @@ def test_a_job_with_several_wishes_waits_at_the_places_of_all_of_them() -> None:
     assert place.offer.instance_type == "u"
 
 
+def test_offers_without_a_pool_do_not_use_each_others_capacity() -> None:
+    other = replace(CLOUD, instance_type="u")
+    waiting = [waiting_job(job("1"), CLOUD), waiting_job(job("2"), other)]
+    assert placed(plan_jobs(waiting, QueueCapacity())) == ["1", "2"]
+
+
 def test_offers_of_one_pool_draw_from_each_other() -> None:
     """Two nodes of eight: each size may be had so often, and not all of them at once."""
     sizes = {

@@ -49,7 +49,7 @@ class HostWaits:
                 if wish is not None and wish not in wishes[host.name]:
                     wishes[host.name].append(wish)
         for name, wanted in wishes.items():
-            self._wishes[name] += [wanted] if wanted else []
+            self._wishes[name].append(wanted)
 
     def may_delay(self, mine: Sequence[Allocation], allocations: Sequence[Allocation]) -> bool:
         """Return whether a job with the allocations `mine` could delay one of the waiting jobs.
