@@ -197,6 +197,15 @@ def test_what_was_refused_waits_for_a_person() -> None:
     assert action.avoid == timedelta(days=1)
 
 
+def test_a_job_says_that_it_is_tried_again_only_if_its_tries_are_limited() -> None:
+    lost = decide_job(ended(AttemptOutcome.NODE), T0)
+    assert isinstance(lost, j.RequeueJob)
+    assert lost.text == "because; tried again"
+    elsewhere = decide_job(ended(AttemptOutcome.CAPACITY), T0)
+    assert isinstance(elsewhere, j.RequeueJob)
+    assert elsewhere.text == "because"
+
+
 def test_the_delay_doubles_up_to_an_hour() -> None:
     retry = RetryPolicy(delay=timedelta(minutes=10))
     delays = []
