@@ -209,6 +209,8 @@ def test_a_key_keeps_its_replica_until_it_is_overloaded() -> None:
     loads = [10 if position == idle[0] else 2 for position in range(4)]
     assert choose_by_key(ring, keys[0], loads, sum(loads), 1.25) != idle[0]
     assert choose_by_key(ring, keys[0], [FULL] * 4, 0, 1.25) == -1
+    busy = [choose_by_key(ring, key, [9, 9, 9, 9], 0, 1.25) for key in keys]
+    assert busy == idle, "all have more than their share, and room"
 
 
 def test_a_key_whose_replica_is_full_goes_where_it_would_go_without_this_replica() -> None:
