@@ -220,7 +220,10 @@ def test_the_delay_doubles_up_to_an_hour() -> None:
 
 def test_a_stop_of_a_queued_job_is_immediate() -> None:
     queued = view(JobPhase.QUEUED, attempt=None, stop_reason="enough", stop_cause=StopCause.USER)
-    assert turned(decide_job(queued, T0)) == (JobPhase.STOPPED, None)
+    stopped = decide_job(queued, T0)
+    assert turned(stopped) == (JobPhase.STOPPED, None)
+    assert isinstance(stopped, j.AdvanceJob)
+    assert stopped.reason == "enough"
 
 
 def test_a_stop_waits_for_the_attempt() -> None:

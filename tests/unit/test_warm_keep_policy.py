@@ -15,7 +15,7 @@ from tests.contract.store_suite import NOW, begin, make_charge, make_job, submit
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import AdvanceAttempt
 from cavvy.control.decide.bills import bill_gang, closing_charges
-from cavvy.control.decide.warm_pool import fits, hand_over, keeps_until, waits_on
+from cavvy.control.decide.warm_pool import fits, hand_over, keeps_until, list_kept, waits_on
 from cavvy.control.warm.pool import WarmGang, WarmGangNotReady, WarmPool
 from cavvy.costs.metering import total
 from cavvy.domain.events import Charge, ChargeKind
@@ -204,6 +204,24 @@ def test_a_kept_gang_is_for_a_job_of_its_project_that_wants_the_same() -> None:
     assert not fits(ATTEMPT, JOB, asking(tags={"team": "vision"}))
     for other in ({"disk_gib": 100}, {"disk_type": "io2"}, {"network": NetworkNeed(min_mbps=1000)}):
         assert not fits(ATTEMPT, JOB, asking(resources=replace(TASK.resources, **other)))  # type: ignore[arg-type]
+
+
+def test_a_project_takes_its_own_gangs_the_longest_kept_first() -> None:
+    kept = [
+        replace(ATTEMPT, id=name, project=project, kept_since=NOW + minute * MINUTE)
+        for name, project, minute in (("a", "p", 3), ("b", "q", 1), ("c", "p", 2))
+    ]
+    assert [each.id for each in list_kept(kept, "p")] == ["c", "a"]
+
+
+def test_a_takeover_of_a_machine_says_which_machine() -> None:
+    kept = replace(ATTEMPT, phase=AttemptPhase.KEPT, kept_since=NOW)
+    changes = hand_over(kept, JOB, [], asking(machine="m"), LATER)
+    assert changes.job is not None
+    assert changes.job.reason.startswith("starts on machine m, ")
+    plain = hand_over(kept, JOB, [], JOB, LATER).job
+    assert plain is not None
+    assert plain.reason == f"starts on {OFFER.key}, on the gang kept by job n"
 
 
 class Ready:
