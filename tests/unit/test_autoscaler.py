@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.autoscaler.cold_starts import ColdStart, list_starts, record_cold_starts
+from cavvy.autoscaler.cold_starts import (
+    ColdStart,
+    expect_cold_start,
+    list_starts,
+    record_cold_starts,
+)
 from cavvy.autoscaler.decide import decide
 from cavvy.autoscaler.load import LoadRecord, ServiceLoad, estimate_load, record_load
 from cavvy.autoscaler.markets import place_replicas
@@ -222,6 +227,23 @@ def test_late_requests_raise_the_margin_and_a_surplus_lowers_it() -> None:
         seen = replace(observe(float(second), 10, 6), late=50)
         late, state = decide(replace(TERMS, wait_s=0.1), state, seen)
     assert late.wanted > calm.wanted
+
+
+def test_nine_of_ten_cold_starts_take_no_longer_than_the_high_one() -> None:
+    dice, measured, within = Random(1), None, 0
+    for _ in range(3000):
+        length_s = dice.uniform(50.0, 150.0)
+        within += measured is not None and length_s <= measured.high_s
+        measured = record_cold_starts(measured, (length_s,))
+    assert within / 3000 == pytest.approx(0.9, abs=0.02)
+
+
+def test_the_fastest_market_decides_how_soon_a_replica_can_be_ready() -> None:
+    known = {"a": ColdStart(mean_s=60.0, high_s=70.0), "b": ColdStart(mean_s=80.0, high_s=90.0)}
+    markets = (market(name="b"), market(name="a"), market(name="c"))
+    assert expect_cold_start(known, markets, 90.0) == 60.0
+    assert expect_cold_start(known, markets, 30.0) == 30.0
+    assert expect_cold_start(known, (), 30.0) == 30.0
 
 
 def test_a_cold_start_is_measured_in_each_market() -> None:
