@@ -1,5 +1,5 @@
-"""Opens files in folders that the work can change, without being led to other files by symbolic
-links that the work has created.
+"""Opens files in folders that the work can change. Symbolic links that the work creates cannot lead
+the agent to files outside these folders.
 
 The agent may have access to more files than the work, which may run in a container or in its own
 namespaces. Therefore every path is opened one name at a time, each relative to the folder opened
@@ -38,8 +38,8 @@ class AllowedFolders:
     followed. `given` are folders that the user named; their paths may contain links. A path in
     `given` may also be the path of a file.
 
-    `seen` maps each path as the work sees it to the path of the same files on this machine. `seen`
-    is used to resolve links and folders on a path. The paths on this machine must be in `own` or
+    `seen` is used to resolve links and folders on a path: it maps the path at which the work sees a
+    folder to the folder's path on this machine. The paths on this machine must be in `own` or
     `given`.
     """
 
@@ -211,8 +211,8 @@ class _Walk:
         self._enter_seen("/".join([folder.rstrip("/"), *reversed(self.todo)]))
 
     def _enter_seen(self, path: str) -> None:
-        """Start in the innermost folder of `seen` that contains a path as the work sees it. Raises
-        LeadsOutside, OSError."""
+        """Enter `path`, a path as the work sees it, through the innermost folder of `seen` that
+        contains the path. Raises LeadsOutside, OSError."""
         shown = _find_innermost(path, self._seen)
         if shown and len(shown) >= len(_find_innermost(path, self._allowed)):
             path = self._seen[shown] + path[len(shown) :]

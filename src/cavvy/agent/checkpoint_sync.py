@@ -68,7 +68,7 @@ class CheckpointSync(SidecarProcess):
         self._tries = 0
 
     def hurry(self) -> None:
-        """Check more often, since the node will be reclaimed soon."""
+        """Check the folder more often, because the node will be reclaimed soon."""
         self._every_s = min(self._every_s, HURRY_S)
 
     def find_unsafe(self) -> str:

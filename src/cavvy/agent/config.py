@@ -70,9 +70,9 @@ class ConfigFields:
     def read(self, name: str, kind: str, default: object = None) -> Any:
         """Read a field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
 
-        If the field is missing or null, the result is the default. Without a default, the result is
-        an empty list or object, False or None, as `kind` allows. For other kinds, BadConfig is
-        raised.
+        If the field is missing or null, return the default. If there is no default either, return
+        the empty value of `kind`: an empty list or object, False or None. For kinds without an
+        empty value, raise BadConfig.
         """
         value, plain = self._raw.get(name), kind.replace(" | None", "")
         if value is None and (default is not None or plain != kind):
@@ -113,9 +113,9 @@ class ConfigRecord:
 
 
 class ReclaimSignal(ConfigRecord):
-    """The way in which the provider reclaims nodes: the provider sends SIGTERM to the agent while
-    the file `unless` does not exist. The provider may warn earlier, by creating the file `warning`
-    or by sending `signal`.
+    """How the provider reclaims nodes: a SIGTERM to the agent means that the node is being
+    reclaimed, unless the file `unless` exists. The provider may warn earlier, by creating the file
+    `warning` or by sending `signal`.
     """
 
     source: str
@@ -329,7 +329,8 @@ class CheckConfig(ConfigRecord):
 
 
 class WorkdirConfig(ConfigRecord):
-    """A working folder as it was at submission. `snapshot` is the hash of its manifest."""
+    """A snapshot of the working folder at submission. `snapshot` is the hash of the snapshot's
+    manifest."""
 
     snapshot: str
 

@@ -59,7 +59,7 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
     """Return the outcome, exit code and reason of work that has ended. `ending` is the outcome and
     reason if the agent ended the work, or None if the work ended by itself.
 
-    If the agent has signalled the work, exit code 0 does not count as success here: the control
+    If the agent has sent the work a signal, exit code 0 is not treated as success here: the control
     plane decides from the work's reports.
     """
     if ending is not None:
@@ -79,14 +79,14 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
 
 
 def describe_notice(seconds: float, reason: str) -> dict[str, object]:
-    """Return the notice that the task is sent: its work must end within `seconds`."""
+    """Return the notice for the task, which says that its work must end within `seconds`."""
     deadline = time_text(time.time() + seconds)
     return {"seconds": seconds, "deadline": deadline, "reason": reason}
 
 
 def serve_on(work: WorkConfig | None, seconds: float) -> float:
-    """Return how many seconds work that answers requests continues after a notice of `seconds`; 0
-    for other work. The control plane stops such work earlier if all of its requests have been
+    """Return how many seconds the work continues after a notice of `seconds`: 0, unless the work
+    answers requests. The control plane stops the work earlier if all of its requests have been
     answered.
     """
     if work is None or not work.serves:

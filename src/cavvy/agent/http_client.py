@@ -61,7 +61,7 @@ class RetryBudget:
         self.reset()
 
     def reset(self) -> None:
-        """Reset the failure count after data has arrived."""
+        """Reset the failure count, because data has arrived."""
         self._tries, self._since = 0, time.monotonic()
         self._delay = BackOff(FIRST_DELAY_S, LAST_DELAY_S, chance=random)
 
@@ -154,8 +154,8 @@ class BlockingClient:
     ) -> bytes:
         """Return the body of a successful answer. Raises TransferFailed if the request is refused.
 
-        Raises StorageTimeout if the control plane gets no answer from the storage; `tell` is called
-        with a message about the wait before this error.
+        If the control plane gets no answer from the storage, calls `tell` with a message about the
+        wait and raises StorageTimeout.
         """
         budget = RetryBudget(tell)
         while True:
@@ -274,7 +274,8 @@ def read_reason(status: int, data: bytes) -> str:
 
 
 def connect(address: ServerAddress) -> http.client.HTTPConnection:
-    """Create a blocking connection over the transport that the address names. Raises OSError."""
+    """Create a blocking connection to an address; the scheme of the address selects the transport.
+    Raises OSError."""
     if address.by_mail:
         return BlockingMailboxConnection(address.text.partition(":")[2])
     if address.tls:

@@ -3,7 +3,8 @@ task.
 
 `home/log/` contains the undelivered output in files, called segments. A segment's name is the
 position of its first byte in the whole output. If all segments together exceed the limit, the
-oldest are dropped, but the first output is kept (up to a tenth of the limit).
+oldest segments are dropped, except for the start of the output: it is kept, up to a tenth of the
+limit.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class LogSpool:
 
     def acknowledge(self, wanted: int) -> None:
         """Delete the output before the position `wanted`; the server still needs the output from
-        this position on. `wanted` may be before the previous position, as long as the bytes there
-        are still stored.
+        this position on. `wanted` may be lower than in the previous call if the bytes from `wanted`
+        on are still stored.
         """
         self._acked = min(wanted, self.size)
         while self._segments and sum(self._segments[0]) <= self._acked:

@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> int:
     """Run the agent and return its exit code: 0 if no work remains, 2 if the configuration is
     wrong.
 
-    With `--deliver`, the exit code is 1 if messages are left, or EX_TEMPFAIL if messages are left
-    because the server did not answer.
+    With `--deliver`, the exit code is EX_TEMPFAIL if messages are left because the server did not
+    answer, and 1 if messages are left for another reason.
 
     With `--separates`, only test whether this machine can separate work, and print the obstacle.
     """
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
     """Run the job's work, then the work of other jobs that arrives while the node is kept warm.
-    Work of each job gets a new runner, as if a new agent had been started.
+    Each job's work gets a new runner, as if a new agent had been started.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:
@@ -92,7 +92,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
     deliver that agent's messages.
 
     Return the exit code, and the number of seconds to wait for more work afterwards. `waits_s` is
-    how many seconds to wait for work if other work ran on this node before, else None.
+    the time in seconds to wait for work if other work ran on this node before, else None.
     """
     loop = EventLoop(lock)
     runner = RankRunner(loop, config, take_nonce(config.home))
@@ -118,8 +118,8 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
 
 
 def mark_debt(config: AgentConfig, owes: bool) -> None:
-    """Create a file if messages are undelivered, else remove the file. The program that started the
-    agent checks for this file.
+    """Create a marker file if messages are undelivered; otherwise remove the file. The program that
+    started the agent checks for this file.
     """
     if owes:
         write_whole(config.undelivered_file, "")

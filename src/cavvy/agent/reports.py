@@ -49,8 +49,8 @@ class TaskReports:
             self._count(seconds)
 
     def saw(self, seconds: float) -> None:
-        """Count a checkpoint that the agent has found, with the time that writing it took, unless
-        the task reports its checkpoints itself.
+        """Count a checkpoint that the agent has found, and record how long the task took to write
+        it. Do nothing if the task reports its checkpoints itself.
         """
         if self.cost_s is None:
             self._count(seconds)

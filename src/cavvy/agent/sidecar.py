@@ -44,7 +44,7 @@ class SidecarProcess(ABC):
         return self._done is not None
 
     def finish(self, done: Callable[[], None]) -> None:
-        """Finish after the work has ended, then call `done`."""
+        """Start the last run, because the work has ended; call `done` after the run."""
         self._done = done
         self._loop.cancel(self._timer)
         if self._process is None:

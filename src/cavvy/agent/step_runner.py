@@ -203,8 +203,8 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
-        """Hide from a user's program the folder that is hidden from the work. While the work runs,
-        the program also enters the work's namespaces.
+        """Make a user's program unable to see the folder that is hidden from the work. While the
+        work runs, the program also enters the work's namespaces.
         """
         if self._config.covers:
             from .work.view import make_view
@@ -450,7 +450,7 @@ class StepRunner:
     @property
     def verdict(self) -> tuple[Failure | None, int, int]:
         """The result of the task: a failure (None if only the exit code decides), the exit code,
-        and the number of processes that were killed for their use of memory.
+        and the number of processes that the kernel killed because of their memory use.
         """
         return self._find_failure(), self._task_code or 0, self._oom_kills
 

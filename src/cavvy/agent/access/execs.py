@@ -39,7 +39,7 @@ class RankExecs:
     @property
     def connected(self) -> bool:
         """Whether a user's command or session is running. Programs that an ended command has left
-        behind are not included.
+        behind do not count.
         """
         return any(not running.over for running in self._running)
 

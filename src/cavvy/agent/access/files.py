@@ -71,8 +71,8 @@ class NodeFileCalls:
         self, asked: Fields, name: str = "path", *, follow: bool = True, make: bool = False
     ) -> Iterator[str]:
         """Yield the path on this node that corresponds to the user's path. In a container, `follow`
-        also resolves a link in the last name of the path. With `make`, missing parent folders are
-        created. Raises OSError.
+        means that the path's last name is also resolved if it is a link. With `make`, missing
+        parent folders are created. Raises OSError.
         """
         path = self.read_path(asked, name)
         if not self.root:

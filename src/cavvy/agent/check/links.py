@@ -117,8 +117,8 @@ def _send(line: socket.socket) -> None:
 
 
 def _receive_all(server: socket.socket, key: bytes, rank: int, end: float) -> tuple[int, float]:
-    """Return the number of bytes received over all connections, and how many seconds they took
-    to arrive. Raises SlowLink."""
+    """Return the number of bytes received over all connections, and the duration of the transfer in
+    seconds. Raises SlowLink."""
     lines: list[socket.socket] = []
     while len(lines) < STREAMS:
         server.settimeout(max(0.01, end - time.monotonic()))

@@ -162,8 +162,8 @@ class Results:
         self.pieces: list[Piece] = []
 
     def collect(self) -> None:
-        """List the bytes to store. Outputs that cannot be read or copied are omitted, and the
-        result "succeeded" then becomes a failure. Raises FileChanged, OSError.
+        """List the bytes to store. Outputs that cannot be read or copied are omitted; if the work
+        succeeded, such an omission turns its result into a failure. Raises FileChanged, OSError.
         """
         for offset, lost, size, read in self._log.pieces():
             self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))
@@ -230,8 +230,8 @@ class Results:
                 self.pieces.append((fields, folders.stat(source).st_size, read))
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Record that an output is omitted. The reason in the messages does not contain the error's
-        text, because secrets in that text would not be redacted.
+        """Record that an output is omitted. The reason that is sent to the server does not contain
+        the error's text, because secrets in that text would not be redacted.
         """
         _refuse(f"{what} is not stored: {error}")
         exit = json.loads(self._messages[-1])
@@ -269,9 +269,9 @@ def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
     """Upload the results, the manifest last. Return the exit code of the process, which runs only
     this function.
 
-    A manifest from an earlier try is replaced by an empty one first. Otherwise, the earlier
-    manifest would describe the new objects wrongly if the node ended before the new manifest is
-    sent.
+    The upload first replaces the manifest of an earlier try by an empty manifest. Otherwise, if the
+    node ended before the new manifest is sent, the earlier manifest would describe the new objects
+    wrongly.
     """
     try:
         results.collect()

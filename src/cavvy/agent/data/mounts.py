@@ -59,8 +59,8 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
 
 
 def list_checkpoint_volumes(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """Return the folder of this node that contains the checkpoints if the checkpoint's path is in a
-    volume. The list is empty or has one item."""
+    """If the checkpoint's path is in a volume, return a list with the folder of this node that
+    contains the checkpoints; otherwise return an empty list."""
     if work.checkpoint is None:
         return []
     try:
@@ -156,9 +156,9 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
 
 
 def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, str]]:
-    """Return the files that the work sees in its home folder, as (source, path relative to the
-    home). An image has its own home folder, so the container of the work makes these links itself.
-    Raises CannotBuild, OSError.
+    """Return the inputs and volumes that the work sees in its home folder, as (source, path
+    relative to the home folder). An image has its own home folder, so the container of the work
+    makes these links itself. Raises CannotBuild, OSError.
     """
     inputs = [
         (f"{config.home}/inputs/{index}", each.target) for index, each in enumerate(work.inputs)

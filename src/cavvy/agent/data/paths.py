@@ -51,8 +51,8 @@ def list_input_binds(config: AgentConfig, work: WorkConfig) -> list[str]:
 def find_output(
     config: AgentConfig, work: WorkConfig, output: int
 ) -> tuple[str, dict[str, list[int]]]:
-    """Return the path of an output on this node, and the files that were already sent to its
-    target, as path -> [size, mtime in ns]. Raises CannotBuild.
+    """Return the path of an output on this node, and the files that the output's target already
+    has, as path -> [size, mtime in ns]. Raises CannotBuild.
     """
     path, brought = _find_output(config, work, work.outputs[output])
     return path, {**brought, **read_known(f"{config.home}/sent-{output}.json")}
@@ -76,12 +76,13 @@ def _find_output(
 
 
 def _find_full(config: AgentConfig, index: int, target: str) -> str:
-    """Return the files of an input whose target is an absolute path."""
+    """Return the path on this node of the files of an input whose target is an absolute path."""
     return target if target in config.placed else f"{config.home}/inputs/{index}"
 
 
 def _list_given(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """Return the outputs with absolute paths in the task, and the inputs placed by the provider."""
+    """Return the paths of the outputs that the task names by absolute paths, and of the inputs that
+    the provider has placed on this node."""
     elsewhere = {each.target for each in work.inputs} | {each.path for each in work.volumes}
     outputs = [
         os.path.expanduser(each.source)
@@ -121,8 +122,8 @@ def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:
-    """Record the downloaded files, so that an output with the same target does not send them back
-    unchanged."""
+    """Record the downloaded files of an input. An output that is sent to the input's URL then skips
+    the files that the work has not changed."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:

@@ -38,12 +38,12 @@ def send_output(
 ) -> TransferProgress:
     """Send a file or a folder. Files in `known` are already stored at the target, so they are not
     sent unless they have changed. Sent files are added to `known`. Links whose target is in one of
-    `folders` are followed; `refuse` is called for each other link.
+    `folders` are followed; for all other links, `refuse` is called.
 
     If `still_s` is above 0, the work is still running. Files that the work wrote within the last
     `still_s` seconds, or writes during the upload, are skipped. With `quiet`, waits for the storage
     are not reported. `sent` is called with the bytes that were sent, also after a failure. The
-    caller must call `end` of the returned meter. Raises TransferFailed, LeadsOutside, OSError.
+    caller must call `end` on the returned meter. Raises TransferFailed, LeadsOutside, OSError.
     """
     meter = TransferProgress(f"output {target}", tell, quiet=quiet)
     try:
@@ -99,8 +99,8 @@ def list_files(
 def is_due(
     folders: AllowedFolders, path: str, name: str, known: dict[str, list[int]], still_s: float
 ) -> bool:
-    """Return whether to send a file: the file has changed since it was last sent, and has not
-    changed for `still_s` seconds."""
+    """Return whether to send a file. A file is sent if it has changed since it was last sent, but
+    not within the last `still_s` seconds."""
     try:
         seen = folders.stat(path)
     except OSError:

@@ -87,7 +87,7 @@ def make_argv(
     config: AgentConfig,
     mounts: list[str],
 ) -> list[str]:
-    """Return the first arguments of a command line. The caller appends the command to run in the
+    """Return the start of a command line, to which the caller appends the command to run in the
     image. Environment variables are passed as in `inner_environment`, not as arguments.
     """
     argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", config.folder]
@@ -100,7 +100,8 @@ def make_argv(
 
 def inner_environment(outer: dict[str, str], env: dict[str, str]) -> dict[str, str]:
     """Return the environment in which to run Apptainer. The environment contains Apptainer's own
-    variables, and the work's variables with a prefix that Apptainer removes inside the container.
+    variables, and the work's variables with a prefix; Apptainer removes the prefix inside the
+    container.
     """
     given = {
         f"{name}ENV_{key}": value

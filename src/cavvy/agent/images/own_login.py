@@ -41,8 +41,8 @@ class NoIdentity(Exception):
 
 
 def find_own_login(image: str, metadata: str = METADATA, api: str = "") -> str | None:
-    """Return the login USER:PASSWORD for the image's registry, or None if the image names no
-    registry of a cloud. `metadata` and `api` are the addresses of the metadata service and of the
+    """Return the login USER:PASSWORD for the image's registry, or None if the image is not in a
+    cloud's registry. `metadata` and `api` are the addresses of the metadata service and of the
     registry's API; only tests set them. Raises NoIdentity.
     """
     registry = image.partition("/")[0] if "/" in image else ""

@@ -39,8 +39,8 @@ def find_rocm(names: list[str]) -> tuple[int, ...] | None:
 
 
 def find_rocm_objection(names: list[str], driver: str | None) -> str | None:
-    """Return the reason why the ROCm version of these packages or images cannot run on this driver,
-    or None if no reason is known.
+    """Return the reason why the ROCm version of the packages or images cannot run on this node's
+    driver, or None if no reason is known.
     """
     wanted = find_rocm(names)
     if driver is None or wanted is None:

@@ -57,7 +57,7 @@ _FILE = re.compile(r"(?:^|\s)(?:-r|--requirements?)[\s=]+(\S+)")
 
 
 def find_packages(text: str) -> dict[str, list[str]]:
-    """Return, by vendor, the arguments of the commands in a setup that install that vendor's
+    """Return, for each vendor, the arguments of those setup commands that install the vendor's
     packages. The result is {} if the setup may choose its packages by conditions.
     """
     text = _strip(text)
@@ -68,8 +68,8 @@ def find_packages(text: str) -> dict[str, list[str]]:
 
 
 def find_required(text: str) -> dict[str, list[str]]:
-    """Return, by vendor, the lines of a requirements file that name that vendor's packages. Lines
-    with a condition (`; sys_platform == …`) do not count.
+    """Return, for each vendor, the lines of a requirements file that name the vendor's packages.
+    Lines with a condition (`; sys_platform == …`) do not count.
     """
     lines = [line for line in _strip(text).split("\n") if ";" not in line]
     return _sort(word for line in lines for word in line.split())
