@@ -189,8 +189,7 @@ def by_line(take: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 
 def make_wake_pipe() -> tuple[int, int]:
-    """Return a non-blocking pipe to which the interpreter writes the number of each caught signal.
-    """
+    """Return a non-blocking pipe that receives the number of each caught signal."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

@@ -409,7 +409,7 @@ class StepRunner:
             self._owner.prepared(reused=bool(self._result["reused"]))
 
     def _succeeded(self, step: str) -> bool:
-        """Return whether the step succeeded; report its failure to the owner."""
+        """Return whether the step succeeded; if it failed, report the failure to the owner."""
         result = self._result
         if not result:
             self._owner.failed("node", None, f"{step} was killed")
@@ -456,8 +456,8 @@ class StepRunner:
 
     @property
     def unsent(self) -> tuple[str, list[int]]:
-        """The data that have not been sent when the task has ended: the checkpoint folder (or ""),
-        and the indices of the outputs.
+        """The data that were not sent before the task ended: the checkpoint folder (or ""), and the
+        indices of the outputs.
         """
         sync = self.checkpoint_sync
         failure, code, _ = self.verdict

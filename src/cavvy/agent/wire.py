@@ -161,7 +161,7 @@ class RequestConnection(ABC):
         """Close the connection, or withdraw the request from the mailbox."""
 
     def _end(self) -> tuple[Replied | None, Failed | None]:
-        """Forget the finished request: clear its timer and callbacks, and return the callbacks."""
+        """Clear the timer and the callbacks of the finished request, and return the callbacks."""
         callbacks = self._replied, self._failed
         self._replied = self._failed = None
         self._loop.cancel(self._timer)
@@ -351,7 +351,7 @@ class LoopConnection(RequestConnection):
 
 
 def make_connection(loop: EventLoop, address: ServerAddress, headers: str) -> RequestConnection:
-    """Create a connection over the transport that the address names."""
+    """Create a connection to an address; the scheme of the address selects the transport."""
     if address.by_mail:
         from .mailbox import MailboxConnection  # only agents without a network need this module
 

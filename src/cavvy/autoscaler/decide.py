@@ -14,9 +14,10 @@
               rate * S / concurrency + backlog * S / (concurrency * drain)
     drain   = drain_s * exp(budget / allowed)
 
-Starting replicas count as ready ones, so that no replica is ordered twice. Replicas end only if N
-was lower in each of the last minutes (`count_agreeing`); replicas that were ordered for a backlog
-end with the backlog. After `idle_s` without a request, `least` replicas remain.
+Starting replicas count as ready replicas, so that no replica is ordered twice. Replicas end only if
+N was lower than their number in each of the last minutes (`count_agreeing` returns how many
+minutes); replicas that were ordered for a backlog end with the backlog. After `idle_s` without a
+request, `least` replicas remain.
 """
 
 from math import ceil, exp

@@ -14,7 +14,7 @@ _MOST_UNEVEN = 50.0
 
 
 class CountRecord(Struct, frozen=True, kw_only=True):
-    """The unevenness of the numbers of arrivals in steps of the same length.
+    """How uneven the arrivals are: the arrivals are counted in steps of equal length.
 
     `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is
     the sum over `steps` earlier steps of the squared deviation from the expected number, divided by
@@ -36,7 +36,7 @@ class CountRecord(Struct, frozen=True, kw_only=True):
         return CountRecord(squares=keep * self.squares + square, steps=keep * self.steps + 1)
 
     def unevenness(self, weights: ScalingWeights) -> float:
-        """Return the variance of the numbers divided by their mean (1 for a Poisson process)."""
+        """Return the variance of the counts divided by their mean (1 for a Poisson process)."""
         assumed = weights.assumed_counts
         return (self.squares + assumed * weights.assumed_uneven) / (self.steps + assumed)
 
@@ -46,7 +46,7 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
 
     `slow` and `fast` are numbers of requests, and `slow_span_s` and `fast_span_s` are the seconds
     in which the requests arrived. `short` and `long` are the counts in short and in long steps.
-    `completed` requests took `service_s` seconds each.
+    `completed` is the number of completed requests, which took `service_s` seconds on average.
     """
 
     slow: float = 0.0
@@ -65,8 +65,9 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
 
 
 class ServiceLoad(Struct, frozen=True, kw_only=True):
-    """The expected load: arrivals per second, seconds of service, the variance of arrivals in a
-    period divided by their mean (1 for a Poisson process), and whether the arrivals are a burst.
+    """The expected load: arrivals per second, seconds of service per request, the unevenness of the
+    arrivals (the variance of their number in a period divided by its mean, 1 for a Poisson
+    process), and whether the arrivals are a burst.
     """
 
     rate: float

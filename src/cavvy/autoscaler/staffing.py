@@ -1,4 +1,4 @@
-"""Computes how many replicas a load needs if it lasts, and how long a smaller need must last before
+"""Computes how many replicas a lasting load needs, and how long a smaller need must last before
 replicas end.
 """
 
@@ -105,16 +105,17 @@ def _late_share_of_batches(
     """Return the share of requests that wait longer than w = `wait_s` for a running batch.
 
     A batch of n requests takes t(n) = A * n + B. A slot that becomes free takes the requests that
-    have arrived meanwhile. In the steady state these are as many as before, so with s slots
+    have arrived meanwhile. In the steady state, all batches have the same size, so with s slots
 
         n = (rate / s) * t(n),  that is  n = rate * B / (s - rate * A),  but at least 1.
 
     One slot takes waiting requests every t(n), so a request waits t(n) / 2 on average before its
     own batch starts, and P(wait > w) = 1 - w / t(n). With several slots, a request waits for the
-    first of them. This would be (1 - w / t(n))^s if they became free independently of each other.
-    Their batches tend to end together, so the exponent is smaller; s^0.75 is an approximation that
-    was found by simulation. If the slots could serve the load one request at a time, some requests
-    find a free slot: only the share P(wait > 0), computed for S = A + B, waits at all.
+    first slot that becomes free. If the slots became free independently of each other, P(wait > w)
+    would be (1 - w / t(n))^s. But the batches of different slots tend to end together, so the
+    exponent is smaller: s^0.75 is an approximation that was found by simulation. If the slots could
+    serve the load one request at a time, some requests find a free slot: only the share P(wait >
+    0), with S = A + B, waits at all.
     """
     if batch is None:
         return 0.0

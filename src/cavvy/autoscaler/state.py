@@ -7,12 +7,12 @@ from cavvy.planner.spot.serving import SteadyRecord
 
 
 class ScalingState(Struct, frozen=True, kw_only=True):
-    """The record of one service. The record is a value: a program that stores it can end and start
-    again.
+    """The record of one service. The record is a value: a program that stores the record can end
+    and start again without losing its state.
 
     `began_s` is the time of the first decision, and `wanted` the result of the last one. `budget`
-    is the number of requests that may still be late; it is negative if too many were. `needs`
-    contains the last need of each of the last minutes, oldest first, as (minute, replicas).
+    is the number of requests that may still be late; it is negative if too many requests were late.
+    `needs` contains the last need of each of the last minutes, oldest first, as (minute, replicas).
     `idle_since_s` is when the service last became idle, or None if it is not idle. `cold_starts`
     are stored by market. `spot` is the record of the spot policy, for the markets `spot_markets`.
     """

@@ -76,8 +76,8 @@ class AccountToken(Struct, frozen=True, kw_only=True):
 
 class Project(Struct, frozen=True, kw_only=True):
     """A project. Roles in its `parent` apply in the project, too. `parent` is None for a project
-    directly below the installation. Nothing new starts in a project that is archived; the projects
-    below it are archived, too.
+    directly below the installation. In an archived project, no new work can start. The projects
+    below an archived project are archived, too.
     """
 
     name: str
@@ -98,7 +98,8 @@ class RoleBinding(Struct, frozen=True, kw_only=True):
 
 
 class AccountCredential(Struct, frozen=True, kw_only=True):
-    """All facts that the decisions about one token's requests need, read in one transaction."""
+    """The facts that authorization needs for the requests with one token, read in one
+    transaction."""
 
     token: AccountToken
     account: Account

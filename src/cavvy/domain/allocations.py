@@ -62,7 +62,7 @@ class VolumeLocation(Struct, frozen=True, kw_only=True):
 
 
 class SilentPlace(NamedTuple):
-    """A provider, or a part of a provider, that did not answer; `why` is the reason."""
+    """A provider, or a part of a provider, that did not answer a request; `why` is the reason."""
 
     provider: str
     why: str

@@ -67,8 +67,8 @@ class SealedRecord(Struct, frozen=True, kw_only=True):
 
 
 class ChainHead(Struct, frozen=True):
-    """The end of a chain. If the end is saved elsewhere, it later proves that no record up to this
-    end has changed.
+    """The end of a chain: the number and the hash of its last record. A copy of the end that is
+    saved elsewhere later proves that no record up to this end has changed.
     """
 
     number: int
@@ -79,8 +79,8 @@ class ChainHead(Struct, frozen=True):
 
 
 class ChainBroken(Exception):
-    """Raised if a record does not fit into the chain. `number` is the number that the record should
-    have."""
+    """Raised if a record does not fit into the chain. `number` is the number that the record must
+    have to fit."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"record {number}: {message}")

@@ -9,7 +9,8 @@ from cavvy.domain.values import Struct
 
 
 class BudgetRequest(Struct, frozen=True, kw_only=True):
-    """A request for another amount, until it is approved or the budget is set."""
+    """A pending request to change a budget's amount; it ends when it is approved or when the budget
+    is set."""
 
     limit: Money
     reason: str
@@ -18,9 +19,9 @@ class BudgetRequest(Struct, frozen=True, kw_only=True):
 
 
 class SpendingBudget(Struct, frozen=True, kw_only=True):
-    """A monthly budget (months are in UTC) for the jobs that match all of `project`, `user`, `tag`
-    and `service` (whose replicas are jobs); empty texts match every job. A project includes the
-    projects below it.
+    """A monthly budget for the jobs that match all of `project`, `user`, `tag` and `service`; an
+    empty text matches every job. Months are in UTC. The jobs of a service are its replicas. A
+    project includes the projects below it.
 
     Percentages are of the month's amount. At `soft_percent`, no new paid work starts. At
     `hard_percent`, running work saves a checkpoint and stops. None means never. With `carry_over`,
@@ -63,8 +64,8 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
 def compare_lines(
     budgets: Sequence[SpendingBudget], former: Sequence[str], new: Sequence[str]
 ) -> tuple[Sequence[SpendingBudget], Sequence[SpendingBudget]]:
-    """Return the budgets that start to count a project's spending, and those that stop counting it,
-    if the project's line of parents changes from `former` to `new`.
+    """Return the budgets that start to count a project's spending, and the budgets that stop
+    counting it, if the projects above the project change from `former` to `new`.
     """
     gained = [each for each in budgets if each.project in new and each.project not in former]
     lost = [each for each in budgets if each.project in former and each.project not in new]

@@ -69,8 +69,8 @@ def name_account(provider: str, project: str) -> str:
 
 
 def split_account(account: str) -> tuple[str, str]:
-    """Return the provider and the project of an account; the project is "" for the
-    installation's.
+    """Return the provider and the project of an account; the project is "" for the account of the
+    installation.
     """
     provider, _, project = account.partition(_AT)
     return provider, project

@@ -65,7 +65,7 @@ class Charge(Struct, frozen=True, kw_only=True):
 
 
 def replace_charges(earlier: Iterable[Charge], later: Sequence[Charge]) -> list[Charge]:
-    """Return the charges after a write of `later`: for each rank in `later`, all its earlier
-    charges are replaced."""
+    """Return the charges after `later` is written: for each rank in `later`, the new charges
+    replace all earlier charges of the rank."""
     billed = {(charge.attempt_id, charge.rank) for charge in later}
     return [each for each in earlier if (each.attempt_id, each.rank) not in billed] + list(later)

@@ -59,7 +59,7 @@ class BlobCache:
             )
 
     def _fetch_pack(self, digests: list[str]) -> bytes | None:
-        """Request some of the blobs as a pack; return None if the control plane is too old for
+        """Request some of the blobs as a pack; return None if the control plane is too old to send
         packs. Raises TransferFailed.
         """
         body = json.dumps({"blobs": digests}).encode()
@@ -129,7 +129,7 @@ def read_blob(digest: str, data: bytes, reply: HTTPResponse) -> Iterator[bytes |
 
 
 def check_hash(digest: str, found: str) -> None:
-    """Raise TransferFailed if the hashes differ."""
+    """Raise TransferFailed if the hash of the received content differs from the blob's name."""
     if found != digest:
         raise TransferFailed(f"the control plane sent wrong data for {digest}: its hash is {found}")
 

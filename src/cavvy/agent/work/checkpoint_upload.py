@@ -51,7 +51,7 @@ PART = 16 * 1024 * 1024  # maximum bytes of one request; some transports allow a
 
 
 class FileChanged(Exception):
-    """Raised if a file changed while it was read."""
+    """Raised if a file changed while the upload read it."""
 
 
 # The state of the upload after each exception. The first class that matches applies. Unreadable
@@ -95,8 +95,8 @@ def list_folder(folder: str | int) -> list[FileEntry]:
 
 
 def fingerprint(entries: list[FileEntry]) -> str:
-    """Return a text that changes when a file of the folder is written, or "" for an empty
-    folder."""
+    """Return a fingerprint of the folder, which changes whenever a file in the folder is written,
+    or "" for an empty folder."""
     return (
         hashlib.sha256(repr(entries).encode("utf-8", "surrogateescape")).hexdigest()
         if entries
@@ -310,9 +310,7 @@ class CheckpointUpload:
         return found
 
     def describe(self) -> dict[str, object]:
-        """Return the hashed files and the time of the newest file, in the form that a commit
-        request has.
-        """
+        """Return the body of a commit request: the hashed files and the time of the newest file."""
         files: list[dict[str, object]] = []
         for path, size, mtime, _, mode, link in self._entries:
             if link:
@@ -357,8 +355,8 @@ class CheckpointUpload:
         return self._open[entry.path]
 
     def _open_entry(self, entry: FileEntry) -> int:
-        """Open the file that was listed. Raises FileChanged if another file now has its path.
-        Raises OSError."""
+        """Open a file of the listing. Raises FileChanged if another file now has the listed file's
+        path. Raises OSError."""
         try:
             file = open_below(self._top, entry.path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:

@@ -178,9 +178,9 @@ def run_sif(
 
 
 def _outlive_stop() -> list[int]:
-    """Keep this process alive when SIGTERM arrives. The signal also reaches the engine's client,
-    which passes it on to the container; this process waits for the client. Returns a list that
-    contains the signal once it has arrived.
+    """Keep this process alive when SIGTERM arrives, so that it can wait for the engine's client.
+    The client receives the signal too and passes the signal on to the container. Returns a list
+    that contains the signal once it has arrived.
     """
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
@@ -205,9 +205,9 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 
 def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
-    """Return lists of options to add to the command, the best list first. The next list is tried
-    only if the container did not start. If the work uses devices, the first list lets the work lock
-    all memory, which RDMA requires.
+    """Return lists of options to add to the command, the best list first. If the container does not
+    start with one list, the next list is tried. If the work uses devices, the first list lets the
+    work lock all memory, which RDMA requires.
     """
     memory = ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
     locks = ["--ulimit", "memlock=-1:-1"] if make_device_flags(engine, config) else []

@@ -155,7 +155,7 @@ def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
 
 
 def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
-    """Write the files to which the gang's variables point: the list of hosts (lines `address
+    """Write the files whose paths are in the gang's variables: the list of hosts (lines `address
     slots=N`), and the program that starts MPI on these hosts.
     """
     slots = work.accelerators_per_node or 1

@@ -150,7 +150,7 @@ def transfer(
     refuse: Callable[[str], None] | None = None,
 ) -> None:
     """Copy one input or output; existing files are overwritten. The target must be in one of
-    `targets`. None means that the user named the target, whose path may then contain links.
+    `targets`. If `targets` is None, the user has named the target, and its path may contain links.
 
     Links are copied as links. If `refuse` is given, links that lead out of `sources` are omitted,
     and `refuse` is called for each of them. Raises CannotBuild, LeadsOutside, OSError.

@@ -78,9 +78,9 @@ class ProgressScanner:
 
 
 class CheckpointWatcher:
-    """Detects new checkpoints: a new checkpoint exists when files of the
-    folder have changed and have then stayed unchanged between two checks. The object must be
-    created before the work starts.
+    """Detects new checkpoints: a checkpoint is new when files of the folder have changed since the
+    last checkpoint and then stayed unchanged between two checks. The object must be created before
+    the work starts.
     """
 
     def __init__(self, folder: str) -> None:
@@ -155,7 +155,8 @@ class WorkMonitor:
         self._tell(self._progress.feed(data))
 
     def tick(self) -> str:
-        """Report what has changed; return the reason if the work has been idle for too long."""
+        """Report what has changed. If the work has been idle for too long, return the reason to end
+        it."""
         now = time.monotonic()
         self._tell(self._progress.look())
         if self._checkpoints and now - self._checkpoints_at >= CHECKPOINT_S:

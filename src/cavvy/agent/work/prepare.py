@@ -294,15 +294,16 @@ def _check_fit(config: AgentConfig, work: WorkConfig) -> None:
 
 
 def _keep(kept: str, folder: str) -> None:
-    """Save the folder as the setup left it, and list the files that contain its path."""
+    """Save the folder in the state after the setup, and list the files that contain the folder's
+    path."""
     remove_tree(kept + "/tree")
     marked = copy_tree(folder, kept + "/tree", folder.encode())
     write_whole(kept + "/finished", json.dumps({"folder": folder, "marked": marked}), sync=True)
 
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a setup. The environment contains the task's parameters only if the
-    setup mentions them, because only then are their values part of the setup's key.
+    """Return the environment of a setup. If the setup does not mention the task's parameters, they
+    are not in the environment, because their values are then not part of the setup's key.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env
@@ -312,8 +313,8 @@ def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
 def _restore(
     config: AgentConfig, work: WorkConfig, kept: str, folder: str, env: dict[str, str]
 ) -> None:
-    """Recreate the working folder as the setup left it. The path of the original folder is replaced
-    by the path of the new folder in all scripts.
+    """Recreate the working folder in its state after the setup. The path of the original folder is
+    replaced by the path of the new folder in all scripts.
     """
     if work.setup_uses is None:
         remove_tree(folder)

@@ -1,5 +1,5 @@
-"""Runs a process of the work. The module reports the process's output and end, and the end of all
-processes that it started.
+"""Runs a process of the work. The module reports the process's output, its end, and the end of all
+processes that the process started.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The reaper is a fork of the agent, and adopts all orphans of the work. The agent
 communicate over a socket pair. The agent sends the letter T or K to request SIGTERM or SIGKILL for
 the work. The end of the stream means that the agent is dead. When the work's first process has
 ended, the reaper reports one line, `exit CODE OOM ASKED`: its exit code, the number of processes
-that the kernel killed because the work used too much memory, and 1 if the work received SIGTERM
-before it ended.
+that the kernel killed because the work used too much memory, and 1 or 0 for whether the work
+received SIGTERM before it ended.
 """
 
 from __future__ import annotations
@@ -285,7 +285,8 @@ def reap() -> bool:
 
 
 def prctl(option: int, value: int) -> bool:
-    """Call prctl(2), which Python does not offer; return whether the call succeeded."""
+    """Call prctl(2) through the C library, because Python does not offer it; return whether the
+    call succeeded."""
     if not LINUX:
         return False
     try:

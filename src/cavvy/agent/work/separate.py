@@ -51,9 +51,9 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
     """Separate this process and its later children. `folder` is hidden, except the folders in
     `shown`; the files `devices` are covered.
 
-    Return in a new process. The calling process waits for the new process and ends with its exit
-    code. The calling process must have only one thread. Raises OSError; after an error, the process
-    may be separated only in part.
+    Return in a new process. The calling process waits for the new process and exits with the new
+    process's exit code. The calling process must have only one thread. Raises OSError; after an
+    error, the process may be separated only in part.
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
@@ -111,8 +111,8 @@ def list_covers(folder: str, uid: int) -> list[str]:
 
 def list_programs() -> list[str]:
     """Return the paths of this Python and of this program, which may be an archive. These paths
-    stay visible even if they are below a covered folder, but the work cannot change the files that
-    the server and the agents run.
+    stay visible even if they are below a covered folder. The work cannot change the files at these
+    paths, which the server and the agents run.
     """
     agent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     package = agent if os.path.isfile(agent) else os.path.dirname(agent)

@@ -73,8 +73,8 @@ def copy_below(
     marker: bytes = b"",
     takes_link: Callable[[str], bool] = lambda path: True,
 ) -> list[str]:
-    """Do the same as `copy_tree`, between two open folders. Links for whose path `takes_link`
-    returns False are omitted. Raises OSError.
+    """Do the same as `copy_tree`, between two open folders. A link is omitted if `takes_link`
+    returns False for the link's path. Raises OSError.
     """
     marked, modes = [], [("", os.fstat(source).st_mode)]
     above, there = "", os.dup(target)
@@ -118,8 +118,8 @@ def _copy_entry(here: int, name: str, there: int, marker: bytes) -> bool:
 
 
 def _make_folder(folder: int, name: str) -> None:
-    """Make a folder, or use the existing one. Another file of that name is removed. Raises
-    OSError."""
+    """Make a folder, or use the existing folder. A file of that name that is not a folder is
+    removed first. Raises OSError."""
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             return
