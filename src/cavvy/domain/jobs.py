@@ -213,8 +213,8 @@ class PlanState(Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(Struct, frozen=True, kw_only=True):
-    """One submitted task. A write fails if the stored `version` has changed; `since` is when the
-    current phase began.
+    """One submitted task. A write of the job fails if the stored `version` has changed since the
+    job was read. `since` is the time when the current phase began.
     """
 
     id: str  # ids sort by the time of submission
@@ -289,7 +289,8 @@ class UnsureBill(Struct, frozen=True, kw_only=True):
     The charges contain only the time when the nodes were billed for certain. `more` is the
     additional cost of the longest possible lifetimes. `latest` is the time at which the gang had
     certainly ended, or None if the provider reported the end of each node. `traffic` is the part of
-    `more` that is for checkpoints which the nodes may have been sending when they were lost.
+    `more` for the checkpoints that the nodes may have been sending when the provider lost the
+    nodes.
     """
 
     latest: datetime | None
@@ -362,8 +363,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def standing(self) -> str:
-        """The attempt's reason and, if the gang is in the provider's queue, when it is expected to
-        start."""
+        """The attempt's `reason` and, if the gang is in the provider's queue, the time when the
+        gang is expected to start."""
         if self.expected_at is None:
             return self.reason
         return f"{self.reason}, expected to start {self.expected_at:%Y-%m-%d %H:%M} UTC"
@@ -391,7 +392,8 @@ class SentKind(StrEnum):
 
 
 class SentData(Struct, frozen=True, kw_only=True):
-    """The bytes of one kind that a node has sent so far, or, for OUTPUT, of one output."""
+    """The number of bytes that a node has sent so far: of one kind or, for OUTPUT, of one
+    output."""
 
     kind: SentKind
     output: int = 0  # OUTPUT: the number of the output in the task, from 0

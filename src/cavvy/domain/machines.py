@@ -11,7 +11,7 @@ USUAL_KEEP = timedelta(minutes=30)  # keep time of a machine whose first task se
 
 
 class NamedMachine(Struct, frozen=True, kw_only=True):
-    """A machine: a name in a project, and at most one gang at a time. The gang is that of the
+    """A machine: a name in a project, and at most one gang at a time, which belongs to the
     machine's newest job.
 
     `task` is the task for which the machine last got a gang; the next start uses this task again.

@@ -11,7 +11,7 @@ from cavvy.domain.values import Struct
 
 
 class Purchase(StrEnum):
-    """The way in which a machine is paid for."""
+    """The purchase option of a machine."""
 
     ON_DEMAND = "on-demand"
     SPOT = "spot"
@@ -49,7 +49,7 @@ class ExtraPrice(Struct, frozen=True, kw_only=True):
 
 
 class RequiredOption(Struct, frozen=True):
-    """An option in `resources.options` of the offer's provider without which no task can run on the
+    """An option of the offer's provider that a task must set in `resources.options` to run on the
     offer, and the reason.
     """
 
@@ -61,16 +61,16 @@ class Offer(Struct, frozen=True, kw_only=True):
     """A node that can be rented at one price.
 
     `rate` is for the whole node per hour. `accelerator` is a canonical name from the catalog's
-    table, or None. `accelerator_part` is below 1 if the node has a part of one accelerator, such as
-    1/6 of an A10; the count is then 1, and the memory is that of the part. `term_months` is how
-    long a reserved offer must be paid for. `capacity` is the number of available nodes, or None if
-    the provider does not report it. `pool` is the name of capacity that several offers of a region
-    share: a node rented from one of them is no longer available from the others. The pool is "" if
-    the offer shares no capacity. `credential` is the project with whose credential the provider
-    listed the offer, or "" for the installation's. `hosts` is above 1 if the node is one of several
-    hosts that are rented together, such as those of a TPU slice: a gang then has a multiple of that
-    many nodes, and all amounts are those of one host. `shared` means that several jobs share the
-    host's devices; a job then holds only the devices that it requests.
+    table, or None. If the node has a part of one accelerator, such as 1/6 of an A10,
+    `accelerator_part` is below 1, the count is 1, and the memory is the memory of the part.
+    `term_months` is how long a reserved offer must be paid for. `capacity` is the number of
+    available nodes, or None if the provider does not report it. `pool` is the name of capacity that
+    several offers of a region share: a node rented from one of them is no longer available from the
+    others. The pool is "" if the offer shares no capacity. `credential` is the project with whose
+    credential the provider listed the offer, or "" for the installation's. `hosts` is above 1 if
+    the node is one of several hosts that are rented together, such as those of a TPU slice: a gang
+    then has a multiple of that many nodes, and all amounts are those of one host. `shared` means
+    that several jobs share the host's devices; a job then holds only the devices that it requests.
     """
 
     provider: str

@@ -4,8 +4,8 @@ from cavvy.domain.values import Struct
 
 
 class PlaceLoad(Struct, frozen=True, kw_only=True):
-    """The requests that must stay in the same places. `waiting` of them wait for a replica, and
-    the last one arrived at `asked_at`, in seconds since 1970.
+    """The requests that must stay in the same places. `waiting` is the number of requests that wait
+    for a replica, and `asked_at` is when the last request arrived, in seconds since 1970.
     """
 
     waiting: int = 0

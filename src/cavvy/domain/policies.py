@@ -17,7 +17,7 @@ class ProjectPolicy(Struct, frozen=True, kw_only=True):
     families, vendors or kinds, as in a task. `max_rate` is the highest price of one node. `images`
     are names of container images, of the form REGISTRY/REPOSITORY, in which `*` stands for any
     characters; `image_digests` permits only images that are named by their digest. `signed_by` are
-    public keys in PEM form, of which one must have signed the image.
+    public keys in PEM form; an image must be signed by one of these keys.
     """
 
     providers: tuple[str, ...] = ()
@@ -72,8 +72,8 @@ class PolicyBook:
 
 
 def find_lifted(book: PolicyBook, project: str, parent: str | None) -> Sequence[BoundPolicy]:
-    """Return the policies that would no longer restrict a project if it moved below `parent`,
-    except policies for which an equal one applies below `parent`.
+    """Return the policies that would no longer restrict a project if it moved below `parent`.
+    Policies that are equal to a policy which applies below `parent` are omitted.
     """
     own = [each for each in book.find(project) if each.project == project]
     kept = [each.policy for each in (*book.find(parent or INSTALLATION), *own)]

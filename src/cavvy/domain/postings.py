@@ -1,7 +1,7 @@
 """Computes the entries of the ledger that turn one bill into a newer one, and parts of entries.
 
-A bill is the list of a node's charges. The store calls `post` in the transaction that replaces
-them, so the entries of each line of the bill always add up to the line's charge.
+A bill is the list of a node's charges. The store calls `post` in the transaction that replaces the
+charges, so the entries of each line of the bill always add up to the line's charge.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,8 +29,8 @@ def post(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPostin
     """Return the postings that turn the charges `before` of one node into the charges `after`.
 
     If a line has only become longer, it gets an entry for the new part of its period. Every other
-    change is a correction: a shorter period, another price, or a line that no longer exists. No
-    posting crosses the beginning of a month. Unchanged charges need no postings.
+    change is a correction: for example, a shorter period, another price, or the removal of a line.
+    No posting crosses the beginning of a month. Unchanged charges need no postings.
     """
     old = {(charge.kind, charge.since): charge for charge in before}
     new = {(charge.kind, charge.since): charge for charge in after}

@@ -12,8 +12,8 @@ class Quota(Struct, frozen=True, kw_only=True):
     """One quota. `limit` and `used` are numbers of `unit`; `used` is None if it is unknown.
 
     `name` is the provider's name of the quota. `family` names the machines that count toward the
-    quota. `zone` is the part of the region that the quota is for, such as an availability domain.
-    `request` is the provider's command that requests a higher limit.
+    quota. `zone` is the part of the region to which the quota applies, such as an availability
+    domain. `request` is the provider's command that requests a higher limit.
     """
 
     provider: str
@@ -41,9 +41,9 @@ class Quota(Struct, frozen=True, kw_only=True):
 
 
 def limit_offer(offer: Offer, needs: Iterable[tuple[Quota, float]]) -> Offer:
-    """Return the offer, with its capacity reduced to what its quotas allow. `needs` are the quotas
-    toward which machines of the offer count, each with the amount that one node uses. A quota whose
-    current use is unknown counts as unused.
+    """Return the offer, with its capacity reduced to what its quotas allow. `needs` lists the
+    quotas toward which machines of the offer count, each with the amount of the quota that one node
+    uses. A quota whose current use is unknown counts as unused.
 
     Offers that are limited by the same quota share a pool, because a node of one offer leaves less
     of the quota for the others. A quota for all regions together is applied to the offers of each

@@ -25,8 +25,8 @@ RequestWork = Mapping[str, Mapping[str, Mapping[str, KeyWork]]]
 
 
 def merge_work(parts: Iterable[RequestWork]) -> RequestWork:
-    """Return the union of reports. If two reports have the same epoch, one of them is older, so the
-    larger counts are correct.
+    """Return the union of the gateways' reports. If two reports have the same epoch, one of the two
+    is older, so the larger count of each key is used.
     """
     found: dict[str, dict[str, dict[str, KeyWork]]] = {}
     for part in parts:
@@ -56,8 +56,8 @@ def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> di
 
 
 class DividedBill(Struct, frozen=True, kw_only=True):
-    """The divided part of an attempt's bill: the charges until a given time, by kind, and the
-    counts that were used, by the epoch of the gateway and the client's key.
+    """The part of an attempt's bill that is already divided: the charges until a given time, by
+    kind, and the request counts by which they were divided, by gateway epoch and client key.
     """
 
     attempt_id: str

@@ -10,8 +10,9 @@ from cavvy.domain.values import Struct
 
 
 class RevisionSums(Struct, frozen=True, kw_only=True):
-    """Sums over answered requests of a revision. `logs` and `squares` are sums over the natural
-    logarithm of the latency (and its square) of the `timed` requests, which did not fail.
+    """Sums over answered requests of a revision. `timed` is the number of requests that did not
+    fail; `logs` is the sum of the natural logarithms of their latencies, and `squares` is the sum
+    of the squares of these logarithms.
     """
 
     requests: int = 0
@@ -129,9 +130,9 @@ PROMOTED = frozenset({UpdateEnd.ENOUGH, UpdateEnd.TIME, UpdateEnd.READY})
 
 
 class UpdateOutcome(Struct, frozen=True, kw_only=True):
-    """The result of the last trial that has ended. `errors` is the share of each revision's
-    requests that failed, the old revision first. `slower` is the factor by which the latency is
-    higher. A revision is rolled back when `evidence` reaches 1 / alpha.
+    """The result of the last finished trial. `errors` is the share of each revision's requests that
+    failed, the old revision first. `slower` is the estimated ratio of the new revision's latency to
+    the old revision's latency. A revision is rolled back when `evidence` reaches 1 / alpha.
     """
 
     revision: int

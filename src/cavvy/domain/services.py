@@ -82,8 +82,8 @@ class RateScope(StrEnum):
 
 
 class RequestRate(Struct, frozen=True, kw_only=True):
-    """A rate limit: the number of requests in the time `per`, and at the same time (`burst`), to
-    paths below `prefix`.
+    """A rate limit for the requests to paths below `prefix`: at most `requests` in the time `per`,
+    and at most `burst` at the same moment.
     """
 
     requests: float

@@ -40,16 +40,16 @@ class StoredService(Struct, frozen=True, kw_only=True):
     """A service: a name in a project, the task of its newest revision, and its replicas, oldest
     first. Each replica is a job with the same ID.
 
-    `wanted` is false once the user has ended the service; the row is deleted with the service's
-    last replica. `target` is the number of replicas that the autoscaler last asked for, `why` its
-    reason, and `scaling` its state, as JSON. `level` contains the counts for the service level, as
-    JSON. For a service on spot, `markets` are the markets from which the autoscaler chooses, and
-    `placement` is how many replicas there should be in each. `failures` counts the replicas that
-    ended in a row before or soon after they were ready; the last of them ended at `failed_at` for
-    the reason `problem`. While a revision is on trial, it is the `candidate`, and `task` and
-    `revision` are those of the serving revision; `outcome` is the result of the last trial.
-    `former` is the revision that a rolling update goes back to while no replica of the new one has
-    been ready.
+    `wanted` is false once the user has ended the service. The service's row is deleted together
+    with its last replica. `target` is the number of replicas that the autoscaler last requested,
+    `why` is the reason for this number, and `scaling` is the autoscaler's state as JSON. `level`
+    contains the counts for the service level, as JSON. For a service on spot, `markets` are the
+    markets from which the autoscaler chooses, and `placement` is how many replicas there should be
+    in each. `failures` is the number of replicas in a row that ended before or soon after they were
+    ready; the last of these replicas ended at `failed_at` for the reason `problem`. `candidate` is
+    the revision on trial, if any; `task` and `revision` then belong to the serving revision.
+    `outcome` is the result of the last trial. `former` is the previous revision, to which a rolling
+    update can return as long as no replica of the new revision has been ready.
     """
 
     project: str
