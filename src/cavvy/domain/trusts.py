@@ -46,12 +46,12 @@ class IssuerTrust(Struct, frozen=True, kw_only=True):
     """Trust in an issuer's ID tokens.
 
     An ID token must have the `audience`, and each of the `claims` with the given value, in which
-    `*` stands for any characters. Its bearer becomes the service account `account`, or for people
-    the account that the claim `account_claim` names; `accounts` states who gets an account.
-    `groups` are the roles of people, as long as the claim `groups_claim` contains the group.
-    `scopes` and `project` limit the tokens, as for other tokens; `lifetime` is the validity of the
-    tokens and of the roles. `client_id` is the public client that terminals use to sign in; without
-    it, terminals cannot sign in.
+    `*` stands for any characters. Its bearer becomes the service account `account`; a person
+    becomes the account that the claim `account_claim` names, and `accounts` states who gets an
+    account. `groups` are the roles that people have as long as the claim `groups_claim` contains
+    the group. `scopes` and `project` limit the tokens that this server issues; `lifetime` is the
+    validity of the tokens and of the roles. `client_id` is the public client that terminals use to
+    sign in; without it, terminals cannot sign in.
     """
 
     name: str
@@ -132,8 +132,9 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
 
 def limits_users(trust: IssuerTrust) -> bool:
     """Return whether the claims limit a trust to certain users of its issuer. For the
-    SHARED_ISSUERS, one of the claims that tell their users apart must have a fixed value, or a
-    value that is fixed up to a slash. For other issuers, any fixed part of a claim is sufficient.
+    SHARED_ISSUERS, a fixed value, or a value that is fixed up to a slash, is required for one of
+    the claims that distinguish the issuer's users. For other issuers, any fixed part of a claim is
+    sufficient.
     """
     identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
     if identifying is None:

@@ -23,8 +23,8 @@ else:
 
 
 def asdict(value: Struct) -> dict[str, Any]:
-    """Return the value's fields by their names; values inside them, also in lists, tuples and
-    dictionaries, are converted in the same way.
+    """Return the value's fields by their names. Values in the fields are converted in the same way,
+    also in lists, tuples and dictionaries.
     """
     return {name: _plain(item) for name, item in structs.asdict(value).items()}
 

@@ -1,5 +1,5 @@
-"""Volumes that Cavvy made at a provider and that outlive their jobs, with the bill of the time in
-which no job pays for them.
+"""Volumes that Cavvy created at a provider and that outlive their jobs. While no job pays for a
+volume, the volume has a bill of its own.
 """
 
 from datetime import date, datetime
@@ -11,9 +11,9 @@ from cavvy.domain.values import Struct
 
 
 class KeptVolume(Struct, frozen=True, kw_only=True):
-    """A volume of this installation, as its provider reports it. The volume was created for the
-    gang `made_for`, and used by the gangs `used_by`, as far as the provider has records of them.
-    Without a `price`, its cost is unknown and nothing is charged.
+    """A volume of this installation, as its provider reports it. `made_for` is the gang for which
+    the volume was created, and `used_by` lists the gangs that used it, as far as the provider
+    recorded them. Without a `price`, its cost is unknown and nothing is charged.
     """
 
     id: str

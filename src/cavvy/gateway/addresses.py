@@ -15,8 +15,8 @@ def explain_address(host: str, port: int, error: OSError) -> str:
 
 
 def find_obstacle(host: str, port: int, *, reuse_port: bool = False) -> str:
-    """Return why nothing can listen on an address, or "" if it can be used. The address is not in
-    use afterwards.
+    """Return why nothing can listen on an address, or "" if the address can be used. This function
+    leaves the address unused.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[

@@ -1,5 +1,5 @@
-"""Decides whether a request may enter a service, by its key, its rate and where it must stay,
-before the request is queued."""
+"""Decides whether a request may enter a service's queue. The decision depends on the request's key,
+the rate of requests, and the places in which the request must stay."""
 
 import time
 from typing import TYPE_CHECKING
@@ -68,7 +68,7 @@ def refuse_size(
 ) -> None:
     """Refuse a request because its body is too large."""
     service.refuse()
-    message = f"a body may have {service.route.body_max} bytes"
+    message = f"the request's body is too large; the limit is {service.route.body_max} bytes"
     connection.refuse(413, AnswerCode.TOO_LARGE, message, head)
 
 

@@ -1,8 +1,8 @@
 """Chooses the replica for a request: pure functions over loads.
 
-Without affinity, the request is sent to the replica with the fewest requests in flight, among those
-of the lowest tier (the nearest ones) that have room: a load counts the requests in flight and, for
-each tier, FARTHER. So the choice between tiers takes no time of its own. With
+Without affinity, the request is sent to the replica with the fewest requests in flight among the
+nearest replicas (the lowest tier) that have room. A replica's load is the number of its requests in
+flight plus FARTHER for each tier, so that one comparison of loads also chooses the tier. With
 affinity, consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2016) finds the
 first replica clockwise of the key whose load stays within `load_factor` times the mean.
 """

@@ -1,9 +1,9 @@
 """Sends several waiting requests of a service to a replica as one, and divides the response.
 
-A batch is an exchange whose sink is a `JoinedBatch`. The connection to the replica treats the batch
-as one request, and the queue treats it as all of its members. Members whose batch fails are sent
-again, each alone. If the replica refuses a large batch, its halves are sent first, because usually
-only one of its requests is wrong.
+A batch is an exchange whose sink is a `JoinedBatch`. For the connection to the replica, the batch
+is one request; for the queue, the batch is as many requests as it has members. Members whose batch
+fails are sent again, each alone. If the replica refuses a large batch, the halves of the batch are
+sent first, because usually only one request of a batch is wrong.
 """
 
 import asyncio
@@ -107,7 +107,8 @@ class JoinedBatch:
         return [each for each in self.members if not each.gone]
 
     def separate(self) -> None:
-        """Separate the members of a spoiled batch, so that a wrong request fails only itself."""
+        """Separate the members of a spoiled batch, so that a wrong request does not make the other
+        members fail."""
         present = self.list_present()
         refused = self._head is not None and 400 <= self._head.status < 500
         if refused and len(present) >= _HALVED:
@@ -308,8 +309,8 @@ class ServiceBatches:
         self._spoiled += 1
 
     def count_work_s(self, pool: "ReplicaPool", instances: int, taken_s: float) -> float:
-        """Record the time of a batch, or of a request that was not joined, and return the part of
-        it that counts as work; see `BatchTimes`."""
+        """Record the time of a batch, or of a request that was not joined. Return the part of this
+        time that counts as work; see `BatchTimes.count_work_s`."""
         pool.batch_times.add(instances, taken_s)
         return pool.batch_times.count_work_s(instances, taken_s, self.terms.max, self._most_s)
 
@@ -340,7 +341,8 @@ class ServiceBatches:
 
 
 def _join_ids(ids: Iterable[bytes]) -> bytes:
-    """Return as many of the IDs, with commas, as a field may have."""
+    """Return the IDs, separated by commas; omit the last IDs if the header field would be too
+    long."""
     joined = b",".join(ids)
     return joined if len(joined) <= _IDS_MAX else joined[: joined.rindex(b",", 0, _IDS_MAX)]
 

@@ -38,7 +38,7 @@ class BatchTimes:
 
     The fit is by least squares with exponential forgetting. An outlier is moved to a few usual
     deviations before it counts, so that one slow batch changes little; the usual deviation grows
-    with each outlier, so that a replica that has become slower is learnt within some ten batches.
+    with each outlier, so that the model adapts to a slower replica within about ten batches.
     """
 
     __slots__ = ("_nn", "_nt", "_scale", "_sum_n", "_sum_t", "_weight", "largest")
@@ -98,7 +98,8 @@ class BatchTimes:
     def count_work_s(self, instances: int, taken_s: float, most: int, most_s: float) -> float:
         """Return the part of a batch's time that its requests would have taken in a full batch,
         which has `most` instances or as many as end within `most_s`. The autoscaler counts this
-        time, because a busy replica answers more requests by larger batches before it is full.
+        time, because a busy replica forms larger batches, and so answers more requests before it is
+        full.
         """
         if not self.known:
             return taken_s
@@ -117,8 +118,8 @@ def _bound_size(slope: float, base: float, most: int, most_s: float) -> int:
 def average_fits(
     replicas: Iterable[BatchTimes], instances: float, most: int, most_s: float
 ) -> BatchFit | None:
-    """Return the mean of the replicas' models, for requests of so many `instances`; None if no
-    model is known.
+    """Return the mean of the replicas' models for requests with `instances` instances each, or None
+    if no model is known.
     """
     fits = [each.fit() for each in replicas if each.known]
     if not fits:
@@ -191,8 +192,8 @@ def find_start(
     now: float,
 ) -> float:
     """Return when the batch of all waiting requests should start: `now`, or a later time if it pays
-    to wait. The oldest one arrived at `first_at` and waits for others at most `wait_s`. The caller
-    computes this time again for each request that arrives.
+    to wait. The oldest request arrived at `first_at` and waits for others at most `wait_s`. The
+    caller computes this time again for each request that arrives.
     """
     total = sum(each.instances for each in waiting)
     more = gaps.instances

@@ -2,7 +2,8 @@
 
 `feed` takes bytes as they arrive and returns those that belong to the body; the bytes after the
 body are in `rest`. Chunked bodies are decoded strictly and encoded again, so that no unusual chunk
-is passed on. Only a whole small chunk in the form that `as_chunk` writes may be passed on as it is.
+is passed on. Only a complete small chunk in the form that `as_chunk` writes may be passed on
+unchanged.
 """
 
 import re
@@ -70,8 +71,8 @@ class ChunkedBody:
         self._trailers = False
 
     def is_whole_chunk(self, data: bytes) -> bool:
-        """Return whether these next bytes are one chunk that may be passed on as it is, instead of
-        by `feed`. This takes less time, and is the usual case in a stream of events."""
+        """Return whether the next bytes are one chunk that may be passed on unchanged, without
+        `feed`. This takes less time, and is the usual case in a stream of events."""
         size, _, rest = data.partition(b"\r\n")
         return (
             _AFTER_SIZE.get(size) == len(rest)

@@ -13,8 +13,9 @@ _OFFSET_S = time() - monotonic()
 
 
 class BoundArrivals:
-    """When the last request of each set of places arrived. `unbound_at` is when the last request
-    without a place arrived. Times are in seconds of a monotonic clock.
+    """For each set of places, the time when the last request that must stay in these places
+    arrived. `unbound_at` is when the last request without a place arrived. Times are in seconds of
+    a monotonic clock.
     """
 
     __slots__ = ("_at", "unbound_at")

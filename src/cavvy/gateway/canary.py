@@ -18,9 +18,10 @@ _FASTEST_S = 1e-6
 
 class RevisionFacts(Struct, frozen=True, kw_only=True):
     """Counters that only grow. Responses with a status of 500 or more and lost connections are
-    errors. `logs` and `squares` are sums over the natural logarithms of the seconds from the
-    replica's start of a request to its last byte. The sums cover the `timed` requests: those
-    without an error, and those that the client aborted.
+    errors. `logs` and `squares` are the sums of x and of x squared, where x is the natural
+    logarithm of the seconds between the start of a request at the replica and the last byte of the
+    response. The sums cover the `timed` requests: the requests without an error, and the requests
+    that the client aborted.
     """
 
     requests: int
@@ -71,8 +72,8 @@ class CanarySplit:
         self._both = len(set(are_new)) == 2
 
     def narrow(self, loads: Sequence[int]) -> Sequence[int]:
-        """Return the loads, with the replicas of one revision set to FULL: the request is sent to
-        the revision whose turn it is, if one of its replicas has room.
+        """Return the loads from which to choose a replica: if the revision whose turn it is has a
+        replica with room, the loads of the other revision's replicas are set to FULL.
         """
         if not self._turns:
             percent = self.share.percent

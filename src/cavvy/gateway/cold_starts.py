@@ -1,5 +1,5 @@
-"""Measures how long a service without replicas needs until one is ready, and estimates the time for
-clients."""
+"""Measures how long a service without replicas takes until the first replica is ready, and
+estimates when clients should retry."""
 
 import math
 

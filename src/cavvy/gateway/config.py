@@ -1,6 +1,6 @@
-"""The gateway's configuration file and the values that its control socket takes.
-
-The control plane writes both. Times are in seconds, sizes in bytes. Unknown fields are refused.
+"""The gateway's configuration file, and the values that its control socket accepts. The control
+plane writes the file and sends the values. Times are in seconds, sizes in bytes. Unknown fields are
+refused.
 """
 
 from pathlib import Path
@@ -86,7 +86,8 @@ class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests with JSON bodies may be sent to a replica as one; see `joined_bodies.py`."""
+    """The terms under which requests with JSON bodies may be joined and sent to a replica as one
+    request; see `joined_bodies.py`."""
 
     max: Annotated[int, msgspec.Meta(ge=2, le=256)] = 16  # instances of a batch
     wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.01  # for others while a replica is free
@@ -183,8 +184,8 @@ def read_config(path: Path) -> GatewayConfig:
 
 
 def check_routes(services: tuple[ServiceRoute, ...]) -> None:
-    """Raise GatewayConfigError if two services have a name or a route in common, or if one joins
-    requests that affinity would separate."""
+    """Raise GatewayConfigError if two services have a name or a route in common, or if a service
+    has both batches and affinity."""
     seen: dict[tuple[str, str], str] = {}
     names = set()
     for service in services:
@@ -193,12 +194,12 @@ def check_routes(services: tuple[ServiceRoute, ...]) -> None:
         names.add(service.name)
         if service.batch is not None and service.affinity is not None:
             raise GatewayConfigError(
-                f"service {service.name}: it has both batch and affinity; delete one of them"
+                f"service {service.name}: `batch` and `affinity` exclude each other; remove one"
             )
         for host in service.hosts or ("",):
             other = seen.setdefault((host.lower(), service.prefix), service.name)
             if other != service.name:
                 raise GatewayConfigError(
                     f"service {service.name}: {other} has the same host {host or '*'} and prefix "
-                    f"{service.prefix or '/'}; give one of them another"
+                    f"{service.prefix or '/'}; change the host or the prefix of one service"
                 )

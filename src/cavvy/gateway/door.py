@@ -103,13 +103,13 @@ class Door:
             self._calls.expire()
 
     def keep_work(self) -> None:
-        """Store the time of the requests so far."""
+        """Store the replica time that each client's requests have used so far."""
         for service in self.services.values():
             service.keep_work()
 
     def take_cold(self) -> tuple[str, ...]:
-        """Return the services whose requests have begun to wait for a first replica since the last
-        call."""
+        """Return the services in which a request has begun to wait for the service's first replica
+        since the last call of this method."""
         found = tuple(sorted(self.cold))
         self.cold.clear()
         self.cold_told.clear()
@@ -123,8 +123,8 @@ class Door:
         return len(self._connections)
 
     def close_idle(self) -> None:
-        """Close idle connections, because the gateway stops. Each other connection closes after its
-        request.
+        """Close idle connections, because the gateway stops. A connection with a request closes
+        after the request.
         """
         self.stopping = True
         for connection in tuple(self._connections):

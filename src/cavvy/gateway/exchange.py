@@ -159,8 +159,8 @@ class Exchange:
         return True
 
     def _has_joinable_body(self) -> bool:
-        """Read a complete body that may be joined; return False if more of it must arrive. A body
-        that is too large to be held is not joined."""
+        """If the body is complete, check whether it may be joined; return False if more of the body
+        must arrive. A body that is too large to be held is not joined."""
         if not self.body_done:
             return self.held_bytes > self.service.memo.limits.hold_bytes
         batches = self.service.batches
@@ -178,8 +178,8 @@ class Exchange:
         return data
 
     def forget_large_body(self) -> None:
-        """Drop a body that is too large, or whose request is not idempotent. A request without its
-        body cannot be retried."""
+        """Drop the held body if it is too large to keep, or if the request is not idempotent.
+        Without its body, the request cannot be retried."""
         if self.held_bytes > self.keep_bytes:
             self.held.clear()
             self.keep_bytes = self.held_bytes = 0
@@ -193,8 +193,8 @@ class Exchange:
 
     @property
     def weight(self) -> int:
-        """The number of requests that this exchange counts as when its replica's time is
-        divided.
+        """The weight of this exchange when the replica's time is divided: its number of instances
+        in a batch, otherwise 1.
         """
         return 1 if self.part is None else self.part.instances
 

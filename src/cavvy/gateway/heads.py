@@ -71,9 +71,9 @@ _OF_RESPONSES = {**_COMMON, b"proxy-authenticate": _DROP}
 
 
 def _compile_search(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Compile a search for the fields with these names, in upper or lower case and with `_` or `-`,
-    because some servers treat `_` like `-`. The search is grouped by first letters, which is faster
-    than checking each field.
+    """Compile a search for the fields with these names. The search ignores case and treats `_` and
+    `-` as equal, because some servers do so. The search is grouped by first letters, which is
+    faster than checking each field.
     """
 
     def write(name: bytes) -> bytes:
@@ -131,8 +131,9 @@ class RequestHead:
         self.fields = fields
 
     def get_header(self, name: bytes) -> bytes:
-        """Return the value of the first field with this name (in lower case), either of a field
-        that is passed on or of one that was removed because the gateway needs it.
+        """Return the value of the first field with this name, which must be in lower case. Fields
+        that are passed on are searched, and fields that were removed because the gateway needs
+        them.
         """
         if name in _NEEDED:
             return bytes(getattr(self, _NEEDED[name]))
@@ -306,7 +307,7 @@ def _settle_host(request: RequestHead, host: bytes | None) -> None:
 
 
 def _read_connection(request: RequestHead) -> None:
-    """Read the field Connection. Fields that the value of Connection names are not passed on,
+    """Read the field Connection. The fields that the field Connection names are not passed on,
     unless the gateway itself uses them.
     """
     names = {option.strip(b" \t") for option in request.connection.lower().split(b",")}

@@ -176,7 +176,8 @@ class InboundConnection(asyncio.Protocol):
             self._check_answer(request, now)
 
     def _check_answer(self, request: Exchange, now: float) -> None:
-        """End a response that does not begin, and a response or a tunnel without data transfer."""
+        """End the request if its response does not begin, or if its response or tunnel transfers no
+        data for too long."""
         route = request.service.route
         bound_s = route.silence_s
         if not request.responding:
@@ -190,7 +191,8 @@ class InboundConnection(asyncio.Protocol):
     # requests
 
     def _pump(self) -> None:
-        """Take requests from the buffer as long as it contains one and no request is open."""
+        """Read the next request from the buffer whenever no request is open, until the buffer
+        contains no further request."""
         while self._buffer and self._request is None and not self._closing:
             data = self._buffer
             end = data.find(b"\r\n\r\n") + 4
@@ -500,9 +502,9 @@ class InboundConnection(asyncio.Protocol):
             self.transport.close()
 
     def _probe(self, number: int) -> None:
-        """Check whether a client that sends no more bytes is still connected. If the client has
-        disconnected, its kernel answers an interim response with a reset. A client that closed only
-        its sending side skips interim responses.
+        """Check whether a client that sends no more bytes is still connected: send an interim
+        response. If the client has disconnected, its kernel answers with a reset; a client that
+        closed only its sending side ignores the interim response.
         """
         request = self._request
         if not self._half_closed or request is None or self._started or self.transport.is_closing():

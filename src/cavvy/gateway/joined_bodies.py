@@ -40,7 +40,8 @@ def read_body(body: bytes, name: str) -> JoinableBody | None:
 
 
 def join_bodies(bodies: Iterable[JoinableBody], name: str) -> bytes:
-    """Return one body with the instances of all `bodies`, whose other values are the same."""
+    """Return one body with the instances of all `bodies`. The other values of the bodies must be
+    equal."""
     found = list(bodies)
     table: dict[str, object] = dict(_decode_table(found[0].others))
     table[name] = [each for body in found for each in body.instances]

@@ -1,10 +1,10 @@
 """Keeps the numbers of requests in a file that outlives the gateway's process.
 
-The file is mapped into memory, so a count is one write to memory, and the operating system keeps it
-if the process is killed. The next gateway of the same folder continues all counts under the same
-epoch, so the counts of an epoch only grow. After a restart of the machine, the file may be older
-than what was read from it. Then all counts start at 0, under a new epoch, unless the last gateway
-had ended in order.
+The file is mapped into memory, so each count needs only one write to memory, and the operating
+system keeps the count if the process is killed. The next gateway of the same folder continues all
+counts under the same epoch, so the counts of an epoch only grow. After a restart of the machine,
+the file may be older than what was read from it. In this case, all counts start at 0 under a new
+epoch, unless the last gateway ended in an orderly way.
 
 The file has slots of 256 bytes. The first one is the header: the format, the epoch, and the boot ID
 of the machine while a gateway uses the file. Each other slot has the number of requests and their
@@ -38,8 +38,8 @@ Count = memoryview  # of two integers: requests, microseconds
 
 
 class KeptCounts:
-    """The counts of a gateway. Without a `path`, or if another process uses the file, they end with
-    this process."""
+    """The counts of a gateway. Without a `path`, or if another process uses the file, the counts
+    are lost when this process ends."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.epoch = token_hex(8)
@@ -85,7 +85,7 @@ class KeptCounts:
                 self._release(slot)
 
     def close(self) -> None:
-        """Write the file to the disk, and note that it is complete."""
+        """Write the file to the disk, and record in the file that it is complete."""
         if self._file < 0:
             return
         for chunk in self._chunks:
@@ -202,7 +202,8 @@ def describe(count: Count) -> KeyWork:
 
 
 def _lock(file: int) -> None:
-    """Lock the file. The last gateway may just be ending. Raises OSError."""
+    """Lock the file. The last gateway may still be running, because it is ending. Raises
+    OSError."""
     give_up = time.monotonic() + _LOCK_S
     while True:
         with suppress(BlockingIOError):
@@ -214,7 +215,7 @@ def _lock(file: int) -> None:
 
 
 def _is_usable(header: bytes, boot: bytes) -> bool:
-    """Return whether the counts in the file are not older than what was read from it."""
+    """Return whether the file is as new as the counts that were read from it before."""
     used_in = header[_BOOT_AT : _BOOT_AT + _BOOT_BYTES]
     return header[:_EPOCH_AT] == _FORMAT and used_in in (_NO_BOOT, boot)
 

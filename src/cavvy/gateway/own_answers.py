@@ -38,7 +38,7 @@ _PHRASES = {
 
 
 class AnswerCode(StrEnum):
-    """The reason why the gateway itself answers."""
+    """The reason why the gateway answers a request itself."""
 
     BAD_REQUEST = "bad-request"
     NO_SERVICE = "no-such-service"

@@ -115,9 +115,10 @@ class ServiceQueue:
             self.free(pool, carrier, now)
 
     def list_credentials(self, head: RequestHead) -> bytes:
-        """Return the credential fields for the replica. The fields are passed on only if the
-        service itself has no keys, because otherwise the fields could contain them. The key of
-        another service is not passed on: the request's model may have selected this service.
+        """Return the header fields with the client's credentials for the replica. The fields are
+        not passed on if the service has keys, because the fields could contain these keys. The key
+        of another service is not passed on either: the request's model may have selected this
+        service.
         """
         fields = b""
         if not self.keys:
@@ -240,7 +241,8 @@ class ServiceQueue:
             )
 
     def find_work(self, replica: str) -> ReplicaWork:
-        """Return the work of a replica, which is continued if its address changes."""
+        """Return the work record of a replica. The record is kept if the replica's address
+        changes."""
         known = self._work.get(replica)
         if known is None:
             known = self._work[replica] = ReplicaWork(self._kept, self.route.name, replica)
@@ -317,7 +319,8 @@ class ServiceQueue:
         }
 
     def keep_work(self) -> None:
-        """Store the time of the requests so far. Called once a second."""
+        """Store the replica time that each client's requests have used so far. Called once a
+        second."""
         now = monotonic()
         for each in self._work.values():
             each.keep(now)
@@ -503,7 +506,8 @@ class ServiceQueue:
             )
 
     def _explain(self, exchange: Exchange) -> str:
-        """Return why no replica starts where the request must stay, or "" if one may start."""
+        """Return why no replica is started in the places where the request must stay, or "" if a
+        replica may be started there."""
         if not exchange.places or write_places(exchange.places) not in self.route.full_places:
             return ""
         return ": the service has its maximum number of replicas, and none of them is there"
@@ -514,8 +518,8 @@ class ServiceQueue:
 
     def _find_waiting(self, pool: ReplicaPool) -> Exchange | None:
         """Return the first request that may be sent to this replica. A request that failed on this
-        replica is skipped if others may get it, and a request that must stay elsewhere is always
-        skipped.
+        replica is skipped if other replicas may get it, and a request that must stay in other
+        places is always skipped.
         """
         return next(
             (each for each in self._waiting if pool.permits(each) and not self._avoids(each, pool)),
@@ -523,13 +527,13 @@ class ServiceQueue:
         )
 
     def _avoids(self, exchange: Exchange, pool: ReplicaPool) -> bool:
-        """Return whether the request failed on this replica and others may get it."""
+        """Return whether the request failed on this replica and other replicas may get it."""
         return exchange.avoid is pool and any(
             each is not pool and each.permits(exchange) for each in self._replicas
         )
 
     def _forget(self, exchange: Exchange) -> bool:
-        """Remove a request from the waiting ones. Returns whether it was one of them."""
+        """Remove a request from the waiting requests; return whether the request was waiting."""
         if exchange not in self._waiting:
             return False
         del self._waiting[exchange]

@@ -138,7 +138,7 @@ class ServiceCounters:
         self._seconds: deque[int] = deque(maxlen=60)
 
     def change_in_flight(self, change: int, now: float, started_at: float = 0.0) -> None:
-        """Count one more request (or one less, if `change` is -1) that started at `started_at`."""
+        """Add a request in flight that started at `started_at`; remove it if `change` is -1."""
         self.concurrency_s += self.in_flight * (now - self._changed_at)
         self._changed_at = now
         self.in_flight += change

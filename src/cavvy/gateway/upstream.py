@@ -175,8 +175,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._finish(exchange, reusable=not (head.close or body.rest or head.length == 0))
 
     def _finish(self, exchange: Exchange, reusable: bool) -> None:
-        """Complete the response. If the request is not complete, the connection cannot be used
-        again."""
+        """Complete the response. If the replica responded before the request was complete, the
+        connection cannot be used again."""
         self._exchange = exchange.upstream = None
         if not (reusable and exchange.body_done) or self.closed:
             self.closed = True
@@ -283,8 +283,8 @@ class ReplicaPool:
         self.service.free(self, exchange, now)
 
     def price(self, exchange: Exchange, now: float) -> bytes:
-        """Return the field of a response with the cost of its request so far, if the service shows
-        prices."""
+        """If the service shows prices, return the header field that states the cost of the request
+        so far; otherwise return b""."""
         if not self.service.route.price_header:
             return b""
         share_s = self.work.share_s(exchange.work_mark, now, exchange.weight)

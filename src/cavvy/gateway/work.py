@@ -15,8 +15,9 @@ from cavvy.gateway.kept_counts import Count, KeptCounts
 
 
 class ReplicaWork:
-    """The work of one replica by key. Times are monotonic seconds. The number of requests is stored
-    at once, and their time is stored whenever `keep` is called.
+    """The replica time that the requests of each client's key have used on one replica. Times are
+    monotonic seconds. The number of requests is stored at once; the time of the requests is stored
+    whenever `keep` is called.
     """
 
     __slots__ = (
@@ -89,7 +90,7 @@ class ReplicaWork:
         }
 
     def keep(self, now: float) -> None:
-        """Store the time of the requests so far."""
+        """Store the replica time that each key's requests have used so far."""
         virtual = self._pass(now)
         if self._at == self._kept_at:
             return
@@ -99,7 +100,8 @@ class ReplicaWork:
             count[1] = max(count[1], round((done + flying * virtual) * 1e6))
 
     def forget(self) -> None:
-        """Free the slots of the replica, which is gone. Its last requests are counted nowhere."""
+        """Free the slots of the replica, which is gone. The replica's last requests are not counted
+        anywhere."""
         self._kept.forget(*self._name)
         self._kept, self._counts = KeptCounts(), {}
 

@@ -122,7 +122,7 @@ class ObservedMachine(Struct, frozen=True, kw_only=True):
 
 
 class Waste(Struct, frozen=True, kw_only=True):
-    """An avoidable cost of one run. If a cheaper offer is the advice, `offer` is that offer.
+    """An avoidable cost of one run. If the advice is to use a cheaper offer, `offer` is that offer.
     `every` is the better checkpoint interval, and `percent` the mean use of the GPU.
     """
 
@@ -272,9 +272,9 @@ def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the hours times the price difference between two offers of the same provider with the
-    same accelerators: the cheapest one with the node's memory, and the cheapest one with a quarter
-    more memory than was used. The result is None unless the node has at least twice the memory that
-    the second offer must have. Savings from cheaper regions are not counted.
+    same accelerators: the cheapest offer with the node's memory, and the cheapest offer with a
+    quarter more memory than was used. The result is None if the node has less than twice the memory
+    that the second offer must have. Savings from cheaper regions are not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None
@@ -298,8 +298,8 @@ def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | N
 
 
 def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings that would result if the data arrived in time: the GPU would then compute
-    95 % of the time, so the same work would take gpu / 95 % of the time.
+    """Return the savings that would result if the data arrived in time. The GPU would then compute
+    95 % of the time instead of the share g, so the same work would take g / 0.95 of the time.
     """
     if not _is_long(run) or not _is_starved(run) or run.gpu_percent is None:
         return None
@@ -362,8 +362,8 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the cost of the pauses beyond those of Daly's interval, minus the cost of the
-    additional work that would be lost: half of the longer interval for each expected loss. Pauses
-    must take 5 % of the time.
+    additional work that would be lost: half of the longer interval for each expected loss. The
+    result is None if the pauses take less than 5 % of the time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None

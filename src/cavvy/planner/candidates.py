@@ -203,7 +203,7 @@ def _able(
 
 
 def _too_many(task: TaskSpec, offer: Offer) -> str:
-    """Return why a gang does not fit on a shared host; the text states the size of the host."""
+    """Return why a gang does not fit on a shared host. The reason states the size of the host."""
     need = replace(task.resources, cpus_min=task.resources.cpus_min or DEFAULT_CPUS)
     node = wish(need).removeprefix("node with ")
     there = (

@@ -67,10 +67,10 @@ def is_direct(service: ServiceRoute) -> bool:
 
 
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:
-    """Return the replicas to which HAProxy passes requests by itself. There are none if some
-    replicas are nearer than others: with any weights, HAProxy would send requests to an idle far
-    replica while near ones have room, and it uses backup servers only when no other server runs.
-    The gateway then handles the requests.
+    """Return the replicas to which HAProxy passes requests by itself. If some replicas are nearer
+    than others, the result is empty, and the gateway handles the requests. HAProxy cannot prefer
+    the near replicas: with any weights, it would send requests to an idle far replica while near
+    replicas have room, and it uses backup servers only when no other server runs.
     """
     found = tuple(addresses)
     if len({each.tier for each in found}) > 1:
@@ -181,7 +181,8 @@ backend {HOLD}
 
 
 def _write_scheme(listener: HaproxyListener) -> str:
-    """Return a rule for each backend, because the frontend's last rules apply to few requests."""
+    """Return a rule that each backend contains, because the frontend's last rules apply to few
+    requests."""
     scheme = "https" if listener.certificate else "http"
     return f"http-request add-header X-Forwarded-Proto {scheme}"
 

@@ -28,8 +28,8 @@ class HaproxyRefused(Exception):
 
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
-    """The requests of a service that HAProxy handles itself, except those passed on to the gateway.
-    `answer_s` is the mean time of the last answers, in steps of a millisecond.
+    """The requests of a service that HAProxy handles itself, without the requests that it passes on
+    to the gateway. `answer_s` is the mean time of the last answers, in steps of a millisecond.
     """
 
     in_flight: int = 0
@@ -42,7 +42,7 @@ class HaproxyLoad(Struct, frozen=True, kw_only=True):
 
 
 class ServerRequests(Struct, frozen=True, kw_only=True):
-    """The requests that HAProxy has sent to a server, and the mean time of the last ones."""
+    """The requests that HAProxy has sent to a server, and the mean time of the last requests."""
 
     requests: int
     mean_s: float
