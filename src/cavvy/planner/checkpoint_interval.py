@@ -63,7 +63,7 @@ def make_save_interval(
 
 
 def is_news(old: timedelta | None, new: timedelta) -> bool:
-    """Return whether the interval has changed enough to send the new one to the task."""
+    """Return whether the interval has changed enough to send the new interval to the task."""
     return old is None or abs(new - old) > SAME * old
 
 
@@ -93,8 +93,8 @@ def fit_notice(
 
 
 def fit_stated(task: TaskSpec, notice: timedelta) -> NoticeFit | None:
-    """Compare the notice with the time to save a checkpoint of the size that the task states.
-    Returns None if the task states no size.
+    """Compare the length of the notice with the time needed to save a checkpoint of the size that
+    the task states. Returns None if the task states no size.
     """
     if task.checkpoint is None or task.checkpoint.size_mib is None:
         return None

@@ -1,5 +1,5 @@
 """Estimates what a finished run would have cost on other offers. If the task states its work, the
-measured time is scaled by the estimates for both offers.
+measured time is multiplied by the ratio of the estimated times on the two offers.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""Explains why offers were rejected: which constraints they failed, which offers came nearest, and
-a sentence that sums this up if no offer is left.
+"""Explains why offers were rejected: which constraints the offers failed, which offers came nearest
+and, if no offer is left, a summary in one sentence.
 """
 
 from collections import Counter
@@ -33,7 +33,8 @@ _TRIED = frozenset({*FIELDS, *PlanLimit})  # Any other reason is the name of a p
 
 
 class Rejection(Struct, frozen=True, kw_only=True):
-    """A constraint, limit or provider, and the number of offers that it was the first to reject."""
+    """A constraint, limit or provider, and the number of offers that it rejected before any other
+    constraint, limit or provider did."""
 
     reason: str
     count: int
@@ -66,9 +67,8 @@ def explain(
     readiness: Callable[[Offer], Readiness] = lambda _: Readiness.READY,
     limit: int = 5,
 ) -> Explanation:
-    """Combine three kinds of rejections: those of the catalogs (`matches`), those of the providers
-    (`refused`: offers that fit but that their provider refuses), and those of the task's limits
-    (`plan`).
+    """Combine three kinds of rejections: by the catalogs (`matches`), by the providers (`refused`:
+    offers that fit, but that their provider refuses), and by the task's limits (`plan`).
 
     An offer that only breaks a limit is listed before an offer that fails a constraint. Offers of
     providers that cannot run jobs come last.
@@ -194,7 +194,7 @@ def wish(need: ResourceSpec) -> str:
 
 def _interleave(answers: Sequence[OfferMatches]) -> list[NearMiss]:
     """Interleave the near misses of several catalogs: first the nearest miss of each catalog, then
-    the second of each, and so on.
+    the second nearest miss of each catalog, and so on.
     """
     ordered: list[NearMiss] = []
     for index in range(max((len(answer.misses) for answer in answers), default=0)):

@@ -105,8 +105,8 @@ class TaskLimiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Return whether this estimate of the whole work is within the whole limit. If so, the
-        remaining work exceeds the remaining limit only because work was lost.
+        """Return whether this estimate of the whole work is within the whole limit. If so, lost
+        work is the only reason why the remaining work exceeds the remaining limit.
 
         In that case Cavvy does not end the job early: the job may still finish in time, and Cavvy
         stops it when it reaches the limit.

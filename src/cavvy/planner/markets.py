@@ -43,8 +43,9 @@ class MarketRecord(Struct, frozen=True, kw_only=True):
         return seen / (self.node_hours + _PRIOR_HOURS)
 
     def expect_boot(self, documented: timedelta | None = None) -> timedelta:
-        """Return the mean time from an accepted launch to the agents' first reports, mixed with the
-        prior: the time that the provider documents, if any, or else MACHINE_START.
+        """Return the mean time from an accepted launch to the agents' first reports, mixed with a
+        prior. The prior is the time that the provider documents or, if it documents none,
+        MACHINE_START.
         """
         prior = (documented or MACHINE_START).total_seconds() * _PRIOR_BOOTS
         return timedelta(seconds=(self.boot_s + prior) / (self.boots + _PRIOR_BOOTS))

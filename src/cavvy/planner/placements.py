@@ -97,8 +97,8 @@ class RankingView(Struct, frozen=True, kw_only=True):
 
 
 class LimitMiss(Struct, frozen=True, kw_only=True):
-    """The offer that came nearest to keeping the limits, and the changes with which it would keep
-    them.
+    """The offer that came nearest to the task's limits, and the changes to the task with which the
+    offer would be within them.
     """
 
     offer: Offer

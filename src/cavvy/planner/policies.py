@@ -27,8 +27,8 @@ def explain_policy(
 
 
 def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
-    """Return why the policies forbid the task's image, or None if they permit the image, or if the
-    task has no image.
+    """Return why the policies forbid the task's image, or None if they permit the image or the task
+    has no image.
     """
     for bound in policies:
         policy, image = bound.policy, task.image
@@ -51,9 +51,9 @@ def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection 
 
 
 def explain_signatures(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
-    """Return why the policies reject the verified signatures of the task's image. Return None if
-    they accept them, or if the task has no image. Signatures are verified when a task is submitted,
-    not here.
+    """Return why the policies reject the verified signatures of the task's image, or None if the
+    policies accept the signatures or the task has no image. Signatures are verified when a task is
+    submitted, not here.
     """
     for bound in policies:
         keys = [name_key(each) for each in bound.policy.signed_by]

@@ -227,7 +227,8 @@ class _Courses:
 
 
 class _Copies:
-    """Estimates the copies of each location, network speed and number of starts only once."""
+    """Estimates the time of copying inputs and outputs, only once for each combination of location,
+    network speed and number of starts."""
 
     def __init__(self, task: TaskSpec, egress: Mapping[str, Money]) -> None:
         self._task, self._egress = task, egress
@@ -309,8 +310,9 @@ _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
 def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
-    """Return the sort key of an offer that breaks limits, nearest first: offers that are expected
-    to finish, then fewer broken limits, then a smaller excess, then a lower price.
+    """Return the key by which offers that break limits are sorted, nearest first. Offers that are
+    expected to finish come first; then the number of broken limits, the excess, and the price are
+    compared, and the lowest value comes first.
     """
     doubtful = scored.course.run_time is not None and scored.course.wall_time is None
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key

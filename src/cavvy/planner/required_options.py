@@ -7,8 +7,8 @@ from cavvy.domain.tasks import Objection, TaskSpec
 
 
 def explain_missing_option(task: TaskSpec, offer: Offer) -> Objection | None:
-    """Return the reason why the offer cannot run the task, or None if the task states the option
-    that the offer requires, or if the offer requires none.
+    """Return the reason why the offer cannot run the task. Return None if the offer requires no
+    option, or if the task states the required option.
     """
     required = offer.requires
     if required is None:

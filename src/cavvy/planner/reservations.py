@@ -2,8 +2,8 @@
 
 Of n committed machines, the k-th is used in the hours in which at least k machines run. A
 commitment for the k-th machine pays if the hours of its use would cost more on demand than all
-hours of the period at the committed rate. Machines are therefore committed one by one, until the
-next commitment does not pay.
+hours of the period at the committed rate. Therefore, commitments are added one machine at a time,
+until the next commitment does not pay.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,8 +50,8 @@ class ReservationAdvice(Struct, frozen=True, kw_only=True):
 def advise_reservations(
     used: Iterable[UsedMachine], offers: Sequence[Offer], since: datetime, until: datetime
 ) -> list[ReservationAdvice]:
-    """Return, for each type, the commitment that would have saved most, the largest savings
-    first.
+    """For each type of machine, find the commitment that would have saved most. Return these
+    commitments, the largest savings first.
     """
     hours = max(1, round((until - since) / _HOUR))
     running: dict[ReservableType, list[float]] = {}

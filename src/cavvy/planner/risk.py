@@ -35,8 +35,8 @@ class InterruptedRun(Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
-    """Return the time between two checkpoints with the least expected loss, by Daly's estimate:
-    sqrt(2·cost·mtbf)·(1 + ...) - cost.
+    """Return the interval between checkpoints at which the expected loss of time is lowest, by
+    Daly's estimate: sqrt(2·cost·mtbf)·(1 + ...) - cost.
 
     `cost` is the time to write one checkpoint, `mtbf` the mean time between failures. If cost >=
     2·mtbf, the result is mtbf. Raises ValueError if `cost` or `mtbf` is not positive. Source: Daly

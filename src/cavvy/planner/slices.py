@@ -48,8 +48,8 @@ def _spread_device(measured_on: str | None) -> str | None:
 
 
 def describe_slice(task: TaskSpec) -> str:
-    """Return the slices whose hosts are the task's nodes, such as "the 4 hosts of a TPU slice
-    v5litepod-16 (16 chips)", or "" if the task does not name a slice of several hosts.
+    """Describe the slices whose hosts are the task's nodes, such as "the 4 hosts of a TPU slice
+    v5litepod-16 (16 chips)". The result is "" if the task does not name a slice of several hosts.
     """
     kinds = [find_slice(each.instance or "") for each in task.resources.choices]
     known = [each for each in kinds if each is not None and each.hosts > 1]

@@ -24,8 +24,8 @@ class TransferEstimate(Struct, frozen=True):
     """The copies of one offer. `input_time` is for one start of a gang, whose nodes copy at the
     same time; `output_time` is for the outputs, which are copied once. `cost` is for all nodes and
     starts. `unpriced` is true if the price of a copy is unknown, so that `cost` does not include
-    it. `assumed_region` is the offer's region if a copy counts as free because the bucket, whose
-    region is unknown, may be there; otherwise it is "".
+    it. `assumed_region` is the offer's region if a copy is treated as free because a bucket of
+    unknown region may be in this region; otherwise it is "".
     """
 
     input_mib: int
@@ -71,10 +71,10 @@ def estimate_transfers(
     no such copies.
 
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
-    copy within one cloud is free if the bucket's region is unknown or that of the offer. Other
-    copies cost the egress price (`egress`, per GB, by "provider/region" or provider) of the place
-    that the data leaves. The time to stream inputs is not counted, because they are read while the
-    work runs.
+    copy within one cloud is free if the bucket is in the offer's region or its region is unknown.
+    For other copies, the place that the data leaves charges its egress price; `egress` maps
+    "provider/region" or the provider to the price per GB. The time to stream inputs is not counted,
+    because they are read while the work runs.
     """
     copies = list(_list_copies(task, starts))
     if not copies:
@@ -114,9 +114,9 @@ def find_egress_date(offer: Offer, dates: Mapping[str, date]) -> date | None:
 
 
 def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> Money | None:
-    """Return the price of one GB that a node of the offer uploads to a bucket, or to the server if
-    the URL is None, or None if it is unknown. A bucket of the same cloud is assumed to be in the
-    same region, and the server to be outside the cloud.
+    """Return the price of uploading one GB from a node of the offer to a bucket, or to the server
+    if the URL is None. Return None if the price is unknown. A bucket of the same cloud is assumed
+    to be in the same region, and the server to be outside the cloud.
     """
     home = BUCKET_PROVIDERS.get(urlsplit(url).scheme) if url else None
     if home == find_cloud(offer.provider):

@@ -51,8 +51,8 @@ class TimeEstimate(Struct, frozen=True, kw_only=True):
     time was estimated.
 
     If the time was measured on another device, 80 % of true times are between `run_time` / `spread`
-    and `run_time` * `spread`. The spread is 1 if it is unknown, or if the time was not scaled by
-    data sheets.
+    and `run_time` * `spread`. `spread` is 1 if it is unknown, or if the time was not scaled by data
+    sheets.
     """
 
     run_time: timedelta | None
@@ -90,10 +90,9 @@ def estimate(task: TaskSpec, offer: Offer) -> TimeEstimate:
 
     For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
     efficiency). For work stated in samples, it is samples / (rate x nodes). Both formulas assume
-    that, apart from the stated efficiency, nothing is lost when the work is spread over nodes and
-    accelerators. A stated duration is scaled to other devices by `estimate.transfer`. A task that
-    requests neither an accelerator nor an instance type runs on the CPUs, even on a node with
-    accelerators.
+    that spreading the work over nodes and accelerators costs no time beyond the stated efficiency.
+    A stated duration is scaled to other devices by `estimate.transfer`. A task that requests
+    neither an accelerator nor an instance type runs on the CPUs, even on a node with accelerators.
     """
     work = task.work
     if work is None:
@@ -360,6 +359,6 @@ def _split(key: str) -> tuple[str, int | None]:
 
 
 def _length(seconds: float) -> timedelta | None:
-    """Convert seconds to a timedelta. Returns None if they are negative or more than a thousand
+    """Convert seconds to a timedelta. Returns None if the number is negative or exceeds a thousand
     years."""
     return timedelta(seconds=seconds) if 0 <= seconds < 3.2e10 else None

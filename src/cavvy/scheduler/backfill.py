@@ -55,10 +55,10 @@ class HostWaits:
         """Return whether a job with the allocations `mine` could delay one of the waiting jobs.
 
         The job delays no waiting job if the following condition holds on each of its hosts. Take
-        any combination of gangs and waiting jobs that may occupy the host later. If there is then
-        room for another waiting job without `mine`, there must also be room for that job with
-        `mine`. If this condition holds, every waiting job starts at the same time and on the same
-        host as it would without the job.
+        any combination of gangs and waiting jobs that may occupy the host later. If another waiting
+        job then fits on the host without `mine`, that job must also fit with `mine`. If this
+        condition holds, every waiting job starts at the same time and on the same host as it would
+        without the job.
         """
         return any(
             _may_delay_on(
@@ -148,7 +148,7 @@ def _keeps_out(
     """Return whether there is a combination of `others` that leaves enough of the resource `what`
     for `wish`, but not for both `wish` and `mine`.
 
-    Those of `others` that never leave room for `wish` are omitted, because `wish` waits for them
+    Members of `others` that leave no room for `wish` are omitted, because `wish` waits for them
     anyway.
     """
     beside = [
@@ -171,8 +171,8 @@ def _find_unit(amounts: Sequence[float]) -> int:
 
 
 def _can_sum_to(above: int, most: int, amounts: Iterable[Iterable[int]]) -> bool:
-    """Return whether some of the amounts, with at most one taken from each list, add up to more
-    than `above` and at most `most`.
+    """Return whether a sum of some of the amounts is more than `above` and at most `most`. The sum
+    contains at most one amount from each list.
     """
     if most < 0:
         return False

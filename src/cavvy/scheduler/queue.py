@@ -26,8 +26,8 @@ class WaitingJob(Struct, frozen=True, kw_only=True):
 
 
 class QueueCapacity(Struct, frozen=True, kw_only=True):
-    """The free capacity. `used` is the share of each pool that was assigned to jobs after its
-    provider reported the capacity.
+    """The free capacity. `used` is the share of each pool that was assigned to jobs after the
+    provider last reported the pool's capacity.
     """
 
     hosts: Sequence[Host] = ()
@@ -64,7 +64,7 @@ class JobScheduler:
     While a job waits for an offer, no later job gets that offer. While a job waits for a shared
     host, a later job gets a part of that host only if the later job cannot delay the earlier job
     (see `backfill`). Therefore a large job does not wait forever while small jobs start. A later
-    job that can use another host is not delayed.
+    job that can use another host does not wait.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:

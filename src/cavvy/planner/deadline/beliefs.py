@@ -1,5 +1,5 @@
 """Infers whether spot is available in a job's markets, because no provider reports this. The
-evidence is granted and refused launches, the way in which nodes ended, and prices.
+evidence consists of granted and refused launches, the reasons why nodes ended, and prices.
 """
 
 from collections.abc import Sequence

@@ -113,8 +113,8 @@ class _Dice:
 
 
 def _draw(spells: SpellLengths, dice: _Dice) -> float:
-    """Draw how many hours spot stays available or unavailable. The result is uniformly distributed
-    between two adjacent known lengths.
+    """Draw how many hours spot stays available or unavailable: choose two adjacent recorded
+    lengths, and draw a number between them from the uniform distribution.
     """
     chance, sums = dice.roll(), spells.sums
     index = next(i for i, longer in enumerate(sums.longer) if longer <= chance)
@@ -185,7 +185,7 @@ class _Run:
         )
 
     def _keep(self, left_s: float, preempted: bool) -> float:
-        """Return the work that is left in seconds. A preempted gang must repeat its work since its
+        """Return the remaining work in seconds. A preempted gang must repeat its work since its
         last checkpoint.
         """
         if preempted:
@@ -198,8 +198,8 @@ class _Run:
         return self._terms.markets[market].on_demand_usd_hr
 
     def _change(self, now_s: float, mode: RunMode, market: int) -> RunMode:
-        """Update which markets have spot. Returns the job's mode afterwards, which is idle if its
-        spot became unavailable.
+        """Update which markets have spot. Returns the job's mode after the update: the job is idle
+        if the spot capacity that it used became unavailable.
         """
         for index, at in enumerate(self._changes):
             if at > now_s:

@@ -105,9 +105,9 @@ def find_inputs(
 ) -> PolicyInputs | None:
     """Return the markets and terms of a job that should meet its deadline at the lowest cost.
 
-    The result is None if the policy cannot be used. This is the case if the task does not allow
-    both spot and on-demand, the running time is unknown, there is no spot offer or no on-demand
-    offer, or (with `floor`) even the fastest on-demand machine would miss the deadline.
+    The result is None if the policy cannot be used: the task does not allow both spot and
+    on-demand, the running time is unknown, there is no spot offer or no on-demand offer, or (with
+    `floor`) even the fastest on-demand machine would miss the deadline.
     """
     if task.resources.spot is not SpotPolicy.AUTO:
         return None
@@ -311,8 +311,8 @@ def _start(
     knowledge: MarketKnowledge,
     progress: JobProgress,
 ) -> timedelta:
-    """Return the time from a launch until the work begins. As a cautious estimate, this is the
-    longest boot time of all markets plus the setup.
+    """Return the time from a launch until the work begins. The estimate is cautious: it is the
+    longest boot time of all markets plus the time of the setup.
     """
     offers = [offer for place in places for offer in (place.spot, place.fixed) if offer is not None]
     boot = max(knowledge.of(each.key).expect_boot(each.boot) for each in offers)

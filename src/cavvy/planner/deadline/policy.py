@@ -203,8 +203,8 @@ def cheaper(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecisio
 
 
 def within_budget(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Use spot instead of on-demand if the remaining budget can pay for the rest of the work only
-    on spot.
+    """Use spot instead of on-demand if the remaining budget can pay for the rest of the work on
+    spot, but not on demand.
     """
     terms, view = question.terms, question.view
     if view.budget_usd == inf or decision.mode is not RunMode.ON_DEMAND:

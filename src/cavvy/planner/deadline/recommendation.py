@@ -101,8 +101,8 @@ def recall(
 def _quote(
     place: SteeredMarket, assumed: SpotQuote, nodes: int, usable: Collection[str]
 ) -> SpotQuote:
-    """Return the assumed quote at the current price. Spot is unavailable in the result if the offer
-    cannot be used.
+    """Return the assumed quote at the current price. If the offer cannot be used, the quote says
+    that spot is unavailable.
     """
     spot = place.spot
     fits = (

@@ -83,8 +83,8 @@ def find_kind(profile: WorkProfile) -> ModelKind:
 def find_error(
     profile: WorkProfile, run: StepSettings, accelerators: Collection[str]
 ) -> MeasuredError | None:
-    """Return the error that was measured for steps like this one on these accelerators, or None if
-    no such step was measured.
+    """Return the error that was measured for similar steps on these accelerators, or None if no
+    similar step was measured.
     """
     if list_unmeasured(profile, run):
         return None
@@ -93,8 +93,8 @@ def find_error(
 
 
 def list_unmeasured(profile: WorkProfile, run: StepSettings) -> list[str]:
-    """Return the properties of this step that no measured step has, as nouns for a sentence. The
-    list is empty if every property was measured.
+    """Return the properties of this step that no measured step has, as nouns to insert in a
+    sentence. The list is empty if every property was measured.
     """
     found = []
     if find_kind(profile) is ModelKind.OTHER:

@@ -146,7 +146,7 @@ def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
 
 
 def name_kind(kernel: KernelProfile) -> str:
-    """Return the kind that determines a kernel's rate. This kind is more specific than
+    """Return the kind that determines a kernel's rate; the result is more specific than
     `kernel.kind`."""
     if kernel.kind == "conv" and kernel.size[0] > 1:
         return "depthwise" if kernel.size[2] <= 1 else "grouped_conv"
@@ -221,8 +221,9 @@ def _padded(size: float, step: int) -> float:
 
 def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, float]:
     """Return the shape as a matrix product (groups, rows, columns, inner length) for another batch
-    size. The batch changes the number of products. In a product with parameters, it changes the
-    rows instead; in a product that computes the gradient of parameters, the inner length.
+    size. The batch size scales the number of products. In a product with parameters, the batch size
+    scales the rows instead; in a product that computes the gradient of parameters, it scales the
+    inner length.
     """
     groups, rows, columns, depth = (max(1.0, float(each)) for each in kernel.size)
     if kernel.kind == "matmul" and kernel.fixed_result:

@@ -43,7 +43,7 @@ class MemoryEstimate(Struct, frozen=True, kw_only=True):
 
 def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
     """Estimate the memory of `profile` with these settings. The result is the higher of two peaks:
-    that of the forward and backward pass, and that of the optimizer step.
+    the peak of the forward and backward pass, and the peak of the optimizer step.
     """
     batch = run.batch or profile.batch
     scale = batch / profile.batch

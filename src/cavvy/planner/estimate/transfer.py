@@ -1,5 +1,5 @@
-"""Estimates the rate on one accelerator from rates that were measured on others. The estimate is a
-power law with a prior.
+"""Estimates the rate on one accelerator from rates that were measured on other accelerators. The
+estimate is a power law with a prior.
 """
 
 from collections.abc import Sequence
@@ -61,8 +61,8 @@ def carry(
 
 
 def spread_of(measured: MeasuredRate, device: DeviceRates, count: int) -> float:
-    """Return the factor within which 80 % of measured rates agree with the rate that `carry`
-    derives from this single measurement.
+    """Return the factor f for the rate r that `carry` derives from this single measurement: 80 % of
+    measured rates are between r / f and r * f.
     """
     other = (device.name, device.memory_mib) != (measured.device.name, measured.device.memory_mib)
     return exp(hypot(_OTHER_DEVICE if other else 0.0, _OTHER_COUNT * log(count / measured.count)))

@@ -150,8 +150,9 @@ class AutoPolicy(MarketPolicy):
 
     def _trust(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int) -> float:
         """Return for how many more hours spot must be available in this market before a job on
-        demand should change to it, or 0 if the job should change now. The expected saving, of at
-        most the remaining work, must also pay for the change and for the wait that may follow.
+        demand should change to it, or 0 if the job should change now. The saving that is expected,
+        on at most the remaining work, must also cover the cost of the change and of the wait that
+        may follow.
         """
         watch = self._watches[index]
         entry = self._overhead * (1 + cycle.price) + self._moves[view.market][index]
@@ -187,11 +188,12 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _pays(self, watch: MarketMemory, age: float, moment: TimeLeft, price: float) -> bool:
-        """Return whether spot of this age is expected to save at least the larger part of the price
-        of the launch that follows if spot ends before the work.
+        """Return whether a start pays on spot that has been available for `age` hours. If spot ends
+        before the work, another launch follows; the expected savings must cover the larger part of
+        the expected price of this launch.
 
-        A launch also shows whether spot lasts here, which is why its whole price is not required.
-        For the same reason, a few observed short periods with spot outweigh the prior.
+        The savings need not cover the whole price, because a start also shows whether spot lasts in
+        this market. For the same reason, a few observed short periods with spot outweigh the prior.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
         launch = self._overhead * (1 + price)
@@ -200,8 +202,8 @@ class AutoPolicy(MarketPolicy):
     def _on_spot_alone(
         self, view: PolicyView, moment: TimeLeft, targets: Sequence[int]
     ) -> PolicyDecision | None:
-        """Return the decision among several markets if the slack is enough to finish on spot only,
-        or None if it is not.
+        """Return the decision among several markets if the slack is enough to finish on spot only;
+        otherwise return None.
         """
         field = RoamingView(
             self._watches, targets, self._moves[view.market], self._home, self._overhead
@@ -244,9 +246,9 @@ class AutoPolicy(MarketPolicy):
     def _better_place(
         self, view: PolicyView, moment: TimeLeft, problem: CycleProblem, targets: Sequence[int]
     ) -> PolicyDecision | None:
-        """Return a move to another market, if spot there is expected to cost less than staying;
-        otherwise None. A job on demand also requires that spot there has been available for long
-        enough.
+        """Return a move to another market if spot in that market is expected to cost less than
+        staying; otherwise return None. A job on demand moves only to a market whose spot has been
+        available for long enough.
         """
         if moment.slack < self._enters:
             return None
@@ -321,8 +323,8 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _first_home(self) -> int:
-        """Return the market for the first start: the one with the cheapest spot that is available
-        now, or the one with the cheapest spot of all if none is available.
+        """Return the market for the first start: the market with the cheapest spot among those
+        where spot is available now or, if spot is not available anywhere, among all markets.
         """
         order = range(len(self._watches))
         return min(

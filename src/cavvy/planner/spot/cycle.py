@@ -46,7 +46,7 @@ class IdleThresholds(NamedTuple):
 
 class SpotCycle(NamedTuple):
     """The best thresholds at one price of slack, and their expected outcome in one cycle. A cycle
-    is a period with spot followed by a period without.
+    is a period with spot followed by a period without spot.
     """
 
     price: float
@@ -95,8 +95,8 @@ def plan_trust(
 
 
 def _list_brackets(low: float, high: float) -> dict[float, float]:
-    """Return the final bounds of every possible search in this range, as a mapping from upper to
-    lower bound.
+    """Return the pairs of bounds with which a search in this range can end, as a mapping from the
+    upper to the lower bound.
     """
     if high <= low * _CLOSE:
         return {high: low}
@@ -179,8 +179,8 @@ _find_cycles = lru_cache(maxsize=512)(_CyclesByPrice)
 
 
 class CycleProblem(NamedTuple):
-    """Searches for the lowest price of slack at which `slack` lasts for the `left` hours until the
-    deadline, and for the cycle at this price.
+    """Searches for the lowest price of slack at which the job uses at most `slack` hours of slack
+    in the `left` hours until the deadline, and computes the cycle at this price.
 
     If spot is unavailable now, `within` are the possible hours until it returns. The job waits once
     for spot to return, before the first cycle.

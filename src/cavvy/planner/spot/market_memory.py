@@ -11,8 +11,8 @@ _AGE_AT_START_HR = 0.5
 
 
 class TimeLeft:
-    """The hours of work that are left, the hours to the deadline, and the slack, which is their
-    difference.
+    """The remaining hours of work, the hours until the deadline, and the slack, which is the
+    difference between the two.
     """
 
     __slots__ = ("left", "slack", "work")

@@ -3,9 +3,10 @@ several markets and enough slack to finish on spot only.
 
 The reference is work on spot in the current market. Compared with this reference, an idle hour
 costs the price of slack, and a launch costs its loading time. A move to another market costs the
-copy of the checkpoint, a launch, and the difference in price. As in `cycle`, the patience solves a
-ski-rental problem over the periods without spot. The price of slack is the lowest price at which
-the remaining cycles of the job are expected to use no more slack than the job has.
+copy of the checkpoint, a launch, and the difference in price. As in `cycle`, the patience (how long
+to wait) is the solution of a ski-rental problem over the periods without spot. The price of slack
+is the lowest price at which the remaining cycles of the job are expected to use no more slack than
+the job has.
 """
 
 from collections.abc import Sequence
@@ -124,8 +125,8 @@ class _SlackOfCourse:
 
 
 def _nothing_else(field: RoamingView) -> tuple[float, float]:
-    """Return the probability that no other market has spot and, for that case, the mean hours until
-    one has spot.
+    """Return the probability that no other market has spot and, for that case, the mean number of
+    hours until another market has spot.
     """
     chance, gap = 1.0, inf
     for index, watch in enumerate(field.watches):

@@ -150,16 +150,17 @@ class SteadyRecord(Struct, frozen=True, kw_only=True):
 
 
 class SteadyPlacement:
-    """Cavvy's policy: it prefers zones that have kept replicas longest, and adds spares only while
-    the risk of a loss requires them.
+    """Cavvy's policy: it prefers the zones that have kept their replicas longest, and adds spares
+    only while the risk of a loss requires spares.
 
     Launches go to the zones with the lowest loss rate, (losses + prior losses) / (hours with
     replicas + prior hours), and preferably not to zones and regions that already have replicas of
     the service. The policy assumes that a zone loses all its replicas at once, at a rate of prior
     losses / (age of its oldest replica in hours + prior hours) per hour: zones that have lasted
-    tend to last. If a loss leaves too few replicas, they are missing for one cold start and one
-    tick. Spares are added while the expected shortfall exceeds the allowed one. On-demand fills the
-    gap until spot is ready, and backs up spot that is scarce or at risk.
+    tend to last. If too few replicas remain after a loss, the policy assumes that the missing
+    replicas are replaced after one cold start and one tick. Spares are added while the expected
+    shortfall of replicas exceeds the allowed shortfall. On-demand fills the gap until spot is
+    ready, and backs up spot that is scarce or at risk.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class SteadyPlacement:
 
     @property
     def record(self) -> SteadyRecord:
-        """The state with which a new policy continues like this one."""
+        """The state that a new policy object needs to continue in place of this object."""
         return SteadyRecord(
             losses=tuple(self._losses),
             held_hr=tuple(self._held_hr),
@@ -225,9 +226,7 @@ class SteadyPlacement:
         return sum(self._before_s - at < _HOUR_S for at in self._lost_at)
 
     def _allowed(self) -> float:
-        """Return the allowed number per hour of losses that leave the service with too few
-        replicas.
-        """
+        """Return how often per hour a loss may leave the service with too few replicas."""
         return (
             self._weights.thrift
             * (1 - self._service.availability)
@@ -270,9 +269,7 @@ class SteadyPlacement:
         return best[0], self._risk(held)
 
     def _risk(self, spot: list[int]) -> float:
-        """Return the expected number per hour of losses that leave the service with too few
-        replicas.
-        """
+        """Return how often per hour a loss is expected to leave too few replicas."""
         short = [
             zone
             for zone, count in enumerate(spot)
@@ -287,8 +284,8 @@ class SteadyPlacement:
         return self._weights.prior_losses / (self._age_hr[zone] + self._weights.prior_hr)
 
     def _worst(self, spot: list[int]) -> int:
-        """Return the zone from which to remove a replica: the one for which the lowest risk
-        remains. If several zones are equal, one with several replicas is chosen.
+        """Return the zone from which to remove a replica: the zone for which the risk after the
+        removal is lowest. If several zones are equal, one with several replicas is chosen.
         """
 
         def without(zone: int) -> tuple[float, bool, float]:

@@ -125,8 +125,8 @@ class SpellLengths:
         return (sums.mean - passed) / longer
 
     def within(self, age: float, hours: float) -> tuple[float, float]:
-        """Return, for a spell of this age, the mean of min(remaining length, hours), and the
-        probability that it lasts for longer than these hours.
+        """For a spell of this age, return the mean of min(remaining length, hours), and the
+        probability that the spell lasts for more than `hours` more hours.
         """
         waited, longer = self._reached(age)
         if longer <= 0:

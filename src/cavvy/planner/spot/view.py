@@ -55,8 +55,8 @@ class JobTerms(Struct, frozen=True, kw_only=True):
     `overhead_s` is the time from a launch until the job continues where it stopped: boot, setup,
     and loading the checkpoint. This time is billed although no work is done. `move_usd[i][j]` is
     the price of copying the checkpoint from market i to market j. A preempted gang repeats at most
-    `again_s` of its work. The rest of the work may take longer than planned; `spare_share` is the
-    largest such delay, as a share of that work.
+    `again_s` of its work. `spare_share` is the longest possible delay of the rest of the work, as a
+    share of that work.
     """
 
     work_s: float
@@ -75,7 +75,8 @@ class JobTerms(Struct, frozen=True, kw_only=True):
         return 2 * self.overhead_s + self.again_s
 
     def slack_s(self, view: "PolicyView") -> float:
-        """Return the time to the deadline that the rest of the work does not need."""
+        """Return the slack: the part of the time until the deadline that the rest of the work does
+        not need."""
         return self.deadline_s - view.now_s - view.left_s * (1 + self.spare_share)
 
     def move(self, source: int, target: int) -> float:
