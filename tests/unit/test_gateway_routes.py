@@ -99,5 +99,5 @@ def test_haproxy_sets_no_limit_to_the_wait_for_a_first_replica() -> None:
 
 def test_joined_requests_cannot_be_separated_by_affinity() -> None:
     route = ServiceRoute(name="both", batch=BatchTerms(), affinity=Affinity(by="header"))
-    with pytest.raises(GatewayConfigError, match="both batch and affinity"):
+    with pytest.raises(GatewayConfigError, match="`batch` and `affinity` exclude each other"):
         check_routes((route,))

@@ -211,7 +211,7 @@ class _Walk:
         self._enter_seen("/".join([folder.rstrip("/"), *reversed(self.todo)]))
 
     def _enter_seen(self, path: str) -> None:
-        """Enter `path`, a path as the work sees it, through the innermost folder of `seen` that
+        """Enter `path`, a path as the work sees it, from the innermost folder of `seen` that
         contains the path. Raises LeadsOutside, OSError."""
         shown = _find_innermost(path, self._seen)
         if shown and len(shown) >= len(_find_innermost(path, self._allowed)):

@@ -95,8 +95,7 @@ class RankRunner:
             self._waiting = self._loop.after(seconds, self._give_up_waiting)
 
     def recover(self, *, patient: bool) -> None:
-        """Deliver the messages of an earlier agent. That agent's work has ended and is not started
-        again.
+        """Deliver the messages of an earlier agent whose work has ended and is not started again.
 
         Unless `patient` is set, exit after DELIVER_S seconds even if messages remain.
         """
@@ -178,9 +177,8 @@ class RankRunner:
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
-        """Take the next step after messages or output were delivered. Once the whole log is
-        delivered, send the exit message, which is the last one. Once all messages are delivered,
-        exit.
+        """Continue after messages or output were delivered. Once the whole log is delivered, send
+        the exit message, which is the last one. Once all messages are delivered, exit.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -373,8 +371,7 @@ class RankRunner:
             self._steps.run(work, self._env, reused=reused)
 
     def _may_go_on(self) -> WorkConfig | None:
-        """Return the work if the next step of the work may start; otherwise end the work and return
-        None."""
+        """Return the work if its next step may start; otherwise end it and return None."""
         if self._work is None or self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
@@ -464,8 +461,8 @@ class RankRunner:
             self._loop.after(max(0.0, seconds - reserve), self._kill_work)
 
     def _kill_work(self) -> None:
-        """Kill the work, but not the upload of its last checkpoint, for which the rest of the time
-        is reserved.
+        """Kill the work, but not the upload of its last checkpoint: the rest of the time is
+        reserved for this upload.
         """
         if not self._over and not self._steps.finishing:
             self._steps.kill(save=True)

@@ -24,8 +24,8 @@ class SidecarProcess(ABC):
     object. `finish` starts the last run, and `kill` ends the last run early.
 
     Subclasses implement `_look` (called every `every_s` seconds; starts a process if needed),
-    `_heard` (handles a line), `_over` (handles the end of a process) and `_finish` (does what
-    remains after the work, then calls `done`).
+    `_heard` (handles a line), `_over` (handles the end of a process) and `_finish` (completes the
+    sidecar's task after the work has ended, then calls `done`).
     """
 
     def __init__(
@@ -105,6 +105,6 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _finish(self, done: Callable[[], None]) -> None:
-        """Do what remains after the work has ended, then call `done`. The method is called once
-        when the work ends, and again whenever a process ends after that.
+        """Finish the sidecar's task after the work has ended, then call `done`. The method is
+        called once when the work ends, and again whenever a process ends after that.
         """

@@ -14,7 +14,8 @@ _MOST_UNEVEN = 50.0
 
 
 class CountRecord(Struct, frozen=True, kw_only=True):
-    """How uneven the arrivals are: the arrivals are counted in steps of equal length.
+    """The counts of arrivals in steps of equal length, from which the unevenness of the arrivals is
+    computed.
 
     `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is
     the sum over `steps` earlier steps of the squared deviation from the expected number, divided by

@@ -35,12 +35,12 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     """The load of a service and its replicas.
 
     `arrivals` contains the number of requests that arrived in each second since the last decision,
-    oldest first. `started` is the number of requests whose service has started since then, and
-    `late` is the number of these that waited too long. `completed` requests ended, after
-    `completed_s` seconds of service in total. `in_flight` requests are being served, for
-    `in_flight_s` seconds so far in total. `backlog` requests wait. `reading` is the mean of the GPU
-    utilisation or of the metric over the ready replicas. `batch` is the time of a batch if waiting
-    requests are joined; None if they are not, or nothing was measured yet.
+    oldest first. `started` is the number of requests that replicas have started to process since
+    the last decision, and `late` is the number of these requests that waited too long. `completed`
+    requests ended, after `completed_s` seconds of service in total. `in_flight` requests are being
+    served, for `in_flight_s` seconds so far in total. `backlog` requests wait. `reading` is the
+    mean of the GPU utilisation or of the metric over the ready replicas. `batch` is the time of a
+    batch if waiting requests are joined; None if they are not, or nothing was measured yet.
     """
 
     now_s: float

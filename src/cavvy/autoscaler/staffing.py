@@ -42,9 +42,9 @@ def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 
-    with the unevenness z of arrivals. The form was found by experiments on recorded requests: a
-    service whose arrivals come in bursts loses more requests after it has shrunk, and a steady
-    service with many replicas only pays for the delay.
+    with the unevenness z of arrivals. The form was found by experiments on recorded requests: if
+    arrivals come in bursts, a service that has removed replicas answers more requests late; a
+    steady service with many replicas gains nothing from the delay and pays for it.
     """
     weights = terms.weights
     strictness = log10(1 / max(_SMALLEST_SHARE, 1 - terms.on_time))

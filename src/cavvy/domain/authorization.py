@@ -41,8 +41,8 @@ _TOUCH_EVERY = timedelta(minutes=1)  # minimum time between two writes of a toke
 
 
 class Verdict(StrEnum):
-    """The result of a decision. For HIDDEN, the answer must be the same as for a project that does
-    not exist.
+    """The result of a decision. If the result is HIDDEN, the answer to the request must be the same
+    as for a project that does not exist.
     """
 
     ALLOWED = "allowed"

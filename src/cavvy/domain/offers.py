@@ -68,9 +68,10 @@ class Offer(Struct, frozen=True, kw_only=True):
     several offers of a region share: a node rented from one of them is no longer available from the
     others. The pool is "" if the offer shares no capacity. `credential` is the project with whose
     credential the provider listed the offer, or "" for the installation's. `hosts` is above 1 if
-    the node is one of several hosts that are rented together, such as those of a TPU slice: a gang
-    then has a multiple of that many nodes, and all amounts are those of one host. `shared` means
-    that several jobs share the host's devices; a job then holds only the devices that it requests.
+    the node is one of several hosts that are rented together, such as the hosts of a TPU slice: the
+    number of a gang's nodes is then a multiple of `hosts`, and all amounts are for one host.
+    `shared` means that several jobs share the host's devices; a job then holds only the devices
+    that it requests.
     """
 
     provider: str

@@ -151,11 +151,11 @@ class ServiceUpdate(Struct, frozen=True, kw_only=True):
 
 
 class QueueTerms(Struct, frozen=True, kw_only=True):
-    """The settings for sending queued calls. A call is sent `attempts` times at most. The
-    pause after the first failure is `backoff`; it doubles with each failure. Results are stored for
-    the time `keep`. `at_once` limits the calls that are sent at the same time; 0 means twice as
-    many as all replicas can work on, with full batches if requests are joined. While `waiting`
-    calls wait, no more are accepted.
+    """The settings for sending queued calls. A call is sent `attempts` times at most. The pause
+    after the first failure is `backoff`; it doubles with each failure. Results are stored for the
+    time `keep`. `at_once` limits the calls that are sent at the same time. 0 means twice the number
+    of requests that all replicas can process at once (in full batches, if requests are joined).
+    While `waiting` calls wait, no more are accepted.
     """
 
     attempts: int = 5
@@ -207,9 +207,9 @@ class WebhookTrigger(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSpec(Struct, frozen=True, kw_only=True):
-    """The terms under which a task serves requests. With `fixed_port`, and outside Cavvy, the
-    task's program listens on `port`; otherwise on the port in the variable PORT. Clients of
-    OpenAI's API select the service by one of its `models`.
+    """The settings of a service: how its task serves requests. With `fixed_port`, and outside
+    Cavvy, the task's program listens on `port`; otherwise on the port in the variable PORT. Clients
+    of OpenAI's API select the service by one of its `models`.
 
     `concurrency` is the number of requests that a replica can work on at once. With `keys`,
     requests need one of the service's keys. A replica that will end has the time `drain` to finish

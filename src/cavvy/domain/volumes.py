@@ -30,7 +30,8 @@ class KeptVolume(Struct, frozen=True, kw_only=True):
 
 
 class VolumeTerms(Struct, frozen=True, kw_only=True):
-    """The monthly cost of a volume from a given time on, and the source of its price."""
+    """The monthly cost of a volume from the time `since` on, and the source of the volume's
+    price."""
 
     since: datetime
     size_gib: int
@@ -56,8 +57,9 @@ class VolumeOwner(Struct, frozen=True, kw_only=True):
 
 
 class VolumeBill(Struct, frozen=True, kw_only=True):
-    """The bill of a volume between jobs, and the facts from which it is computed. The entries of
-    `subject` in the ledger add up to `lines`. The provider last listed the volume at `seen_at`.
+    """The bill of a volume for the time in which no job pays for it, and the facts from which the
+    bill is computed. The entries of `subject` in the ledger add up to `lines`. The provider last
+    listed the volume at `seen_at`.
     """
 
     subject: LedgerSubject

@@ -227,8 +227,8 @@ class ServiceBatches:
         free: int,
         now: float,
     ) -> bool:
-        """Return whether the batch of this request should wait for others. If so, `dispatch` will
-        be called."""
+        """Return whether the batch of this request should wait for others. If the batch waits,
+        `dispatch` will be called."""
         if free > 1 or not self.terms.wait_s or first.part is None or first.part.half is not None:
             return False
         mine = self._find(first, waiting, pool)

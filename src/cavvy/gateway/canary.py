@@ -1,8 +1,8 @@
 """Sends a share of a service's requests to the replicas of its newest revision, and counts the
 responses of both revisions. A service without a canary does not use this module.
 
-Of each hundred requests, exactly the requested share is sent to the canary, at random positions,
-because every n-th request could always come from the same client.
+Of each hundred requests, exactly the requested share is sent to the canary. The requests are chosen
+at random, because every n-th request could always come from the same client.
 """
 
 from collections.abc import Sequence

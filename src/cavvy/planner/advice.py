@@ -361,9 +361,10 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the cost of the pauses beyond those of Daly's interval, minus the cost of the
-    additional work that would be lost: half of the longer interval for each expected loss. The
-    result is None if the pauses take less than 5 % of the time.
+    """Return the savings if the task used Daly's interval, which is longer: the cost of the pauses
+    that would not occur, minus the cost of the additional work that would be lost (half of the
+    additional interval for each expected loss). The result is None if the pauses take less than 5 %
+    of the time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None

@@ -108,8 +108,8 @@ class TaskLimiter:
         """Return whether this estimate of the whole work is within the whole limit. If so, lost
         work is the only reason why the remaining work exceeds the remaining limit.
 
-        In that case Cavvy does not end the job early: the job may still finish in time, and Cavvy
-        stops it when it reaches the limit.
+        In that case, Cavvy does not end the job early: the job may still finish within the limit,
+        and Cavvy stops the job when it reaches the limit.
         """
         limits = self._limits
         if not self._goes_on:

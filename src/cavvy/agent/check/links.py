@@ -30,7 +30,8 @@ MARK = 32  # bytes of a nonce, and of the HMAC that proves knowledge of the key
 
 
 class SlowLink(Exception):
-    """Raised if a link is missing or slower than required. The message contains the speeds."""
+    """Raised if a link is missing or slower than required. The message contains the measured
+    speeds."""
 
 
 def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:

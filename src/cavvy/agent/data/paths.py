@@ -76,7 +76,7 @@ def _find_output(
 
 
 def _find_full(config: AgentConfig, index: int, target: str) -> str:
-    """Return the path on this node of the files of an input whose target is an absolute path."""
+    """For an input whose target is an absolute path, return the path of its files on this node."""
     return target if target in config.placed else f"{config.home}/inputs/{index}"
 
 

@@ -169,8 +169,8 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
 
 def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     """Return the folders below `config.hides` that the work sees: its setup, checkpoints and
-    volumes, and the folders of all ranks of its gang on this machine. A rank may use links that
-    lead to files of another rank.
+    volumes, and the folders of all ranks of its gang on this machine. The folders of other ranks
+    are included because a rank may use links that lead to files of another rank.
     """
     gang = os.path.dirname(config.home)
     # Show each rank's home folder separately, because the work cannot replace a mounted folder by a

@@ -323,8 +323,8 @@ class AutoPolicy(MarketPolicy):
         )
 
     def _first_home(self) -> int:
-        """Return the market for the first start: the market with the cheapest spot among those
-        where spot is available now or, if spot is not available anywhere, among all markets.
+        """Return the market for the first start: the market with the cheapest available spot or, if
+        no market has spot now, the market with the lowest spot price.
         """
         order = range(len(self._watches))
         return min(
