@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def open_own(path: str, flags: int) -> int:
     """Open one of the agent's own files. Pass this function to `open` as `opener`. A missing file
-    is created with access for its owner only. Raises OSError if the file is a link. Opening a pipe
-    does not block.
+    is created and can be accessed only by its owner. Raises OSError if the file is a link. Opening
+    a pipe does not block.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
 

@@ -119,8 +119,9 @@ def estimate_load(record: LoadRecord, seen: ServiceObservation, terms: ScalingTe
     """Return the expected load.
 
     The rate is the average rate, or the recent rate during a burst. The service time is the mean
-    over the completed requests and those in flight, with their time so far. The mean of completed
-    requests alone would be too low while a service is new, because short requests end first.
+    over the completed requests and the requests in flight; for a request in flight, the time so far
+    is used. The mean of completed requests alone would be too low while a service is new, because
+    short requests end first.
     """
     weights = terms.weights
     unevenness = max(record.short.unevenness(weights), record.long.unevenness(weights))

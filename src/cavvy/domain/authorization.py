@@ -147,7 +147,7 @@ def judge_credential(credential: AccountCredential, now: datetime) -> TokenState
 
 
 def must_touch(token: AccountToken, now: datetime) -> bool:
-    """Return whether the time of this use of the token must be written."""
+    """Return whether to store the time of the token's current use."""
     return token.last_used_at is None or now - token.last_used_at >= _TOUCH_EVERY
 
 

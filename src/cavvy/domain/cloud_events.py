@@ -38,8 +38,8 @@ class InvalidEvent(Exception):
 
 
 class EventAttributes(Struct, frozen=True, kw_only=True):
-    """The attributes of an event. `others` has those that the specification does not require,
-    without `datacontenttype`, which is the header Content-Type of a request.
+    """The attributes of an event. `others` contains the attributes that the specification does not
+    require. It does not contain `datacontenttype`, which is the header Content-Type of a request.
     """
 
     id: str
@@ -131,7 +131,7 @@ def read_data(value: dict[str, object]) -> tuple[str, bytes]:
 
 
 def _check(found: dict[str, str]) -> EventAttributes:
-    """Check that the attributes are those of an event, and return them."""
+    """Check that the attributes are valid for a CloudEvent, and return them."""
     missing = [name for name in _REQUIRED if not found.get(name)]
     if missing:
         raise InvalidEvent(f"`{missing[0]}` is missing or empty")

@@ -46,8 +46,8 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
 
 
 class RevisionTraffic(Struct, frozen=True, kw_only=True):
-    """The gateway's counts since it began to divide the requests between the serving revision and
-    the revision with this number.
+    """The counts of the gateway since it started to divide the requests between the serving
+    revision and the revision `revision`.
     """
 
     revision: int

@@ -228,8 +228,8 @@ class Volume:
 
 
 class CheckpointPolicy(Struct, frozen=True, kw_only=True):
-    """A folder whose content is kept between attempts, and how often the task is going to write a
-    checkpoint into it.
+    """A folder whose content is kept between attempts, and the interval at which the task writes
+    checkpoints to it.
     """
 
     path: str

@@ -41,8 +41,8 @@ class HourlyRate(Struct, frozen=True, order=True):
     micros_per_hour: int = 0
 
     def over(self, length: timedelta) -> Money:
-        """Return the cost of `length` at this rate, rounded to whole micro-dollars, half a
-        micro-dollar up.
+        """Return the cost of `length` at this rate, in whole micro-dollars; half a micro-dollar is
+        rounded up.
         """
         microseconds = length // timedelta(microseconds=1)
         return Money((2 * self.micros_per_hour * microseconds + _HOUR_US) // (2 * _HOUR_US))

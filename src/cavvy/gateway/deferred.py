@@ -148,7 +148,8 @@ class DeferredSink:
     def pass_chunk(self, data: bytes) -> None: ...
 
     def send_interim(self, head: ResponseHead) -> None:
-        """Ignore an interim response, because no client is connected to read it."""
+        """Ignore an interim response, because no client is connected that could read the
+        response."""
 
     def switch(self, head: ResponseHead, payload: bytes) -> None:
         self.cut()

@@ -144,7 +144,7 @@ class RequestHead:
         return b""
 
     def without(self, names: frozenset[bytes]) -> bytes:
-        """Return the fields except those with these names."""
+        """Return the header fields, without the fields that have these names."""
         return b"".join(
             line + b"\r\n"
             for line in self.fields.split(b"\r\n")[:-1]

@@ -28,7 +28,8 @@ Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "Open
 
 
 def is_model_path(head: RequestHead) -> bool:
-    """Return whether these routes handle the request, even if a service has a path above it."""
+    """Return whether these routes handle the request. They do so even if a service's path prefix
+    matches the request."""
     if not head.target.startswith(_ROOT):
         return False
     path = head.target.partition(b"?")[0]

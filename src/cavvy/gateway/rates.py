@@ -100,8 +100,9 @@ class ServiceRates:
     def take(
         self, head: RequestHead, target: bytes, key: str, peer: bytes, now: float
     ) -> tuple[RateLimit, int] | None:
-        """Count a request in each limit that covers it. If a limit is exhausted, return this limit
-        and the whole seconds until it permits a request; the request is then counted in no limit.
+        """Count a request in each limit that covers it. If a limit is exhausted, count the request
+        in none of the limits, and return this limit and the whole seconds until it permits a
+        request.
         """
         taken: list[TokenBucket] = []
         target = _make_plain(target)

@@ -112,7 +112,7 @@ def find_candidates(
     situation: PlanningContext,
     now: datetime,
 ) -> Candidates:
-    """Select the offers that the job may use now. `matches` are the offers that fit it."""
+    """Select the offers that the job may use now. `matches` are the offers that fit the job."""
     if not matches.offers:
         return _none_fits(job.task, market, matches)
     able, reasons = _able(job, market, matches.offers, objections)

@@ -60,8 +60,8 @@ def _list_pythons(path: str) -> Iterator[str]:
 
 
 def _repair(uv: str, folder: str, env: dict[str, str], code: int) -> bool:
-    """Let uv install the missing pip, or create the whole environment if `code` shows that it does
-    not exist. Return whether the repair succeeded.
+    """Let uv install the missing pip or, if `code` shows that the environment does not exist,
+    create the whole environment. Return whether the repair succeeded.
     """
     if code == WITHOUT_PIP:
         command = [uv, "pip", "install", "--quiet", "--python", folder + "/bin/python", "pip"]

@@ -184,8 +184,8 @@ def run_time_on(task: TaskSpec, offer: Offer) -> timedelta | None:
 
 
 def share_done(task: TaskSpec, attempts: Sequence[Attempt], now: datetime, current: int) -> float:
-    """Return the share of the work that all attempts together have done. The work of an earlier
-    attempt counts up to its last checkpoint, and the work of the current attempt up to now.
+    """Return the share of the work that all attempts together have done. For an earlier attempt,
+    the work up to its last checkpoint counts; for the current attempt, all work up to now counts.
     """
     done = 0.0
     for attempt in attempts:

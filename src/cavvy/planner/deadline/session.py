@@ -21,7 +21,7 @@ from cavvy.planner.spot.view import (
 
 
 class PolicySession:
-    """A policy, and one job's observations of its markets.
+    """The policy of one job, and the job's observations of its markets.
 
     Times are seconds since the job was submitted; observations from before the submission have
     negative times. Markets are numbered as in the terms. Calls must be made in order of time.

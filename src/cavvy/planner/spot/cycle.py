@@ -182,8 +182,8 @@ class CycleProblem(NamedTuple):
     """Searches for the lowest price of slack at which the job uses at most `slack` hours of slack
     in the `left` hours until the deadline, and computes the cycle at this price.
 
-    If spot is unavailable now, `within` are the possible hours until it returns. The job waits once
-    for spot to return, before the first cycle.
+    If spot is unavailable now, `within` is the distribution of the hours until spot returns. The
+    job waits once for spot to return, before the first cycle.
     """
 
     stays: SpellLengths
