@@ -141,7 +141,8 @@ class BlockingClient:
         body: object = None,
         query: str = "",
     ) -> tuple[int, bytes]:
-        """Return the answer's status and body. Retries until the control plane answers."""
+        """Return the answer's status and body. The request is repeated until the control plane
+        answers."""
         while True:
             try:
                 reply = self.ask(method, route, body, query)

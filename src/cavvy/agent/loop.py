@@ -198,4 +198,5 @@ def make_wake_pipe() -> tuple[int, int]:
 
 
 def _noted(number: int, frame: object) -> None:
-    """Suppress the signal's default action; the wake-up pipe reports the signal to the loop."""
+    """Do nothing: this handler replaces the signal's default action, and the wake-up pipe reports
+    the signal to the loop."""

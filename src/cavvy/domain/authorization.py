@@ -115,7 +115,7 @@ def make_principal(credential: AccountCredential, now: datetime, address: str = 
 
 
 def list_current(bindings: Sequence[RoleBinding], now: datetime) -> Sequence[RoleBinding]:
-    """Return the bindings that have not ended."""
+    """Return the role bindings that have not ended."""
     return [each for each in bindings if each.until is None or each.until > now]
 
 

@@ -107,7 +107,7 @@ class Exchange:
             self.places = head.places
 
     def begin(self) -> None:
-        """Begin when the head has arrived, perhaps with a part of the body."""
+        """Begin the exchange: the head has arrived, and perhaps a part of the body."""
         if not self._begun:
             self._begun = True
             batches = self.service.batches

@@ -310,9 +310,9 @@ _Nearness = tuple[bool, int, float, HourlyRate, str]
 
 
 def _nearness(scored: _Scored, broken: Sequence[tuple[PlanLimit, float]]) -> _Nearness:
-    """Return the key by which offers that break limits are sorted, nearest first. Offers that are
-    expected to finish come first; then the number of broken limits, the excess, and the price are
-    compared, and the lowest value comes first.
+    """Return the key by which offers that break limits are sorted, nearest first. The key compares,
+    in this order: whether the work is expected to finish, the number of broken limits, the excess,
+    and the price.
     """
     doubtful = scored.course.run_time is not None and scored.course.wall_time is None
     return doubtful, len(broken), broken[0][1], scored.offer.rate, scored.offer.key

@@ -109,7 +109,8 @@ def find_egress(offer: Offer, egress: Mapping[str, Money]) -> Money | None:
 
 
 def find_egress_date(offer: Offer, dates: Mapping[str, date]) -> date | None:
-    """Return the date of the price that `find_egress` returns, from a table with the same keys."""
+    """Return the date of the price that `find_egress` returns. The table of dates has the same keys
+    as the table of prices."""
     return _find(offer, dates)
 
 
@@ -131,8 +132,8 @@ def _find(offer: Offer, table: Mapping[str, _T]) -> _T | None:
 
 
 class _Copy(Struct, frozen=True):
-    """A copy from or to a URL. `sent` is true if the data leaves the nodes. `times` is how often
-    all nodes together make the copy.
+    """A copy from or to a URL. `sent` is true if the data leaves the nodes. `times` is the number
+    of copies that all nodes together make.
     """
 
     transfer: Transfer

@@ -47,8 +47,8 @@ class ProgressScanner:
         self._line = b""
 
     def feed(self, data: bytes) -> dict[str, object]:
-        """Return the newest value of each name that these bytes of the output report, or {} if they
-        report none."""
+        """Return the newest value of each name that is reported in these bytes of the output, or {}
+        if no value is reported."""
         if MARK not in data and not self._line:
             tail = data.rfind(b"\n") + 1
             self._line = data[tail:] if _may_begin(data[tail:]) else b""

@@ -1,5 +1,5 @@
-"""Decides how long to wait for spot in one market before moving to another. Used for a job that has
-several markets and enough slack to finish on spot only.
+"""Decides how long to wait for spot in one market before moving to another. `auto` uses this module
+for a job that has several markets and enough slack to finish on spot only.
 
 The reference is work on spot in the current market. Compared with this reference, an idle hour
 costs the price of slack, and a launch costs its loading time. A move to another market costs the
