@@ -1,13 +1,13 @@
 """Moves the jobs of an embedded server from SQLite to PostgreSQL: `cavvy server adopt`.
 
 All rows are written in one transaction, which compares them with the source before it commits. An
-interrupted move therefore leaves an empty database behind, and can be repeated. The file `cavvy.db`
-is only read, and renamed at the end.
+interrupted move therefore leaves the database empty and can be repeated. The move does not change
+the contents of `cavvy.db`, but renames the file at the end.
 
-Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. These
-files stay there, unless the move starts from another folder or `server.files` names another one. In
-that case the files are copied, and no job may be running, because agents on this machine connect to
-their server through the old folder.
+Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. If the
+move starts from another folder or `server.files` names another folder, the files are copied. In
+that case no job may be running, because agents on this machine connect to their server through the
+old folder. Otherwise, the files stay where they are.
 """
 
 import asyncio
@@ -56,8 +56,9 @@ class AdoptedServer(Struct, frozen=True, kw_only=True):
 def adopt(
     home: StateDir, settings: Settings, url: str, source: StateDir | None = None
 ) -> AdoptedServer:
-    """Move the jobs of `source`, or else of `home` itself, to the PostgreSQL database, for servers
-    that use `home`. Raises StateDirError, StoreError.
+    """Move the jobs in the state folder `source` (default: `home`) to the PostgreSQL database at
+    `url`. Servers with the state folder `home` then use this database. Raises StateDirError,
+    StoreError.
     """
     if not url.startswith(SCHEMES):
         raise StateDirError(

@@ -131,7 +131,8 @@ def refuse_other_form(folder: str, bucket: BucketFolder | None) -> None:
             "settings-invalid",
             f"the archive was made of files in {folder}, but server.files names "
             f"{'a folder' if bucket is None else bucket.url}",
-            "restore archives of a bucket into a bucket, and others into a folder",
+            "set server.files to a bucket if the archive was made of a bucket, and to a folder "
+            "if it was made of a folder",
         )
 
 

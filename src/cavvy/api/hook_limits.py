@@ -16,7 +16,7 @@ _WINDOW = timedelta(minutes=1)
 
 
 class TooManyDeliveries(Exception):
-    """Raised if a request must come again after `after_s` seconds."""
+    """Raised to reject a request that the sender may repeat after `after_s` seconds."""
 
     def __init__(self, after_s: int) -> None:
         super().__init__(f"too many requests; try again in {after_s} s")

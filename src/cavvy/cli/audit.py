@@ -120,8 +120,8 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
     """Check that no record was changed, removed or added between others, on the server or in an
     exported FILE. The exit code is 1 if the check fails.
 
-    The last line is the end of the log. Keep this line outside of the server: with --head, a later
-    check proves that the log still contains all records up to that line.
+    The last line of the output states where the log ends. Keep this line outside of the server:
+    with --head, a later check proves that the log still contains all records up to that line.
     """
     from cavvy.client.audit_wire import read_all
     from cavvy.domain.audit import read_head

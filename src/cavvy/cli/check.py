@@ -88,8 +88,8 @@ def command(name: str | None, policy: bool, live: bool, max_usd: float, output: 
     The exit code is 1 if a configured provider (or NAME) cannot be used.
 
     --live starts a small job on the cheapest on-demand machine, waits until its agent answers, ends
-    the job, and checks that nothing is left. Ctrl-C and failures remove the machine, too. The
-    server on this computer removes the machine, so leave the computer on. While it is off, a
+    the job, and checks that nothing is left. The machine is also removed after Ctrl-C or a failure.
+    The server on this computer removes the machine, so leave the computer on. While it is off, a
     machine that cannot end itself is billed, even beyond --max-usd. The requests to a cloud are
     recorded, without secrets, in a file that tests can replay. Check this file before you share it.
     """

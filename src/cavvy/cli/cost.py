@@ -158,7 +158,9 @@ def _jobs_out(client: "ApiClient", project: str, output: str) -> None:
 
 
 def _unless_refused(look: Callable[[], _T]) -> _T | None:
-    """Return the result, or None if the caller may see only costs, as with the role billing."""
+    """Return the result, or None if the caller may see only costs (for example, with the role
+    billing).
+    """
     from cavvy.client import ApiError
 
     try:

@@ -56,7 +56,7 @@ _JUPYTER_S = 300.0  # maximum seconds to wait for Jupyter, which may have to be 
 
 
 class DevCommand(TaskCommand):
-    """A command that takes a task file and replaces the file's `run` by a session."""
+    """A command that accepts a task file and starts a session instead of the file's `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -82,7 +82,7 @@ class DevCommand(TaskCommand):
 @click.option(
     "--idle-gpu",
     metavar="PERCENT",
-    help="Also end when the GPUs are used less for --keep, even if CPUs or users are busy.",
+    help="Also end when GPU use stays below this for --keep, even if CPUs or users are busy.",
 )
 @click.option("--no-open", is_flag=True, help="Only start the session and show how to connect.")
 def command(

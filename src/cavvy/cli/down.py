@@ -72,8 +72,8 @@ def command(
 def _wait(
     client: "ApiClient", project: str | None, found: "list[CleanupItem]"
 ) -> set[tuple[str, str]]:
-    """Wait at most two minutes until every item in `found` is removed. Returns the kind and name of
-    each item that is left.
+    """Wait until every item in `found` is removed, for at most two minutes. Returns the kind and
+    name of each item that is left.
     """
     import time
 

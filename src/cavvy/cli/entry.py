@@ -1,6 +1,6 @@
-"""The entry point of the `cavvy` command, which is imported first. Before the command runs and
-after it has ended, Ctrl-C ends the process at once; otherwise Python would print a traceback if
-Ctrl-C interrupted an import or the exit.
+"""The entry point of the `cavvy` command. Python imports this module first. Before the command runs
+and after it has ended, Ctrl-C ends the process at once. Without this, Python would print a
+traceback if Ctrl-C interrupted an import or the exit.
 """
 
 import _signal  # type: ignore[import-not-found]  # built in; `signal` needs milliseconds to import

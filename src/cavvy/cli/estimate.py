@@ -295,9 +295,7 @@ def _notes(
 
 
 def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "set[str]") -> str:
-    """Return a sentence that states how far estimates for this kind of step differed from
-    measurements.
-    """
+    """Return a sentence on the measured error of estimates for this kind of step."""
     from cavvy.planner.estimate.errors import ELSEWHERE, find_error, find_kind, list_unmeasured
 
     error = find_error(profile, run, accelerators)

@@ -75,7 +75,9 @@ def _read_ports(text: str) -> tuple[int, int]:
 
 
 def _overlap(bind: str, host: str) -> bool:
-    """Return whether a server that listens on `bind` can be reached at `host`, or the reverse."""
+    """Return whether a server that listens on one of the addresses `bind` and `host` can be reached
+    at the other.
+    """
     return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
 
 

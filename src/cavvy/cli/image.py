@@ -47,8 +47,8 @@ def command() -> None:
 @click.option("--print", "show", is_flag=True, help="Print the Dockerfile and build nothing.")
 @param_option
 def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, ...]) -> None:
-    """Build an image that contains the result of the task's `setup`. The image's name can then be
-    the task's `image`.
+    """Build an image that contains the result of the task's `setup`. A task can then use the image
+    by setting its `image` to this name.
 
     The name is a hash of the setup, the files and the base image, so equal images are built only
     once. If the task's `image` is a Dockerfile, that Dockerfile is built.

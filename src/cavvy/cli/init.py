@@ -30,7 +30,7 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 def command(
     context: click.Context, file: Path, defaults: bool, template: str | None, wanted: bool
 ) -> None:
-    """Write a commented task file to start from. The file's name is task.yaml unless FILE is given.
+    """Write a commented task file to start from. The file's name is FILE (default: task.yaml).
 
     The command asks for a name, a command line, accelerators, spot capacity, checkpoints and a
     budget. It asks again before it overwrites a file.

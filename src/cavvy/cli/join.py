@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """Print a shell command that turns the machine that runs it into a node.
 
-    The machine must be able to connect to this server. The machine need not accept connections.
-    Each command works for one machine.
+    The machine must be able to connect to this server. The machine need not accept connections. The
+    printed command adds one machine and cannot be used for another.
     """
     with session() as client:
         made = client.invite(name=name, group=group, valid_s=valid_h * 3600)

@@ -113,7 +113,7 @@ def _sign_in(context: "Context", trust: str | None) -> "Context":
 
 
 def _choose_way(client: "ApiClient", trust: str | None) -> "SignInWay | None":
-    """Return how a person signs in, or None if the server offers no sign-in for people."""
+    """Return the sign-in method for people, or None if the server offers none."""
     from cavvy.client.errors import ApiError
     from cavvy.client.sign_in_wire import list_ways
 

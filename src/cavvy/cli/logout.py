@@ -9,7 +9,7 @@ from cavvy.cli.reach.session import failures
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
     """Forget a server and the token for it; the default is the server that commands use. The token
-    stays valid: `cavvy token revoke` ends it.
+    stays valid: The token stays valid until `cavvy token revoke` revokes it.
     """
     from cavvy.client.contexts import LOCAL, read_contexts, write_contexts
     from cavvy.client.state import default_home

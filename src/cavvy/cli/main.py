@@ -105,8 +105,8 @@ COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.it
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a command only when it is used, and reports usage errors in the
-    form of other errors.
+    """A click group that imports a command only when it is used, and prints usage errors in the
+    same format as other errors.
     """
 
     def main(

@@ -229,7 +229,7 @@ def _join(found: "Sequence[OfferMatches]") -> "OfferMatches":
 
 
 def _is_of(market: str, offer: "Offer") -> bool:
-    """Return whether the observed market contains the offer. An offer without a zone stands for all
+    """Return whether the observed market contains the offer. An offer without a zone covers all
     zones of its region.
     """
     if offer.zone is not None:
@@ -434,8 +434,9 @@ def _explain_nothing(
 
 
 def _lacking(snapshot: "CatalogSnapshot", need: "ResourceSpec", reserved: bool) -> list[str]:
-    """Return why the catalog lacks spot or reserved prices that were asked for, for each large
-    cloud where some are missing."""
+    """For each large cloud where requested spot or reserved prices are missing from the catalog,
+    return the reason.
+    """
     from cavvy.catalog.unlisted import list_reasons
     from cavvy.domain.offers import Purchase
     from cavvy.domain.tasks import SpotPolicy

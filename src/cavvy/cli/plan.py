@@ -188,9 +188,9 @@ def _answer(
 
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:
-    """Return why there is no offer if the reason is not in the task's requirements; otherwise
-    return "". The reason can be an unknown name. With `ready`, it can also be that providers did
-    not answer.
+    """Return why there is no offer if the task's requirements are not the reason; otherwise return
+    "". The reason can be an unknown name in the task. With `ready`, it can also be that providers
+    did not answer.
     """
     from cavvy.planner.candidates import say_unread
 

@@ -23,8 +23,8 @@ _everywhere = click.option(
 def command() -> None:
     """Restrict the resources that the jobs of a project may use.
 
-    A policy also applies to all projects below. A job must satisfy the policies of its project, of
-    those above it and of the server. Policies apply whenever Cavvy chooses an offer for a job;
+    A policy also applies to all subprojects. A job must satisfy the policies of its project, of all
+    parent projects and of the server. Policies apply whenever Cavvy chooses an offer for a job;
     running jobs continue.
     """
 
@@ -55,12 +55,12 @@ def show(project: str, all_projects: bool, output: str) -> None:
 @command.command("set")
 @project_option
 @_everywhere
-@click.option("--providers", metavar="NAMES", help="The only providers, such as aws,gcp.")
-@click.option("--regions", metavar="NAMES", help="The only regions, such as eu,us-east-1.")
-@click.option("--gpus", metavar="NAMES", help="The only GPUs, such as H100,A100.")
+@click.option("--providers", metavar="NAMES", help="Permit only these providers, such as aws,gcp.")
+@click.option("--regions", metavar="NAMES", help="Permit only these regions, such as eu,us-east-1.")
+@click.option("--gpus", metavar="NAMES", help="Permit only these GPUs, such as H100,A100.")
 @click.option("--max-price", metavar="USD", help="The highest price of a node per hour.")
 @click.option(
-    "--images", metavar="NAMES", help="The only container images, such as ghcr.io/acme/*."
+    "--images", metavar="NAMES", help="Permit only these container images, such as ghcr.io/acme/*."
 )
 @click.option(
     "--image-digests/--no-image-digests",
@@ -100,7 +100,7 @@ def set_policy(
     if not changes:
         raise CommandFailure(
             "no restriction is named",
-            "give at least one, such as --regions eu; see --help",
+            "give at least one restriction, such as --regions eu; see --help",
             exit_code=2,
         )
     with session() as client:
@@ -116,7 +116,7 @@ def set_policy(
 @project_option
 @_everywhere
 def delete(project: str, all_projects: bool) -> None:
-    """Delete the policy of a project. The policies of the projects above still apply."""
+    """Delete the policy of a project. The policies of its parent projects still apply."""
     from cavvy.client.policy_wire import delete_policy
 
     where = _read_where(project, everywhere=all_projects)

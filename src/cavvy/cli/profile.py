@@ -131,7 +131,7 @@ def command(
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM and SIGHUP, so that scripts are ended and their temporary files
+    """Raise SystemExit on SIGTERM and SIGHUP, so that scripts are stopped and their temporary files
     are removed.
     """
 

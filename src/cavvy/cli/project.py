@@ -20,7 +20,7 @@ def command() -> None:
 
 @command.command("create")
 @click.argument("name")
-@click.option("--parent", help="The project above; the default is none.")
+@click.option("--parent", help="The parent project; the default is none.")
 def create(name: str, parent: str | None) -> None:
     """Create a project."""
     from cavvy.client.accounts import AccountClient
@@ -49,10 +49,10 @@ def create(name: str, parent: str | None) -> None:
 def move(
     name: str, parent: str | None, top: bool, lift_policies: bool, accept_budgets: bool
 ) -> None:
-    """Move a project below another one, with the projects below it.
+    """Move a project and its subprojects below another project.
 
-    The moved project keeps its jobs, costs, budgets and own policies. Roles, policies and budgets
-    of the projects above it change.
+    The moved project keeps its jobs, costs, budgets and own policies. The roles, policies and
+    budgets of its new parents apply, instead of those of its former parents.
     """
     from cavvy.client.account_wire import ProjectMove
     from cavvy.client.accounts import AccountClient
@@ -75,12 +75,12 @@ def move(
 
 @command.command("archive")
 @click.argument("name")
-@click.option("--stop", is_flag=True, help="Stop the jobs and services that run in it.")
+@click.option("--stop", is_flag=True, help="Stop the jobs and services that run in the project.")
 def archive(name: str, stop: bool) -> None:
-    """Archive a project and the projects below it, so that nothing new can start in them.
+    """Archive a project and its subprojects, so that nothing new can start in them.
 
     Jobs, logs, costs, statements, budgets, policies and roles stay, and their names cannot be used
-    for new projects. `cavvy project unarchive` puts them in use again.
+    for new projects. `cavvy project unarchive` puts the projects in use again.
     """
     from cavvy.client.accounts import AccountClient
 
@@ -92,7 +92,9 @@ def archive(name: str, stop: bool) -> None:
 @command.command("unarchive")
 @click.argument("name")
 def unarchive(name: str) -> None:
-    """Put an archived project in use again, with those that were archived with it."""
+    """Put an archived project in use again, with the subprojects that were archived at the same
+    time.
+    """
     from cavvy.client.accounts import AccountClient
 
     with session() as client:

@@ -22,7 +22,7 @@ _SHOWN = {
     "source",
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False),
-    help="Take over the server of another state folder, and copy its files to this one, or to "
+    help="Move the server in another state folder, and copy its files to this folder or to "
     "server.files.",
 )
 def command(database: str | None, source: str | None) -> None:

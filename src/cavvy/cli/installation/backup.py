@@ -48,7 +48,7 @@ def _new_file(path: str) -> Iterator[BinaryIO]:
     Raises OSError.
     """
     if os.path.isdir(path):
-        raise IsADirectoryError(EISDIR, "this is a folder; give the name of a new file", path)
+        raise IsADirectoryError(EISDIR, "FILE is a folder; give the name of a new file", path)
     part = f"{path}.part"
     with suppress(FileNotFoundError):
         os.unlink(part)  # an existing file or link may belong to another user

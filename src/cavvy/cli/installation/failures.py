@@ -1,4 +1,4 @@
-"""Shows the errors of commands that work with the state folder while no server runs."""
+"""Error messages for commands that use the state folder while no server runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -14,7 +14,7 @@ _OPTIONS = {
         "ADDRESS:PORT",
         "The address on which the server listens for users, such as 0.0.0.0:7443.",
     ),
-    "tls-cert": ("FILE", "The certificate and those of its authorities, in PEM."),
+    "tls-cert": ("FILE", "The certificate and its chain of authorities, in PEM."),
     "tls-key": ("FILE", "The key of the certificate, in PEM."),
     "database": ("URL", "A PostgreSQL database, or sqlite for a file in the state folder."),
     "admin": ("NAME", "The name of the admin's account."),

@@ -52,7 +52,7 @@ def _complete(
 
 
 def complete_providers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of the providers in the catalog and of those that can be configured."""
+    """Return names of the providers in the catalog and of the providers that can be configured."""
     from cavvy.providers.registry import list_known
     from cavvy.store.snapshot import CatalogSnapshot
 
@@ -145,5 +145,5 @@ needless_yes_option = click.option(
     "--yes",
     is_flag=True,
     expose_value=False,
-    help="Accepted because other commands need it; this one never asks.",
+    help="Has no effect, because this command never asks for confirmation.",
 )

@@ -39,8 +39,8 @@ _NAMED = 5
 
 
 def copy(source: str, target: str, project: str, quiet: bool) -> None:
-    """Copy `source` to `target`. One of the two is NAME[:RANK]:PATH, the other is a local path.
-    Raises CommandFailure.
+    """Copy `source` to `target`. One of SOURCE and TARGET is NAME[:RANK]:PATH; the other is a local
+    path. Raises CommandFailure.
     """
     there, here = _read_side(source), _read_side(target)
     if (there is None) == (here is None):

@@ -77,8 +77,8 @@ def price_of(offer: "Offer") -> "Money":
 
 
 def _warn(name: str) -> str:
-    """Return a warning about the consequences if this computer is switched off, or "" if the
-    provider's machines end by themselves.
+    """Return a warning to keep this computer on, or "" if the provider's machines end by
+    themselves.
     """
     from cavvy.providers.base import Feature
 

@@ -81,8 +81,8 @@ def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
 
 
 def _find_problem(item: CopyItem, kinds: dict[str, int]) -> str:
-    """Return why the entry must not be written, or "" if it may be. `kinds` maps the path of each
-    earlier entry to its kind.
+    """Return why the entry must not be written, or "" if it may be written. `kinds` maps the path
+    of each earlier entry to its kind.
     """
     parts = item.path.split("/")
     if item.path.startswith("/"):

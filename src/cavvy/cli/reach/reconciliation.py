@@ -1,4 +1,4 @@
-"""Reads a bill and the ledger of its days, for `cavvy cost reconcile`."""
+"""Reads a bill and the ledger for the days of the bill, for `cavvy cost reconcile`."""
 
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, time, timedelta
@@ -79,9 +79,9 @@ def _period(
 def find_gangs(
     client: "ApiClient", ledger: "Mapping[CellKey, BilledSum]", named: Collection[str]
 ) -> dict[str, str]:
-    """Return the gang name of each attempt in the ledger, out of the names in the bill. If an
-    attempt took over a warm gang, that gang has another attempt's name, and is found through the
-    job, unless the job was removed.
+    """Return the gang name in the bill for each attempt in the ledger. If an attempt took over a
+    warm gang, that gang has another attempt's name, and is found through the job, unless the job
+    was removed.
     """
     from cavvy.client import ApiError
     from cavvy.costs.reconcile import match_gangs

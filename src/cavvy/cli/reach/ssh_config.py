@@ -1,5 +1,5 @@
-"""Writes ~/.ssh/config.d/cavvy with one host for each running job, and one pattern for all
-NAME.cavvy. Plain ssh reaches these hosts through `cavvy ssh --stdio`.
+"""Writes ~/.ssh/config.d/cavvy with a host for each running job, and a pattern that matches all
+hosts NAME.cavvy. Plain ssh reaches these hosts through `cavvy ssh --stdio`.
 """
 
 import os
@@ -41,7 +41,7 @@ def refresh_config() -> None:
 
 
 def make_config(jobs: Sequence[tuple[str, str, int]], known_hosts: str) -> str:
-    """Return the text of the file: a block for each rank of each job, and one block for all
+    """Return the text of the file: a block for each rank of each job, and one block for all hosts
     NAME.cavvy.
     """
     python = f"{shlex.quote(sys.executable)} -P -c 'from cavvy.cli.main import main; main()'"

@@ -95,7 +95,9 @@ def exit_code(end: "CommandExit | None") -> int:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all data. A single call of os.write may write only a part to a terminal or pipe."""
+    """Write all data. A single call of os.write may write only part of the data to a terminal or
+    pipe.
+    """
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
