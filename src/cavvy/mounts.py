@@ -31,8 +31,8 @@ def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
 
 
 def read_mounts() -> str:
-    """Return the text of the table of mounts, from the file CAVVY_MOUNTS_FILE or else /proc/mounts.
-    "" if there is none.
+    """Return the text of the table of mounts, from the file that CAVVY_MOUNTS_FILE names or else
+    from /proc/mounts. Returns "" if there is no such file.
     """
     path = Path(os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts")
     try:

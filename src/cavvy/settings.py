@@ -187,8 +187,7 @@ def _providers(given: object, file: Path) -> dict[str, dict[str, Scalar]]:
 
 
 def _hint_flat(key: str, value: object) -> str:
-    """Make a hint for a value that is a list or a table. A list must be written as one string
-    instead."""
+    """Return a hint for a value that is a list or a table but must be a string."""
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return f'write one string: {key} = "{", ".join(value)}"'
     return "docs/reference/providers.md lists the settings of each provider"

@@ -56,9 +56,9 @@ class AdoptedServer(Struct, frozen=True, kw_only=True):
 def adopt(
     home: StateDir, settings: Settings, url: str, source: StateDir | None = None
 ) -> AdoptedServer:
-    """Move the jobs in the state folder `source` (default: `home`) to the PostgreSQL database at
-    `url`. Servers with the state folder `home` then use this database. Raises StateDirError,
-    StoreError.
+    """Move the jobs in the state folder `source`, or in `home` if `source` is None, to the
+    PostgreSQL database at `url`. Servers with the state folder `home` then use this database.
+    Raises StateDirError, StoreError.
     """
     if not url.startswith(SCHEMES):
         raise StateDirError(
@@ -160,8 +160,8 @@ class _Move:
             one.rollback()
 
     def _refuse_running(self, session: DatabaseSession) -> None:
-        """Raise StateDirError if gangs are running and their server would move to another
-        folder.
+        """Raise StateDirError if gangs are running and the move would change the state folder of
+        their server.
         """
         if self._origin is self._home is self._files:
             return
@@ -181,8 +181,8 @@ class _Move:
             )
 
     def _mark(self) -> None:
-        """Rename the file, so that no server works with it any more. A server that is started later
-        in the old folder refuses to start and names the new location of the jobs.
+        """Rename the file, so that no server uses it any more. A server that is started later in
+        the old folder refuses to start and names the new location of the jobs.
         """
         if self._origin is not self._home:
             write_private(self._origin.file("database"), self._url.encode())

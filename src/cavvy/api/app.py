@@ -136,14 +136,15 @@ def add_routes(app: FastAPI) -> None:
     """Register all routes with an application. Raises TypeError if a route has no rule.
 
     `include_router` would analyse the parameters of each route a second time for each application,
-    at its first request: a third of the CPU time of a start.
+    at its first request. This analysis would take a third of the CPU time of a start.
     """
     app.router.routes.extend(route for route, _ in list_routes())
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Answer a request whose route raised an error, either one that the API documents or any
-    other."""
+    """Answer a request whose route raised an error, which may be documented in the API or
+    unexpected.
+    """
     problem = error if isinstance(error, ApiProblem) else explain(error)
     if problem is None:
         _log.error(

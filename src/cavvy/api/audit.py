@@ -2,8 +2,9 @@
 
 Routes need no code for the audit log. The middleware derives from the method whether a request
 changes something, and from the answer whether it was refused. The store appends the record in the
-transaction of the request's first write. A request that changes something outside of the database
-gets its record before its answer. Routes can describe the change by `note_change`.
+transaction of the request's first write. For a request that changes something outside of the
+database, the record is written before the answer is sent. Routes can describe the change by
+`note_change`.
 
 Requests of nodes are recorded only if they are refused. Nodes only report facts, which are kept as
 events of their jobs.
@@ -41,7 +42,7 @@ def note_change(
 
 
 def note_reading(request: Request, reading: bool = True) -> None:
-    """Mark a request as reading only, although its method permits changes."""
+    """Mark a request as read-only, although its method permits changes."""
     request.scope["audit_reading"] = reading
 
 
@@ -82,8 +83,8 @@ class AuditMiddleware:
             PENDING.reset(token)
 
     async def _settle(self, pending: "_RequestEntry", scope: Scope, status: int) -> None:
-        """Record a change without a database write, or a refusal. Other changes are recorded by
-        their write.
+        """Record a refusal, or a change without a database write. The store records all other
+        changes when it writes them.
         """
         try:
             if status < 400:
@@ -116,8 +117,8 @@ class AuditMiddleware:
 
 
 class _RequestEntry:
-    """The entry of one request, created when it is first used, because the route and the caller are
-    unknown before.
+    """The entry of one request. It is created at its first use, because the route and the caller
+    are not known earlier.
     """
 
     def __init__(self, scope: Scope, app_state: AppState) -> None:

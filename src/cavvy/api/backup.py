@@ -44,8 +44,9 @@ FORMAT = 1
 
 
 class ArchiveManifest(Struct, frozen=True, kw_only=True):
-    """The last file of an archive, which describes the others. `files` contains the SHA-256 of each
-    file."""
+    """The last file of an archive, which describes the other files. `files` contains the SHA-256 of
+    each file.
+    """
 
     format: int = FORMAT
     cavvy: str
@@ -217,7 +218,9 @@ def _describe(name: str, size: int) -> tarfile.TarInfo:
 
 
 class _HashingReader:
-    """Reads a file for `tarfile`, which asks for exactly the bytes that it writes."""
+    """Reads a file for `tarfile`, which requests exactly the bytes that it then writes to the
+    archive.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

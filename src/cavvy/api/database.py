@@ -41,9 +41,9 @@ class BindsFolder(Protocol):
 
 
 def choose_database(home: StateDir, settings: Settings) -> str | None:
-    """Return the URL of the PostgreSQL database: the setting `server.database`, or else the URL
-    that the last server of this folder used. Returns None for the file `cavvy.db`. Raises
-    StateDirError.
+    """Return the URL of the PostgreSQL database: the setting `server.database` or, if it is empty,
+    the URL that the last server of this folder used. Returns None if the database is the file
+    `cavvy.db`. Raises StateDirError.
     """
     given = settings.text("server.database")
     url = given or _read(home.file(_REMEMBERED))
@@ -120,7 +120,7 @@ def refuse_used(files: StateDir) -> None:
 
 
 def wait_for_turn(home: StateDir, settings: Settings) -> None:
-    """Lock the folder as soon as no other server uses it. Blocks. Raises StateDirError."""
+    """Wait until no other server uses the folder, and lock it. Blocks. Raises StateDirError."""
     shown = ""
     while True:
         reason = _claim(home, choose_database(home, settings))
@@ -179,9 +179,9 @@ async def join_servers(
 
 @asynccontextmanager
 async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
-    """Keep all servers away from the database, for a command that changes the whole database. The
-    fence permits writes only while no server can have joined. Raises StateDirError if a server uses
-    the database, StoreError.
+    """Exclude all servers from the database, for a command that changes the whole database. The
+    fence permits writes only while it is certain that no server has joined. Raises StateDirError if
+    a server uses the database, StoreError.
     """
     me = Replica(
         id=secrets.token_hex(16),

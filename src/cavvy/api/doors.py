@@ -263,7 +263,9 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class BoundedServer(uvicorn.Server):
-    """Serves listeners, with limits on their connections. The caller must handle signals."""
+    """Serves the connections of listeners, within the limits of this module. The caller must handle
+    signals.
+    """
 
     def __init__(
         self,

@@ -239,8 +239,8 @@ class _ServerRun:
             yield files, leases
 
     async def _open_bucket(self, url: str) -> "BucketFolder | None":
-        """Open the bucket for files, if the server uses one, and take over from the database what
-        its servers have in common.
+        """Open the bucket for files, if the server uses one, and read the values that all servers
+        of the database share.
         """
         from cavvy.api.database import choose_bucket
         from cavvy.api.files_bucket import join_bucket

@@ -2,7 +2,7 @@
 commands; the server keeps their output in memory until users read it.
 
 When the server stops, these commands end. The command-line tools that wait for these commands are
-notified, and start them again on the next server.
+notified, and start the commands again on the next server.
 """
 
 import time

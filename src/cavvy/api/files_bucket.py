@@ -75,7 +75,7 @@ def check_bucket(url: str, settings: Settings, *, uses_machine: bool) -> None:
 
 
 def open_bucket(url: str, root: str, environment: Mapping[str, str] = os.environ) -> BucketFolder:
-    """Open the bucket. Copies of its files are kept below `root`. Raises StateDirError."""
+    """Open the bucket. Copies of the bucket's files are kept below `root`. Raises StateDirError."""
 
     def now() -> datetime:
         return datetime.now(UTC)
@@ -94,9 +94,9 @@ def open_bucket(url: str, root: str, environment: Mapping[str, str] = os.environ
 
 
 async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
-    """Check that the files of this database are in this bucket. A new database is bound to it,
-    unless the files are those of another database: the garbage collection would delete these.
-    Raises StateDirError, StoreUnusable.
+    """Check that the files of this database are in this bucket. A new database is bound to the
+    bucket, unless the bucket has files of another database, because the garbage collection would
+    delete these files. Raises StateDirError, StoreUnusable.
     """
     url, mine = bucket.url, await store.bind("database", secrets.token_hex(16))
     owner = (await to_thread(bucket.get, _OWNER) or b"").decode()
@@ -123,8 +123,8 @@ async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
 
 
 def refuse_other_form(folder: str, bucket: BucketFolder | None) -> None:
-    """Raise StateDirError if an archive has files of a folder, but must be restored into a bucket,
-    or the reverse, because logs have another form there.
+    """Raise StateDirError if an archive of a folder would be restored into a bucket, or the
+    reverse, because buckets and folders store logs in different formats.
     """
     if is_bucket(folder) != (bucket is not None):
         raise StateDirError(
@@ -137,8 +137,8 @@ def refuse_other_form(folder: str, bucket: BucketFolder | None) -> None:
 
 
 def send_files(bucket: BucketFolder, folder: Path) -> None:
-    """Upload the restored files in `folder` that belong into the bucket, and delete them there.
-    Blocks. Raises StoreError, OSError.
+    """Upload the restored files that belong in the bucket, and delete them from `folder`. Blocks.
+    Raises StoreError, OSError.
     """
     if bucket.get(_ID) is not None:
         raise StateDirError(

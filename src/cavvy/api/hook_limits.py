@@ -61,8 +61,8 @@ class HookLimits:
             self._wrong[key] = self._wrong.get(key, 0) + 1
 
     def _keys(self, address: str, webhook: str) -> Sequence[tuple[str, str]]:
-        """Return the keys of a request's counts: of its webhook, and of its address. All further
-        addresses have the same keys if there are too many.
+        """Return the keys of a request's counts: of its webhook, and of its address. If there are
+        too many addresses, all further addresses share the same keys.
         """
         known = (address, "") in self._wrong or len(self._wrong) < _MOST_KEYS
         return ((address, webhook), (address, "")) if known else (("", "-"), ("", ""))

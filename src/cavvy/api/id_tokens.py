@@ -112,7 +112,7 @@ class IssuerKeys:
 
 
 class IdTokenVerifier:
-    """Verifies ID tokens of the issuers that admins trust."""
+    """Verifies ID tokens from the issuers that admins trust."""
 
     def __init__(self) -> None:
         self._issuers: dict[str, IssuerKeys] = {}

@@ -1,6 +1,6 @@
-"""The socket of the agents on this machine, if several servers share one database. One server on
-the machine serves this socket. When that server ends, another one takes over, so agents keep their
-address.
+"""The socket to which agents on this machine connect, if several servers share one database. One
+server on the machine serves this socket. When that server ends, another one takes over, so agents
+keep their address.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class MachineSocket:
             self._server = None
 
     async def close(self) -> None:
-        """Stop serving. The socket stays for the next server."""
+        """Stop serving. The socket file is kept for the next server."""
         self.update(False)
         if self._tasks:
             await asyncio.wait(self._tasks)

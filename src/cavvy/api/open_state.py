@@ -162,7 +162,7 @@ def _make_shared(share: WorkShare) -> SharedTraffic:
 
 
 class _ServerParts(Struct, frozen=True):
-    """The parts of which the application state is made."""
+    """The parts from which the application state is built."""
 
     home: StateDir
     files: StateDir
@@ -306,8 +306,8 @@ def _serve_nodes(
 
 
 def make_notes(home: StateDir) -> StopNotes | None:
-    """Return the record of stops that is used while the disk is full, or None if the database is
-    not in the state folder.
+    """Return the `StopNotes` that are used while the disk is full, or None if the database is not
+    in the state folder.
     """
     return None if home.shared else StopNotes(Path(home.path) / "stops")
 
@@ -360,8 +360,9 @@ def _make_documents(store: Store, account: str) -> StoredProviderState:
 def make_credentials(
     store: Store, sealer: SecretSealer, accounts: UsesAccounts, context: ProviderContext
 ) -> ProjectCredentials:
-    """Return the object that decrypts the credentials of projects. The provider of a project's
-    account recognises its machines by the account's own mark, and has its own ledger and folder.
+    """Return the object that decrypts the credentials of projects. The provider for a project's
+    account recognises the account's machines by a mark that only this account uses, and has its own
+    ledger and folder.
     """
 
     def make(known: registry.KnownProvider, table: Mapping[str, Scalar], project: str) -> Provider:

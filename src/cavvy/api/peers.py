@@ -6,10 +6,10 @@ connected requests the command with the agent's own token, and sends it to the a
 about the command, from its agent or its user, reaches another server, that server forwards it to
 the server that keeps the command.
 
-Peers on one machine use their Unix sockets, others their listeners for nodes, which all use the
-same certificate. A user's request is forwarded with a short-lived token for this one request,
-because the first server has already checked the user's rights. Requests between providers
-(`provider_peers`) have such a token too.
+Peers on one machine use their Unix sockets. Peers on other machines use their listeners for nodes,
+which all have the same certificate. A user's request is forwarded with a short-lived token for this
+one request, because the first server has already checked the user's rights. Requests between
+providers (`provider_peers`) also have a short-lived token.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ class PeerServers:
         return await self._ask(server, "POST", target, {PEER.decode(): token}, body)
 
     def sent(self, scope: Scope, token: bytes, body: bytes, now: datetime) -> bool:
-        """Return whether another server has sent this request with `send`."""
+        """Return whether this request was sent by the method `send` of another server."""
         return self._fits(token, scope["method"], _signed(_target(scope), body), now)
 
     def accepts(self, scope: Scope, token: bytes, now: datetime) -> bool:

@@ -1,6 +1,6 @@
-"""The credentials of projects at providers: encrypts and decrypts them, and creates a provider with
-each. Credentials never leave this process: agents, answers and logs do not contain them, and key
-files exist only in this process's memory.
+"""Encrypts and decrypts the credentials of projects at providers, and creates a provider for each
+credential. Credentials never leave this process: agents, answers and logs do not contain them, and
+key files exist only in this process's memory.
 """
 
 import asyncio
@@ -99,9 +99,9 @@ class ProjectCredentials:
         self.problems = accounts.pool.unusable
 
     async def open_changed(self) -> None:
-        """Open the stored credentials that are not open, and close those that are no longer stored,
-        because another server may have changed them. A credential that cannot be opened is tried
-        again later.
+        """Open the stored credentials that are not open, and close open credentials that are no
+        longer stored. Another server may have added or deleted credentials. A credential that
+        cannot be opened is tried again later.
         """
         async with self._changing:
             pool = self._accounts.pool
@@ -131,8 +131,8 @@ class ProjectCredentials:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Open the stored credentials, and regularly retry those that fail. At the end, close
-        them.
+        """Open the stored credentials, and regularly retry those that fail. At the end, close all
+        credentials.
         """
         await self.open_changed()
         retrying = asyncio.create_task(self._keep_open())
@@ -264,7 +264,7 @@ class ProjectCredentials:
 
 
 def check_content(manifest: Manifest, content: CredentialContent) -> None:
-    """Raise ApiProblem unless a project may set exactly this for the provider."""
+    """Raise ApiProblem unless a project may set exactly these values for the provider."""
     if not manifest.project_settings:
         why = f": {manifest.no_project_accounts}" if manifest.no_project_accounts else ""
         raise ApiProblem(

@@ -60,7 +60,7 @@ FIELDS: Mapping[str, Any] = {
 
 
 class ReportedBatch(Struct, frozen=True, kw_only=True):
-    """A batch of messages of one agent, in order and without missing numbers."""
+    """A batch of messages from one agent, in the order of their numbers and without gaps."""
 
     gang: Name
     rank: Rank

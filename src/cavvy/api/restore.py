@@ -1,9 +1,10 @@
-"""Restores a server from an archive, or checks one whose database was restored by other means:
-`cavvy server restore`.
+"""`cavvy server restore`: restores a server from an archive, or checks a server whose database was
+restored by other means.
 
 The archive is unpacked next to its final location and checked there. Its database is compared with
 the providers and also marked as restored there, so a database that was not compared is never used.
-`cavvy.db`, or the rows in PostgreSQL, are written last; until then, the command can be repeated.
+The file `cavvy.db`, or the rows in PostgreSQL, are written last. If the command fails before that,
+it can be repeated.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The rules of routes: which permission a request needs, and how its project is found.
 
-Each route declares its rule in `document`. `authorize` applies it before the route reads anything
-else of the request. `list_rules` refuses an application with a route that has no rule.
+Each route declares its rule in `document`. `authorize` applies the rule before the route reads any
+other part of the request. `list_rules` refuses an application with a route that has no rule.
 """
 
 from collections.abc import Iterable, Iterator
@@ -105,7 +105,9 @@ def principal_of(request: Request) -> Principal:
 
 
 def require(request: Request, permission: Permission, project: str) -> None:
-    """Raise ApiProblem unless the request may do this in the project, or on the INSTALLATION."""
+    """Raise ApiProblem unless the request has the permission in the project, or on the
+    INSTALLATION.
+    """
     principal = principal_of(request)
     where = f"in project {project}" if project else "on the installation"
     match decide(principal, permission, project):
@@ -150,7 +152,7 @@ def rule_of(route: APIRoute) -> RouteRule | None:
 
 
 def list_rules(routers: Iterable[APIRouter]) -> Iterator[tuple[APIRoute, RouteRule]]:
-    """Yield every route with its rule. Raises TypeError if a route has no rule, or one that
+    """Yield every route with its rule. Raises TypeError if a route has no rule, or if its rule
     contradicts its path.
     """
     for router in routers:

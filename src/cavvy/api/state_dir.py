@@ -90,8 +90,8 @@ class StateDir:
             yield
 
     def claim_idle(self) -> None:
-        """Lock the folder for a command that needs its server to be stopped. Raises
-        StateDirError.
+        """Lock the folder for a command that can run only while the folder's server is stopped.
+        Raises StateDirError.
         """
         try:
             self.claim(wait_s=0.0)
@@ -152,8 +152,9 @@ class StateDir:
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.gateway.sock"
 
     def haproxy_path(self) -> str:
-        """Return the path of the socket of HAProxy's runtime API, which needs room for a longer
-        name."""
+        """Return the path of the socket of HAProxy's runtime API. The path leaves room for the
+        longer temporary name that HAProxy uses.
+        """
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.haproxy.sock"
 
     def socket_path(self) -> str:
@@ -193,8 +194,8 @@ class StateDir:
                 os.unlink(path)
 
     async def beat(self) -> None:
-        """If the folder is shared, refresh its mark until this task is cancelled. The mark shows
-        other hosts that the server on this host is using the folder.
+        """If the folder is shared, refresh the mark file until this task is cancelled. The mark
+        shows other hosts that the server on this host is using the folder.
         """
         while self.shared:
             _touch(self.file("server.beat"))

@@ -34,8 +34,8 @@ class StoredFiles(Struct, frozen=True, kw_only=True):
 
 
 class FilesPlace(Struct, frozen=True, kw_only=True):
-    """Where the stored files are: in the folder `root`, which other servers use too if it is
-    `shared`, or in a `bucket`, whose servers share only the database `url`.
+    """The location of the stored files: the folder `root` or a `bucket`. If `shared` is set, other
+    servers use the folder too. Servers with a bucket share only the database `url`.
     """
 
     root: Path

@@ -45,8 +45,8 @@ class GangTokens:
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def check_claim(self, request: Request, gang: str, rank: int) -> bool:
-        """Return whether the request has the claim token of this rank. Raises ApiProblem if it has
-        neither that token nor the gang's token.
+        """Return whether the request has the claim token of this rank. Raises ApiProblem if the
+        request has neither the claim token nor the gang's token.
         """
         shown = request.scope.get("gang_token", "")
         if hmac.compare_digest(shown.encode("latin-1"), self.of_claim(gang, rank).encode()):

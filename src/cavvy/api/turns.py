@@ -1,6 +1,7 @@
 """Lets connections that have shown no token use the event loop in turn: one step for each address,
-with a pause after each batch. So many connections or much data from one address do not block the
-clients at other addresses, and many clients at different addresses are still served quickly.
+with a pause after each batch. Therefore, many connections or much data from one address do not
+block the clients at other addresses, and many clients at different addresses are still served
+quickly.
 """
 
 import asyncio

@@ -54,8 +54,8 @@ def _find_ended(client: "ApiClient", project: str, name: str) -> str:
 
 
 def _remove(client: "ApiClient", project: str, name: str, *, skip_busy: bool) -> None:
-    """Remove a job. If its nodes are not released yet, raises CommandFailure or, with `skip_busy`,
-    only prints a message.
+    """Remove a job. If the job's nodes are not released yet, raises CommandFailure or, with
+    `skip_busy`, only prints a message.
     """
     from cavvy.client import ApiError
 

@@ -10,7 +10,7 @@ _ROLES = ["viewer", "member", "operator", "admin", "billing", "auditor"]
 _account = click.argument("account")
 _role = click.argument("role", metavar="ROLE", type=click.Choice(_ROLES))
 _project = click.option(
-    "-p", "--project", help="The project; the role also applies to the projects below it."
+    "-p", "--project", help="The project; the role also applies to its subprojects."
 )
 _everywhere = click.option(
     "--all-projects", is_flag=True, help="Apply the role in all projects and on the server."
@@ -23,7 +23,7 @@ def command() -> None:
 
     A viewer sees jobs, logs and costs. A member also runs jobs and reaches their nodes. An operator
     also sets secrets and removes all work of a project. An admin also creates projects and grants
-    roles. The role billing shows costs only, and auditor the audit log only.
+    roles. The role billing shows costs only, and the role auditor shows the audit log only.
     """
 
 
@@ -64,7 +64,7 @@ def revoke(account: str, role: str, project: str | None, all_projects: bool) -> 
 @_everywhere
 @output_option
 def list_roles(project: str | None, all_projects: bool, output: str) -> None:
-    """List the roles granted in a project, without those granted in projects above it."""
+    """List the roles granted in a project, without roles granted in its parent projects."""
     from cavvy.client.accounts import AccountClient
 
     where = _read_project(project, everywhere=all_projects)

@@ -25,7 +25,7 @@ for each in (setup, adopt, backup, restore):
 
 # Options that set a setting of the server for this start.
 _OPTIONS = {
-    "database": ("URL", "Keep jobs in this PostgreSQL database; remembered for later starts."),
+    "database": ("URL", "Keep jobs in this PostgreSQL database; later starts also use it."),
     "files": ("PLACE", "The folder or bucket for the files that servers of --database share."),
     "listen": ("ADDRESS:PORT", "Also listen on this address for users."),
     "tls-cert": ("FILE", "The certificate for --listen, in PEM; needed for other machines."),
@@ -184,7 +184,7 @@ def _set(chosen: Mapping[str, str | None]) -> None:
 
 
 def _follow(path: str, offset: int) -> None:
-    """Print new lines of the log. Continues in the new file when the server starts one."""
+    """Print new lines of the log. When the server starts a new log file, continue in that file."""
     import os
     import time
 

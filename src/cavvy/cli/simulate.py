@@ -172,7 +172,7 @@ def _run_scenario(
 @click.option(
     "--together",
     is_flag=True,
-    help="Simulate one run that can use the markets of all traces, instead of one run per trace.",
+    help="Simulate one run across the markets of all traces, instead of one run per trace.",
 )
 @click.option(
     "--on-demand",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1, shell_complete=complete_jobs)
 @project_option
 @click.option("--all", "everything", is_flag=True, help="Stop all unfinished jobs of the project.")
-@click.option("--wait/--no-wait", default=True, help="Wait until they have ended.")
+@click.option("--wait/--no-wait", default=True, help="Wait until the jobs have ended.")
 @needless_yes_option
 def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
     """Stop jobs. Each job gets its grace period to save its work; then its nodes are released."""

@@ -51,7 +51,7 @@ def create(
 @click.option("--user", help="Show only the tokens of this account.")
 @output_option
 def list_tokens(user: str | None, output: str) -> None:
-    """List your tokens or, as an admin of the installation, those of all accounts."""
+    """List your tokens. An admin of the installation sees the tokens of all accounts."""
     from cavvy.cli.view import formatting
     from cavvy.client.accounts import AccountClient
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     "--pairs",
     type=WholeRange(min=3),
     default=6,
-    help="Number of pairs of windows, one without and one with the change, for each change.",
+    help="For each change, the number of window pairs: one without and one with the change.",
 )
 @click.option(
     "--steps",

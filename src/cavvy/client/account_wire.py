@@ -51,7 +51,7 @@ class AccountView(Answer, frozen=True, kw_only=True):
 class TokenAsk(Ask, frozen=True, kw_only=True):
     """A new token. If `account` is null, the token belongs to the caller's own account. Without
     `scopes`, the token has all permissions of its account. With `project`, the token is valid only
-    for that project and the projects below it. Without `expires_s`, the token does not expire.
+    for that project and its subprojects. Without `expires_s`, the token does not expire.
     """
 
     account: str | None = None
@@ -83,16 +83,17 @@ class TokenMade(Answer, frozen=True, kw_only=True):
 
 
 class ProjectAsk(Ask, frozen=True, kw_only=True):
-    """A new project, below `parent` or, if that is null, below the installation."""
+    """A new project below `parent` or, if `parent` is null, at the top level."""
 
     name: str
     parent: str | None = None
 
 
 class ProjectMove(Ask, frozen=True, kw_only=True):
-    """The new place of a project: below `parent` or, if that is null, below the installation.
-    `lift_policies` permits that policies of its former parents no longer apply to the project, and
-    `accept_budgets` permits that other budgets count its spending.
+    """The new place of a project: below `parent` or, if `parent` is null, at the top level.
+    `lift_policies` permits the move even if policies of former parents no longer apply to the
+    project. `accept_budgets` permits the move even if other budgets then count the project's
+    spending.
     """
 
     parent: str | None
@@ -101,7 +102,9 @@ class ProjectMove(Ask, frozen=True, kw_only=True):
 
 
 class ProjectArchiveAsk(Ask, frozen=True, kw_only=True):
-    """Archives a project with those below it. `stop` permits that work in them is stopped."""
+    """Archives a project and its subprojects. If `stop` is set, the work in these projects is
+    stopped.
+    """
 
     stop: bool = False
 

@@ -77,7 +77,9 @@ class AccountClient:
         self._change("DELETE", f"{project_path(name)}/archive")
 
     def roles(self, project: str | None) -> list[wire.RoleView]:
-        """Return the roles in a project or, for None, the roles that apply in all projects."""
+        """Return the roles in a project or, if `project` is None, the roles that apply in all
+        projects.
+        """
         return self._get(_roles_path(project), list[wire.RoleView])
 
     def grant_role(self, account: str, role: str, project: str | None) -> None:

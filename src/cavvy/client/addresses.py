@@ -1,4 +1,6 @@
-"""Addresses of servers: checks those that users enter, and names the one for users."""
+"""Checks the server addresses that users enter, and determines the address at which users reach a
+server.
+"""
 
 import ipaddress
 from urllib.parse import urlsplit

@@ -36,7 +36,7 @@ class BudgetRequestAsk(Ask, frozen=True, kw_only=True):
 
 
 class BudgetApprovalAsk(Ask, frozen=True, kw_only=True):
-    """An approval of the request for this amount."""
+    """Approves the pending request, if its amount equals this amount."""
 
     limit_micros: int
 
@@ -98,7 +98,7 @@ def request_amount(client: ApiClient, project: str, name: str, ask: BudgetReques
 
 
 def approve_request(client: ApiClient, name: str, ask: BudgetApprovalAsk) -> None:
-    """Approve the requested amount. Raises ApiError, including if the request is for another
+    """Approve the requested amount. Raises ApiError, for example if the pending request has another
     amount.
     """
     body = encode(ask)

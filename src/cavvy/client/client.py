@@ -159,8 +159,8 @@ class ApiClient:
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
-        """Return the events whose IDs are above `after`. If there are none yet, wait up to `wait_s`
-        seconds for one.
+        """Return the events whose IDs are above `after`. If there are no such events yet, wait up
+        to `wait_s` seconds for one.
         """
         target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
         return self._ask(target, wire.EventPage, wait_s=wait_s)
@@ -384,8 +384,8 @@ class ApiClient:
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
     ) -> wire.Submitted:
-        """Start a stopped machine. This submits a job that does no work but requests the same nodes
-        again. Raises ApiError `machine-not-found`, `consent-needed`.
+        """Start a stopped machine. The call submits a job that does no work but requests the same
+        nodes again. Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
@@ -403,7 +403,7 @@ class ApiClient:
         return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
 
     def delete_machine(self, project: str, name: str) -> None:
-        """Delete a stopped machine. Raises ApiError `machine-in-use` if it is not stopped."""
+        """Delete a stopped machine. Raises ApiError `machine-in-use` unless it is stopped."""
         self._call("DELETE", machine_path(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:

@@ -45,7 +45,7 @@ class Contexts(Struct, frozen=True, kw_only=True):
         return Contexts(current=context.name, contexts=[*others, context])
 
     def without(self, name: str) -> "Contexts":
-        """Return a copy without the context of this name. If it was the current one, the embedded
+        """Return a copy without the context of this name. If this context was current, the embedded
         server becomes current.
         """
         others = [each for each in self.contexts if each.name != name]
@@ -89,8 +89,8 @@ def write_contexts(home: str, contexts: Contexts) -> None:
 
 
 def chosen_context(home: str) -> Context | None:
-    """Return the context that commands use: the one that CAVVY_CONTEXT names, or else the current
-    one. Returns None for the embedded server. Raises ApiError `context-unknown`.
+    """Return the context that commands use: the context that CAVVY_CONTEXT names, or else the
+    current context. Returns None for the embedded server. Raises ApiError `context-unknown`.
     """
     contexts = read_contexts(home)
     name = os.environ.get("CAVVY_CONTEXT") or contexts.current

@@ -8,8 +8,8 @@ from cavvy.client.wire import Answer, Ask
 
 
 class ModelFolderAsk(Ask, frozen=True, kw_only=True):
-    """`snapshots` are uploaded folders to merge with the job's newest checkpoint, which is placed
-    `below` a path. If `below` is null, only the folders are merged.
+    """`snapshots` are uploaded folders that are merged with the job's newest checkpoint. The
+    checkpoint is placed in the folder `below`. If `below` is null, only the folders are merged.
     """
 
     snapshots: list[str]

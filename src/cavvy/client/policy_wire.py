@@ -10,8 +10,8 @@ from cavvy.client.wire import Answer, Ask
 
 class PolicyAsk(Ask, frozen=True, kw_only=True):
     """The resources that the jobs of a project may use. Empty lists and null permit everything.
-    `max_rate_micros_per_hour` is the highest price of one node. `signed_by` are public keys in PEM
-    form, of which one must have signed the image.
+    `max_rate_micros_per_hour` is the highest price of one node. `signed_by` contains public keys in
+    PEM form. One of these keys must have signed the image.
     """
 
     providers: list[str] = field(default_factory=list)
@@ -37,15 +37,17 @@ class ProjectPolicyView(Answer, frozen=True, kw_only=True):
 
 
 def list_policies(client: ApiClient, project: str | None) -> list[ProjectPolicyView]:
-    """Return the policies that apply to the jobs of a project, with the project's own policy last;
-    for None, return the policy of the installation.
+    """Return the policies that apply to the jobs of a project, with the project's own policy last.
+    If `project` is None, return the policy of the installation.
     """
     answer = client.repeat(lambda: client.send("GET", _path(project)))
     return decode(answer.body, type=list[ProjectPolicyView])
 
 
 def put_policy(client: ApiClient, project: str | None, ask: PolicyAsk) -> None:
-    """Replace the policy of a project or, for None, of the installation. Raises ApiError."""
+    """Replace the policy of a project or, if `project` is None, of the installation. Raises
+    ApiError.
+    """
     body = encode(ask)
     client.repeat(lambda: client.send("PUT", _path(project), body))
 

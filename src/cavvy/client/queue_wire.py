@@ -12,8 +12,8 @@ from cavvy.client.wire import Answer, Ask
 
 
 class QueuedCallAsk(Ask, frozen=True, kw_only=True):
-    """A call to add to the queue of a service. Calls with the same ID are one call. `body` is in
-    base64.
+    """A call to add to the queue of a service. If a call with the same ID exists, no call is added.
+    `body` is in base64.
     """
 
     id: str = ""
@@ -24,8 +24,9 @@ class QueuedCallAsk(Ask, frozen=True, kw_only=True):
 
 
 class QueuedCallView(Answer, frozen=True, kw_only=True):
-    """A queued call. `status` and `answer_headers` are those of the call's result. A waiting call
-    with `running` is at the gateway now; `running` is false if another server sends the calls.
+    """A queued call. `status` and `answer_headers` belong to the call's result. If `running` is
+    set, the gateway is processing the waiting call now. `running` is false if another server sends
+    the calls.
     """
 
     id: str
@@ -54,7 +55,7 @@ class QueuedResultView(Answer, frozen=True, kw_only=True):
 
 
 class CallQueueView(Answer, frozen=True, kw_only=True):
-    """Calls of a queue by ID, and the number of calls in each state."""
+    """Calls of a queue, sorted by ID, and the number of calls in each state."""
 
     calls: list[QueuedCallView]
     counts: Mapping[str, int]
@@ -86,7 +87,7 @@ def submit_call(
 def list_calls(
     client: ApiClient, project: str, service: str, *, state: str = "", after: str = "", limit: int
 ) -> CallQueueView:
-    """Return calls of a service by ID."""
+    """Return queued calls to a service, sorted by ID."""
     query = f"limit={limit}"
     query += f"&state={state}" if state else ""
     query += f"&after={after}" if after else ""

@@ -22,7 +22,9 @@ class ServiceKeyAsk(Ask, frozen=True, kw_only=True):
 
 
 class ServiceKeyView(Answer, frozen=True, kw_only=True):
-    """A key of a service, without its secret. `used_at` is the time of its last request."""
+    """A key of a service, without its secret. `used_at` is the time of the last request with the
+    key.
+    """
 
     id: str
     label: str

@@ -15,10 +15,10 @@ from cavvy.client.wire import Answer
 
 
 class ReplicaView(Answer, frozen=True, kw_only=True):
-    """A replica of a service. `job` is the ID of its job, whose name is NAME-NUMBER with the
-    service's name. `place` is its location, as account/zone/purchase, or "" while it has no
-    location. `start_s` contains the seconds of each finished phase of its start: queue, machine,
-    prepare, load.
+    """A replica of a service. `job` is the ID of the replica's job, which is named NAME-NUMBER,
+    where NAME is the service's name. `place` is the replica's location, as account/zone/purchase,
+    or "" while the replica has no location. `start_s` contains the duration in seconds of each
+    finished phase of the start: queue, machine, prepare, load.
     """
 
     job: str
@@ -96,9 +96,9 @@ class TrialView(Answer, frozen=True, kw_only=True):
 
 
 class UnplacedView(Answer, frozen=True, kw_only=True):
-    """Requests that must stay in all of `places` and wait there for a replica, which cannot start
-    because the service has its maximum number of replicas. The replica `instead` would have to end
-    first.
+    """Requests that must stay in all of `places` and wait for a replica there. This replica cannot
+    start because the service has its maximum number of replicas, so the replica `instead` would
+    have to end first.
     """
 
     places: list[str]

@@ -68,8 +68,8 @@ def read_token(home: str) -> str:
 
 
 def server_holds_lock(home: str) -> bool:
-    """Return whether a server for this state folder is running on this host, shown by the lock that
-    it holds.
+    """Return whether a server for this state folder is running on this host, which is the case if a
+    process holds the folder's lock.
     """
     try:
         fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)
@@ -85,8 +85,8 @@ def server_holds_lock(home: str) -> bool:
 
 
 def process_mark(pid: int) -> str:
-    """Return a text that distinguishes a process from later ones with the same pid: its start time
-    in clock ticks, and the ID of the boot. Returns "" if the process has ended.
+    """Return a text that distinguishes a process from later processes with the same pid: its start
+    time in clock ticks, and the ID of the boot. Returns "" if the process has ended.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:

@@ -6,9 +6,9 @@ from msgspec import Struct
 
 
 class TrafficView(Struct, frozen=True, kw_only=True):
-    """The data of one kind that a node has sent: its checkpoints, its log, or one output, whose
-    number in the task is `output`. The price is in micro-dollars per GB (10^9 bytes), as of its
-    date. The price is null if it is unknown; the bill then does not include the data.
+    """The data of one kind that a node has sent: its checkpoints, its log, or one output. `output`
+    is the number of this output in the task. The price is in micro-dollars per GB (10^9 bytes), as
+    of its date. The price is null if it is unknown; the bill then does not include the data.
     """
 
     attempt: int

@@ -64,8 +64,8 @@ class ClientConnection:
         quiet: tuple[float, Callable[[], None]] | None = None,
     ) -> HttpAnswer:
         """Send one request and read its answer. If the body is not bytes, `length` must be given.
-        `quiet` is a time in seconds and a function. The function is called once if nothing is sent
-        or received for that time.
+        `quiet` consists of a time in seconds and a function, which is called once if nothing is
+        sent or received for that time.
 
         Raises Unreachable if nothing was sent, ConnectionLost if the connection ended later.
         """

@@ -33,8 +33,8 @@ class ErrorBody(Answer, frozen=True, kw_only=True):
 
 
 class SubmitRequest(Ask, frozen=True, kw_only=True):
-    """A task to run: either the text of a task file (`text`), or the same as a JSON object
-    (`task`). `params` replace the defaults of the task's parameters.
+    """A task to run: either the text of a task file (`text`), or the content of such a file as a
+    JSON object (`task`). `params` replace the defaults of the task's parameters.
 
     `origin` records where the run comes from. Its `snapshot` is the name of the working folder's
     snapshot, whose blobs must have been uploaded before. `consent` allows offers that cost money,
@@ -181,8 +181,9 @@ class MarketListing(Answer, frozen=True, kw_only=True):
     """A summary of the observations of one offer in the last 30 days; `recent` lists the
     observations of the last few days.
 
-    `preemptions_per_hour` is the estimated rate for one node. It combines the observations with a
-    cautious estimate made without them (a prior). `boot_s` is the mean observed boot time.
+    `preemptions_per_hour` is the estimated rate for one node. The rate combines the observations
+    with a cautious estimate that does not depend on them (a prior). `boot_s` is the mean observed
+    boot time.
     """
 
     market: str
@@ -316,7 +317,9 @@ class AuditReport(Answer, frozen=True, kw_only=True):
 
 
 class ProjectCost(Answer, frozen=True, kw_only=True):
-    """The sum of a project's charges, or only of those that began at `since` or later."""
+    """The sum of a project's charges or, with `since`, of the charges that began at this time or
+    later.
+    """
 
     project: str
     since: datetime | None
@@ -486,7 +489,7 @@ class InvitationView(Answer, frozen=True, kw_only=True):
 
 
 class MachineRow(Answer, frozen=True, kw_only=True):
-    """A machine that has joined by `cavvy join`."""
+    """A machine that has joined with a command from `cavvy join`."""
 
     name: str
     state: str
@@ -498,9 +501,9 @@ class MachineRow(Answer, frozen=True, kw_only=True):
 class QuotaRow(Answer, frozen=True, kw_only=True):
     """A limit that a provider sets for the account. `limit`, `used` and `left` are numbers of
     `unit`; `used` and `left` are null if the use is unknown. `region` is empty if the quota is for
-    all regions, and `zone` is empty if the quota is for the whole region. `purchase` is null if
-    on-demand and spot machines count alike. `request` is the provider's command that requests the
-    limit NEW_LIMIT.
+    all regions, and `zone` is empty if the quota is for the whole region. `purchase` is null if the
+    quota counts on-demand and spot machines together. `request` is the provider's command that
+    requests the limit NEW_LIMIT.
     """
 
     provider: str

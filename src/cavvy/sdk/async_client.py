@@ -59,8 +59,7 @@ class _Threads:
 
 
 class AsyncJob:
-    """Like `Job`, but its methods are coroutines. In a notebook, the state that was read last is
-    shown."""
+    """Like `Job`, but its methods are coroutines. A notebook shows the state that was read last."""
 
     def __init__(self, job: Job, threads: _Threads) -> None:
         self._job = job

@@ -89,7 +89,7 @@ _BY_CODE: dict[str, type[CavvyError]] = {
 
 
 def make_error(error: "ApiError") -> CavvyError:
-    """Make the public error for an error of the transport."""
+    """Convert an error of the transport to the public exception for it."""
     from cavvy.client import StartFailed, Unreachable
 
     if isinstance(error, Unreachable | StartFailed):

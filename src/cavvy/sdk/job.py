@@ -154,8 +154,9 @@ class Job:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """When the user presses Ctrl-C, make the message say that the job continues and how to stop
-        it."""
+        """When the user presses Ctrl-C, add a message to the KeyboardInterrupt: the job continues,
+        and how to stop the job.
+        """
         try:
             yield
         except KeyboardInterrupt:
@@ -166,8 +167,8 @@ class Job:
 
 
 class JobWaiter:
-    """Waits for one job. The wait is divided into steps, so that threads and coroutines can use the
-    same code.
+    """Waits for one job. Each wait is divided into steps, so that threads and coroutines can use
+    the same code.
     """
 
     def __init__(self, job: Job, until: Until, timeout: TimeLimit | None, *, check: bool) -> None:

@@ -20,7 +20,7 @@ _SHOWN = "Task"  # the name of a task in error messages, if the task was not rea
 
 class Task:
     """A task: its commands and their requirements. The arguments are the keys of a [task
-    file](task-file.md). The attribute `text` contains the task in the form of such a file.
+    file](task-file.md). The attribute `text` contains the task in the format of a task file.
 
     A length of time may be a `timedelta`, a point in time may be a `datetime` with a time zone, and
     a path may be a `Path`. Relative paths are relative to the current folder. Each parameter in
@@ -131,8 +131,8 @@ def _make_invalid(error: Exception, path: str) -> InvalidTask:
 
 
 def _name_place(place: str, path: str) -> str:
-    """Describe the position of a mistake in terms of Python, because the parser itself names files
-    and command-line options.
+    """Describe the position of a mistake in terms of the Python interface, because the parser
+    describes positions by files and command-line options.
     """
     if place.startswith("--param "):
         return place.replace("--param ", "params.", 1)

@@ -32,9 +32,9 @@ def to_plain(value: object, key: str) -> Any:
 
 
 def to_scalar(value: object, key: str) -> Scalar:
-    """Convert a single value, such as that of a parameter: a string, a number, a boolean, a path, a
-    point in time or a length of time. Raises TypeError for other types, and ValueError for a time
-    without a zone.
+    """Convert a single value, such as the value of a parameter: a string, a number, a boolean, a
+    path, a point in time or a length of time. Raises TypeError for other types, and ValueError for
+    a time without a zone.
     """
     match value:
         case bool():

@@ -45,8 +45,8 @@ class DockerfileRecipe(Struct, frozen=True, kw_only=True):
 
 
 class _Setup(Struct, frozen=True, kw_only=True):
-    """The parts of a setup: the Debian packages and the other commands. `known` is true if the
-    setup certainly installs packages and does nothing else.
+    """The parts of a setup: the Debian packages and the other commands. `known` is true if it is
+    certain that the setup only installs packages.
     """
 
     packages: tuple[str, ...]
@@ -67,8 +67,8 @@ def make_recipe(task: TaskSpec, *, base: str = "") -> DockerfileRecipe:
 
 
 def make_dockerfile(task: TaskSpec, *, base: str = "") -> str:
-    """Return the result of `make_recipe` as one Dockerfile. The Dockerfile's build context is the
-    working folder.
+    """Return the recipe from `make_recipe` as one Dockerfile that needs no additional files. The
+    Dockerfile's build context is the working folder.
     """
     recipe = make_recipe(task, base=base)
     text = recipe.text

@@ -1,9 +1,9 @@
 """The known engines: programs that serve a model. Cavvy writes their command, port and probe; the
 path of their metrics is stored here too.
 
-`flags` are options of the engine that were found in `source` on the date `as_of`. A test checks
-that the command uses no options other than these. The tests start only the engine `onnxruntime` by
-its command.
+`flags` are the engine's options, as listed in `source` on the date `as_of`. A test checks that the
+command uses no options other than these. The tests run the command of only one engine,
+`onnxruntime`.
 """
 
 import shlex

@@ -132,14 +132,14 @@ class ProblemNotes:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of the file, split as YAML does."""
+        """The lines of the file, split at the line breaks of YAML."""
         if self._lines is None:
             self._lines = _BREAK.split(self.text)
         return self._lines
 
     def scratch(self) -> "ProblemNotes":
-        """Return an empty collection for the same file. A caller uses it to try one way of reading
-        a value, and then adopts or discards its problems.
+        """Return an empty collection for the same file. A caller uses this collection to try one
+        way of reading a value, and then adopts or discards the collected problems.
         """
         notes = ProblemNotes(self.file, self.text, self.now)
         notes._lines = self.lines
@@ -153,8 +153,8 @@ class ProblemNotes:
         return len(self._problems)
 
     def check(self) -> None:
-        """Raise SpecError if there is any problem. The error has the problems in the order of the
-        file.
+        """Raise SpecError if there is any problem. The error lists the problems in the order of
+        their positions in the file.
         """
         if self._problems:
             raise SpecError(

@@ -448,7 +448,9 @@ def _explain(error: "MarkedYAMLError", notes: ProblemNotes) -> None:
 
 
 def _place_error(error: "MarkedYAMLError", notes: ProblemNotes) -> SourceMark:
-    """Return the position of the error, moved to a line that contains text."""
+    """Return the position of the error. If its line is empty, return an earlier position on a line
+    that contains text.
+    """
     for place in (error.problem_mark or error.context_mark, error.context_mark):
         # The parser detects an unclosed bracket or quote only at the end of the file. The error is
         # shown where the bracket or quote begins.

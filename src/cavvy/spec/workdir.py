@@ -131,7 +131,7 @@ def list_folder(
     most_files: int = MOST_FILES,
 ) -> tuple[list[Found], list[str]]:
     """Return the files that a snapshot of the folder would contain, without their hashes, and
-    messages for the user. The arguments are those of `freeze`. Raises FreezeError.
+    messages for the user. The arguments are the same as for `freeze`. Raises FreezeError.
     """
     if only is None:
         check_folder(folder)

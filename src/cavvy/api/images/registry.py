@@ -1,6 +1,6 @@
 """Reads manifests and blobs of one repository in a registry of container images.
 
-The requests are those of the OCI distribution specification 1.1 and of its token authentication
+The requests follow the OCI distribution specification 1.1 and its token authentication
 (distribution.github.io/distribution/spec/auth/token). Content is compared with its digest.
 """
 
@@ -192,8 +192,9 @@ class ImageRepository:
         return f"Bearer {token}"
 
     def _may_send_to(self, realm: str) -> bool:
-        """Return whether a login may be sent to this URL: only a registry on this machine may use
-        http."""
+        """Return whether a login may be sent to this URL. A URL with http is accepted only for a
+        registry on this machine.
+        """
         return realm.startswith("https://" if self._root.startswith("https:") else "http")
 
     def _send(self, url: str, accept: tuple[str, ...], authorization: str) -> WebAnswer:
@@ -218,7 +219,9 @@ class ImageRepository:
             raise RegistrySilent(f"{urlsplit(url).hostname} does not answer: {reason}") from error
 
     def _answer(self, reply: HTTPResponse) -> WebAnswer:
-        """Read an answer, which may arrive slowly. Raises ValueError."""
+        """Read an answer, within the limits on its size and on the time of all answers. Raises
+        ValueError.
+        """
         body = b""
         while part := reply.read1(1 << 16):
             body += part
@@ -233,7 +236,7 @@ _OPENER = make_opener(CheckedRedirects)
 
 
 def _check(body: bytes, reference: str) -> bytes:
-    """Return the content after comparing it with its digest. Raises RegistrySilent."""
+    """Check that the content matches its digest, and return the content. Raises RegistrySilent."""
     if _DIGEST.fullmatch(reference) and reference != f"sha256:{sha256(body).hexdigest()}":
         raise RegistrySilent(f"the registry sent content that differs from {reference}")
     return body

@@ -2,8 +2,8 @@
 
 The formats are those of cosign's SIGNATURE_SPEC.md (a "simple signing" payload with its signature)
 and BUNDLE_SPEC.md (a Sigstore bundle with an in-toto statement in a DSSE envelope). Certificates
-and entries of transparency logs are ignored: they vouch for keys whose owner is unknown, but the
-owners of the keys in a policy are known.
+and entries of transparency logs are ignored, because they only prove who owns a key, and the owners
+of the keys in a policy are known.
 """
 
 import base64

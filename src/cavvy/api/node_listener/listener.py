@@ -176,7 +176,7 @@ def _is_for_nodes(path: str) -> bool:
 
 
 def _is_download(path: str) -> bool:
-    """Return whether the path is that of a file by its hash, or of the script that joins a
+    """Return whether the path belongs to a file named by its hash, or to the script that joins a
     machine.
     """
     return path.startswith(BOOT) or (path.startswith(NODES) and path.endswith("/script"))

@@ -7,7 +7,7 @@ IP address as the server name. RFC 6066, section 3, forbids IP addresses there, 
 sends one. Such a connection gets level 0, and may download only files whose hash the node checks.
 If nodes know the server by a host name, every client sends that name, so the downloader cannot be
 recognised. Then all connections get level 0 and may use all routes. Agents and curl themselves
-refuse SHA-1.
+refuse SHA-1 signatures, even on connections with level 0.
 """
 
 import ipaddress

@@ -186,8 +186,8 @@ async def remove_account(request: Request, account: AccountPath) -> Response:
 @router.get(
     "/tokens",
     **document(
-        "List tokens without their secrets: the caller's own or, for admins of the installation, "
-        "those of all accounts or of one.",
+        "List the caller's tokens, without their secrets. Admins of the installation can list the "
+        "tokens of all accounts, or of one account.",
         rule=SIGNED_IN,
         answer=list[wire.TokenView],
         errors=("role-needed",),
@@ -264,8 +264,8 @@ async def add_token(request: Request) -> Response:
 @router.delete(
     "/tokens/{token}",
     **document(
-        "Revoke a token: the caller's own or, for admins of the installation, any. A token with "
-        "limits can revoke only itself.",
+        "Revoke a token. Admins of the installation can revoke any token; other callers can revoke "
+        "only their own. A token with limits can revoke only itself.",
         rule=SIGNED_IN,
         status=204,
         errors=("token-not-found",),
@@ -353,7 +353,7 @@ async def list_projects(request: Request) -> Response:
 @router.post(
     "/projects",
     **document(
-        "Create a project, below another one or below the installation.",
+        "Create a project, below another project or at the top level.",
         rule=in_body(Permission.MANAGE),
         ask=wire.ProjectAsk,
         answer=wire.ProjectView,
@@ -443,7 +443,7 @@ async def list_project_roles(request: Request, project: ProjectPath) -> Response
 @router.put(
     "/projects/{project}/roles/{account}/{role}",
     **document(
-        "Grant a role in a project and in those below it.",
+        "Grant a role in a project and its subprojects.",
         rule=in_path(Permission.MANAGE),
         status=204,
         errors=("account-not-found",),

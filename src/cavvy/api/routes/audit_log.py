@@ -1,4 +1,4 @@
-"""The route that reads the audit log. Nothing changes or removes its records."""
+"""The route that reads the audit log. No route changes or removes records of the log."""
 
 from typing import Annotated
 

@@ -127,7 +127,7 @@ async def take_blob(request: Request, writer: BlobWriter, limit: int) -> int:
 
 
 async def send_blob(store: BlobStore, name: str) -> Response:
-    """Send a blob; an encrypted one is decrypted piece by piece. Raises RowNotFound, StoreError."""
+    """Send a blob. An encrypted blob is decrypted in pieces. Raises RowNotFound, StoreError."""
     if (path := await _in_thread(store.path, name)) is not None:
         return FileResponse(path, media_type="application/octet-stream")
     file = await _in_thread(store.open, name)
@@ -148,7 +148,8 @@ async def send_blob(store: BlobStore, name: str) -> Response:
 
 def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:
     """Make a pack with as many of the requested small blobs as fit into it. `stores` maps each
-    store to the names requested from it. Blocks on disk I/O. Raises ApiProblem.
+    store to the names of the blobs that are requested from this store. Blocks on disk I/O. Raises
+    ApiProblem.
     """
     found: dict[str, bytes] = {}
     size = 0

@@ -63,7 +63,7 @@ async def list_budgets(
 @router.put(
     "/budgets/{name}",
     **document(
-        "Set a budget. A request for another amount is dropped.",
+        "Set a budget. An open request for another amount is deleted.",
         rule=on_installation(Permission.MANAGE),
         ask=wire.BudgetAsk,
         status=204,
@@ -137,7 +137,7 @@ async def request_amount(request: Request, project: ProjectPath, name: NamePath)
 @router.post(
     "/budgets/{name}/approve",
     **document(
-        "Approve the request for another amount, if it is for this amount.",
+        "Approve the request for another amount, if the requested amount equals this amount.",
         rule=on_installation(Permission.MANAGE),
         ask=wire.BudgetApprovalAsk,
         status=204,
@@ -183,7 +183,7 @@ def _done(request: Request) -> Response:
 
 
 def _sees_all(request: Request) -> bool:
-    """Return whether budgets without a project are listed for the request."""
+    """Return whether the answer to the request lists budgets without a project."""
     return filter_projects(request, Permission.SPENDING) is None
 
 

@@ -178,8 +178,8 @@ async def _wait(
 
 
 async def _find(app_state: AppState, project: str, name: str) -> JobRecord:
-    """Find the job that `name` means: the unfinished job with this name, else the newest job of the
-    machine with this name, else the ended job with this name. Raises ApiProblem.
+    """Find a job by `name`. The order is: the unfinished job with this name, the newest job of the
+    machine with this name, the ended job with this name. Raises ApiProblem.
     """
     try:
         job: JobRecord | None = await app_state.store.find_job(project, name)

@@ -72,8 +72,9 @@ async def deliver(
 @router.options(
     "/{owner}/{name}/{hook}",
     **document(
-        "Permit a sender of CloudEvents to send to a webhook, if it asks before it does so. The "
-        "answer is the same for webhooks that do not exist; only signed requests are accepted.",
+        "Permit a sender of CloudEvents to send to a webhook, if the sender asks for permission "
+        "first. The answer is the same for webhooks that do not exist; only signed requests are "
+        "accepted.",
         rule=OPEN,
         errors=("too-many-deliveries",),
         headers=("Allow", ALLOWED_ORIGIN, ALLOWED_RATE),

@@ -370,7 +370,7 @@ def named(job: JobRecord) -> str:
 
 
 def say_what_to_do(job: JobRecord) -> str:
-    """Return a hint for users who tried to reach a node of a job that has no running nodes."""
+    """Return a hint for a user who tried to connect to a node of a job without running nodes."""
     if job.phase in JOB_ENDS and job.task.machine is not None:
         return f"`cavvy dev --machine {job.task.machine}` opens a session on its machine"
     if job.phase in JOB_ENDS:

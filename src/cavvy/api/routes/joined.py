@@ -1,5 +1,5 @@
 """Routes for machines that join the installation. Users invite and dismiss machines. Requests of
-such machines are passed on to their provider.
+joined machines are passed on to their provider.
 """
 
 from datetime import timedelta
@@ -105,7 +105,8 @@ async def script(request: Request, provider: ProviderPath) -> Response:
 @router.post(
     "/nodes/v1/{provider}/{call}",
     **document(
-        "Pass a call of a joined machine, or of another server about one, to its provider.",
+        "Pass a call to the provider of a joined machine. The caller is the machine, or another "
+        "server that asks about the machine.",
         rule=MACHINE,
         sends=True,
         gives=True,

@@ -35,7 +35,7 @@ SinceQuery = Annotated[
     AwareDatetime | None,
     Query(description="Start with the first byte that arrived at this time or later."),
 ]
-TimesQuery = Annotated[bool, Query(description="Return also the times when the bytes arrived.")]
+TimesQuery = Annotated[bool, Query(description="Also return the times at which the bytes arrived.")]
 OnlyQuery = Annotated[bool, Query(description="Do not continue with later attempts.")]
 
 
@@ -93,7 +93,7 @@ def _find_start(
     app_state: AppState, job: JobRecord, rank: int, attempt: int | None, since: datetime
 ) -> tuple[int, int]:
     """Find the first byte that arrived at `since` or later, and return its attempt and its offset.
-    If no such byte has arrived yet, this is the end of the log.
+    If no such byte has arrived yet, return the end of the log.
     """
     number = 0
     for number in range(attempt or min(1, job.attempt), (attempt or job.attempt) + 1):

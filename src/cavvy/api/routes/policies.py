@@ -53,7 +53,7 @@ async def list_general(request: Request) -> Response:
 @router.put(
     "/projects/{project}/policy",
     **document(
-        "Replace the policy of a project. The policy also applies to the projects below this one.",
+        "Replace the policy of a project. The policy also applies to all subprojects.",
         rule=in_path(Permission.MANAGE),
         ask=wire.PolicyAsk,
         status=204,
@@ -79,7 +79,7 @@ async def put_general(request: Request) -> Response:
 @router.delete(
     "/projects/{project}/policy",
     **document(
-        "Delete the policy of a project; the policies above it still apply.",
+        "Delete the policy of a project; the policies of its parent projects still apply.",
         rule=in_path(Permission.MANAGE),
         status=204,
     ),

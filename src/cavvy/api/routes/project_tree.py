@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/projects/{project}", tags=["accounts"])
 @router.post(
     "/move",
     **document(
-        "Move a project and the projects below it: below another project or to the top level.",
+        "Move a project and its subprojects below another project or to the top level.",
         rule=in_path(Permission.MANAGE),
         ask=wire.ProjectMove,
         answer=wire.ProjectView,
@@ -125,7 +125,9 @@ def _require_above(request: Request, project: Project) -> None:
 
 
 async def _check_policies(app_state: AppState, former: Project, ask: wire.ProjectMove) -> None:
-    """Raise ApiProblem if restrictions would end and the caller has not permitted this."""
+    """Raise ApiProblem if policies would no longer apply to the project and the caller has not
+    permitted this.
+    """
     book = await app_state.store.policies()
     lifted = find_lifted(book, former.name, ask.parent)
     if lifted and not ask.lift_policies:
@@ -159,8 +161,8 @@ async def _check_budgets(request: Request, former: Project, ask: wire.ProjectMov
 
 
 def _name_budgets(principal: Principal, budgets: Sequence[SpendingBudget]) -> str:
-    """Return the budgets in words. Budgets of projects that are hidden from the caller are not
-    named.
+    """Return a text that lists the budgets. Budgets of projects that are hidden from the caller are
+    not named.
     """
     return " and ".join(
         f"the budget {each.name} of project {each.project}"

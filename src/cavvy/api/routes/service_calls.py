@@ -41,7 +41,7 @@ CallStateQuery = Annotated[Literal["waiting", "done", "dead"], Query(description
 @router.post(
     "",
     **document(
-        "Add a call to the queue of a service. Calls with the same ID are one call.",
+        "Add a call to the queue of a service. If a call with this ID exists, no call is added.",
         rule=in_path(Permission.RUN),
         ask=wire.QueuedCallAsk,
         answer=wire.QueuedCallView,
@@ -79,7 +79,7 @@ async def submit(request: Request, project: ProjectPath, name: ServicePath) -> R
 @router.get(
     "",
     **document(
-        "List calls of a service by ID, and count those in each state.",
+        "List calls of a service by ID, and count the calls in each state.",
         rule=in_path(Permission.RUN),
         answer=wire.CallQueueView,
         errors=("service-not-found",),

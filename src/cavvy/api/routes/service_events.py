@@ -1,4 +1,4 @@
-"""What the answers about a service say of its webhooks, its cron lines and its queue."""
+"""Describes the webhooks, cron lines and queue of a service for the answers of routes."""
 
 from datetime import datetime
 

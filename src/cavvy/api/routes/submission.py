@@ -263,7 +263,7 @@ async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
 async def place_buckets(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, str]:
     """Return the task with the regions of its buckets, as reported by their storages. Also return a
     sentence about the buckets that may be outside the regions that the task allows, or "" if there
-    are none. Raises ApiProblem if a bucket is outside.
+    are none. Raises ApiProblem if a bucket is outside the allowed regions.
     """
     urls = list_unknown(task)
     if not urls:

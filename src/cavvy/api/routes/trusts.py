@@ -121,7 +121,7 @@ def _judge_texts(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
 
 
 def _judge_choices(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
-    """Like `_judge_texts`, for fields that exclude or require each other."""
+    """Like `_judge_texts`, but for fields that exclude or require each other."""
     kinds = "give `account` for a CI system, or `account_claim` for people"
     low, high = _LIFETIMES_S
     yield bool(ask.account) == bool(ask.account_claim), kinds

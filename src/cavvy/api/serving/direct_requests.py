@@ -1,9 +1,9 @@
 """Counts the requests that HAProxy passes to replicas by itself.
 
 HAProxy counts them for each of its servers, whose names differ between its processes, and forgets
-them when its process ends. What was read is therefore kept in a file, by service, replica and
-server. The time of these requests is an estimate: their number times HAProxy's mean of the last
-times, and at most the time since the last reading.
+them when its process ends. The counts that were read are therefore kept in a file, by service,
+replica and HAProxy server. The time of these requests is an estimate: their number times HAProxy's
+mean of the last times, and at most the time since the last reading.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ class DirectRequests:
         self._read_at: dict[str, dict[str, float]] = {}  # by service and replica
 
     def note(self, service: str, found: Mapping[str, ServerRequests]) -> None:
-        """Record what HAProxy has counted for its servers of a service."""
+        """Record the counts that HAProxy reports for its servers of a service."""
         now, before = monotonic(), self._read_at.get(service, {})
         for name, each in found.items():
             replica, _, server = name.rpartition(".")

@@ -1,4 +1,5 @@
-"""A port of this machine that leads to a replica which is a managed endpoint.
+"""A port of this machine that forwards requests to a managed endpoint, which is one kind of
+replica.
 
 The gateway sends requests to this port as to any replica. The server passes them to the provider,
 whose API signs them: neither the gateway nor HAProxy has credentials of a cloud. If an answer is
@@ -76,8 +77,8 @@ class EndpointRelay:
             self._server.close()
 
     def _refuse(self) -> None:
-        """Stop listening. The gateway sees this before the end of the connection whose answer was
-        lost, so it sends no request again that would be lost too.
+        """Stop listening. The gateway notices the closed port before the end of the connection
+        whose answer was lost, so it does not repeat the request on this port.
         """
         if self._server is not None:
             self._server.close()
@@ -180,8 +181,8 @@ class _Incoming:
 async def _read_request(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> _Incoming | None:
-    """Return the next request of a connection, or None at its end. The gateway sends the next one
-    only after the answer. Raises OSError, HttpParserError.
+    """Return the next request of a connection, or None at its end. The gateway sends the next
+    request only after it has received the answer. Raises OSError, HttpParserError.
     """
     got, told = _Incoming(), False
     while not got.complete:

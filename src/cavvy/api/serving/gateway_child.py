@@ -84,7 +84,9 @@ class GatewayChild:
         return False
 
     async def open_another(self) -> GatewayLink:
-        """Return one more link to the gateway that was reached. Raises OSError."""
+        """Return an additional link to the gateway to which this object is connected. Raises
+        OSError.
+        """
         return await GatewayLink.open(self._control)
 
     async def end(self, drain_s: float) -> None:

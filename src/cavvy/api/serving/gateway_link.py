@@ -1,4 +1,6 @@
-"""A connection to the gateway's control socket: one reply for each line, in order."""
+"""A connection to the gateway's control socket. The gateway sends one reply for each line, in the
+order of the lines.
+"""
 
 import asyncio
 from typing import Self

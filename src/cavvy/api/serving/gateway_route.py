@@ -25,8 +25,8 @@ def list_routes(
 ) -> tuple[ServiceRoute, ...]:
     """Return the routes of all services. The gateway would refuse all routes if one of them could
     not be used, so a service with such a route is closed. If two services have the same host name,
-    which two simultaneous requests can cause, the older service keeps it. `hash_key` returns the
-    SHA-256 of the key of queued calls to a service; "" if there is no such key.
+    which two simultaneous requests can cause, the older service keeps the name. `hash_key` returns
+    the SHA-256 of the key of queued calls to a service; "" if there is no such key.
     """
     found: list[ServiceRoute] = []
     taken: set[str] = set()

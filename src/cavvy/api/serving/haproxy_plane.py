@@ -1,8 +1,8 @@
 """Keeps HAProxy running in front of the gateway, for the services that HAProxy can serve by itself.
 
 HAProxy gets new replicas over its runtime API. A new process is started only if the set of these
-services, a certificate or the gateway's port changes. It takes over the listening sockets; the
-former process finishes its requests, even if the server that started it was killed.
+services, a certificate or the gateway's port changes. The new process takes over the listening
+sockets. The former process finishes its requests, even if the server that started it was killed.
 """
 
 import asyncio
@@ -117,8 +117,9 @@ class HaproxyPlane:
         return add_direct(traffic, counted, whole=not self._former)
 
     async def read_work(self, service: str) -> RequestWork:
-        """Return the requests that HAProxy has passed directly to replicas, as far as they were
-        read."""
+        """Return the last counts that were read of the requests that HAProxy has passed directly to
+        replicas.
+        """
         requests = await self._open_requests()
         self._take_served(requests)
         return requests.describe(service)

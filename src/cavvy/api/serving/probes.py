@@ -83,7 +83,7 @@ class ReplicaProbes:
 
 
 async def probe(port: int, how: ReadinessProbe) -> bool:
-    """Return whether a GET of the probe's path is answered in time, and with a status that the
+    """Return whether a GET request to the probe's path is answered in time, with a status that the
     probe accepts.
     """
     writer = None

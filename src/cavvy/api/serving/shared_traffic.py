@@ -66,7 +66,8 @@ class SharedTraffic:
 
     async def read_work(self, service: str, mine: RequestWork | None) -> RequestWork | None:
         """Return the counts of requests of all gateways, including those whose server has ended, or
-        None if there are none. `mine` are those of this server's gateway. Raises StoreError.
+        None if there are none. `mine` contains the counts of this server's gateway. Raises
+        StoreError.
         """
         told = [_decode(each.document).traffic.work for each in await self._reports.list(service)]
         if mine is not None:

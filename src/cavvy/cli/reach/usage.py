@@ -134,7 +134,7 @@ def _unattached(charged: ChargedAttempt) -> Money:
 
 
 def list_volumes(lines: Iterable[LedgerLine], until: datetime) -> "list[ObservedVolume]":
-    """Return what each volume cost while no job paid for it."""
+    """Return the cost of each volume for the time in which no job was charged for the volume."""
     from cavvy.planner.advice import ObservedVolume
 
     of_volume: dict[str, list[LedgerLine]] = {}
@@ -163,7 +163,7 @@ def list_volumes(lines: Iterable[LedgerLine], until: datetime) -> "list[Observed
 
 
 def list_machines(lines: Iterable[LedgerLine], until: datetime) -> "list[ObservedMachine]":
-    """Return what each named machine cost while a job ran, and while none did."""
+    """Return the cost of each named machine while a job ran on it, and while it was idle."""
     from cavvy.planner.advice import ObservedMachine
 
     of_machine: dict[tuple[str, str], list[LedgerLine]] = {}

@@ -140,8 +140,8 @@ class _LiveOffers(Struct):
 
 
 def _ask_providers(task: TaskSpec, rival: TaskSpec | None) -> tuple[_LiveOffers, _LiveOffers]:
-    """Return the offers of the configured providers for the task, and their offers for `rival`, its
-    on-demand copy.
+    """Return the offers of the configured providers for the task, and for `rival`, an on-demand
+    copy of the task.
     """
     live, rivals, providers = _LiveOffers(), _LiveOffers(), load_providers()
     live.names = sorted(providers)
@@ -188,9 +188,9 @@ def _add(
 def _add_fitting(
     live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: ProviderAnswer
 ) -> None:
-    """Add the offers to the fitting ones if the quotas allow them, the task's nodes fill their
-    machines, the task's volumes can be reached from them, and the task states their required
-    options. Add all other offers as rejected.
+    """Add each offer to the fitting offers if the quotas allow it, the task's nodes fill its
+    machine, the task's volumes can be reached from it, and the task states its required options.
+    Add all other offers as rejected.
     """
     blind = {name} if answer.blind else ()
     rejected = {

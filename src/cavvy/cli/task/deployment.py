@@ -31,7 +31,7 @@ _OWN_KEYS = ("resources", "image", "setup", "env", "secrets")  # overrides that 
 
 class ModelChoice(Struct, frozen=True, kw_only=True):
     """The user's options for the model: where it is (checkpoint or outputs), its engine, and its
-    path. An option that is "" is derived from the files.
+    path. If an option is "", its value is derived from the files.
     """
 
     source: str = ""
@@ -40,7 +40,7 @@ class ModelChoice(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    """A service to start, as for `put_service`. `what` describes the model of the
+    """A service to start, in the form that `put_service` accepts. `what` describes the model of the
     service.
     """
 

@@ -69,8 +69,8 @@ def read_task(
 
 
 def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
-    """Return the options, with the current commit in place of `ref`, a branch or tag in a file of
-    another tool. Raises CommandFailure.
+    """Return the options with `ref` (a branch or tag in a file of another tool) replaced by its
+    current commit. Raises CommandFailure.
     """
     import json
 

@@ -36,7 +36,7 @@ as_option = click.option(
 # help.
 _OVERRIDES = (
     ("--gpu", "resources.gpu", "NAME:COUNT +", "Accelerators of each node, such as H100:8."),
-    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or only other capacity."),
+    ("--spot/--no-spot", "resources.spot", "", "Use only spot capacity, or never use spot."),
     ("--provider", "resources.providers", "NAME +", "Use only this provider."),
     ("--region", "resources.regions", "NAME +", "Use only this region, or an area such as eu."),
     ("--max-price", "resources.max_price", "USD", "The maximum price of a node per hour."),
@@ -143,7 +143,9 @@ def _read_options(
                 "cavvy",
             )
             if "workdir" not in overrides:
-                note = "note: the command starts in an empty folder; --workdir . submits this one"
+                note = (
+                    "note: the command starts in an empty folder; --workdir . submits this folder"
+                )
                 click.echo(note, err=True)
         else:
             overrides["run"] = line
@@ -154,7 +156,7 @@ def _read_options(
 
 
 def _name(flags: str) -> str:
-    """Return the name of the Python parameter for an option. The name differs from those of the
+    """Return the name of the Python parameter for an option. The name differs from the names of the
     command's own parameters.
     """
     return "set_" + flags.split("/")[0].strip("-").replace("-", "_")

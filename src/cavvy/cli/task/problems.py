@@ -19,8 +19,8 @@ from cavvy.spec.workdir import FreezeError, list_folder
 
 
 def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:
-    """Check that the task's files exist, that the catalog or a configured provider has its
-    providers, regions and instance types, and that no option is misspelt. With `whole`, also check
+    """Check that the task's files exist, that its providers, regions and instance types are in the
+    catalog or at a configured provider, and that no option is misspelt. With `whole`, also check
     the sizes of the task's files, and that an offer meets its resources and limits. `folder` is the
     folder of the task file. Configured providers are queried only about names that the catalog
     lacks. Raises SpecError with all problems, or CommandFailure.
@@ -56,8 +56,8 @@ def _list_sizes(parts: Mapping[str, Path]) -> dict[str, int]:
 
 
 def _explain_size(file: str) -> list[str]:
-    """Return why the server would refuse a request that contains the text of the file. The result
-    is empty if it would accept the request.
+    """Return why the server would refuse a request that contains the text of the file, or "" if the
+    server would accept the request.
     """
     limit = load_settings().whole("server.request_mib")
     size = os.path.getsize(file) if os.path.isfile(file) else 0

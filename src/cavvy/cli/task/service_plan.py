@@ -35,7 +35,7 @@ _DRAWN = (".svg", ".png", ".pdf")
 
 
 def show_ways(task: TaskSpec, options: Mapping[str, Any], output: str) -> None:
-    """Compare the ways and print them. Raises CommandFailure."""
+    """Compare the ways to run the service, and print the comparison. Raises CommandFailure."""
     spec, plot = task.service, options["plot"]
     if spec is None:
         raise CommandFailure("--load is for services, and the file describes a job", exit_code=2)

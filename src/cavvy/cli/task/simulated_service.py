@@ -61,7 +61,7 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     multiple=True,
     metavar="NAME,...",
     default=("cavvy,knative,keda,ray-serve,skyserve,dstack,aibrix",),
-    help="The rules to compare; all but cavvy run with the defaults of their systems.",
+    help="The rules to compare; each rule except cavvy uses the defaults of its original system.",
 )
 @click.option(
     "--concurrency",

@@ -39,7 +39,9 @@ def submit(
     name: str | None = None,
     ceiling_micros: int | None = None,
 ) -> "Submitted":
-    """Submit the task. If the user must first agree to the costs, show the price and ask."""
+    """Submit the task. If the user must first agree to the costs, show the price and ask for
+    confirmation.
+    """
 
     key = make_key()
 
@@ -97,8 +99,8 @@ def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: s
 
 
 def _check_secrets(client: "ApiClient", project: str, task: TaskSpec) -> None:
-    """Raise ApiError if the project has not all secrets of the task. The server checks this too,
-    but only when the folder has been uploaded.
+    """Raise ApiError if the project lacks a secret of the task. The server checks this too, but
+    only after the folder has been uploaded.
     """
     if not list_secrets(task):
         return

@@ -5,8 +5,8 @@ from cavvy.planner.advice import Waste, WasteKind
 
 
 def describe_remedy(waste: Waste, job: str) -> str:
-    """Return the command that avoids the cost, or the change of the task file for the next run.
-    `job` contains the arguments that name the job.
+    """Return the command that avoids the cost, or the change to make in the task file before the
+    next run. `job` contains the arguments that name the job.
     """
     offer = waste.offer
     match waste.kind:

@@ -1,5 +1,6 @@
 """Fits tables into the width of a terminal. Names are never shortened. On a narrow terminal,
-columns are left out or texts are wrapped; if that is not enough, each row becomes a block of lines.
+columns are left out or texts are wrapped. If the table is still too wide, each row becomes a block
+of lines.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,8 +19,8 @@ class TableColumn(Struct, frozen=True):
     in tables.
 
     `show` formats a raw value other than None. Without `show`, amounts of money are formatted by
-    the unit in `name`, and times are shown in local time. Numbers are aligned on the right, and so
-    are all columns with `right`. `hidden` columns appear only in JSON and CSV.
+    the unit in `name`, and times are shown in local time. Numbers and columns with `right` are
+    aligned on the right. `hidden` columns appear only in JSON and CSV.
 
     On a narrow terminal, columns with a `drop` are left out, the lowest `drop` first. The text of a
     `wrap` column continues on the next line, and the text of a `cut` column is shortened. Other

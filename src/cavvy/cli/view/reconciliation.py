@@ -22,7 +22,7 @@ _SENTENCES = {
     DifferenceCause.FEE: "a fee, such as for a reservation, which the ledger does not contain",
     DifferenceCause.UNTAGGED: "a resource without Cavvy's tag costs the same; activate the tag for "
     "the bill at the cloud",
-    DifferenceCause.DELAYED: "the bill does not reach the end of this day yet",
+    DifferenceCause.DELAYED: "the bill does not cover the whole of this day yet",
     DifferenceCause.DUPLICATE: "the bill contains the line twice; the second line was not counted",
 }
 

@@ -1,4 +1,4 @@
-"""Shows the costs of ways to run a service, with the source and date of each price."""
+"""Shows the costs of different ways to run a service, with the source and date of each price."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,9 +19,9 @@ _NO_SPOT = "no spot offer fits"
 
 
 class WayPrices(Struct, frozen=True, kw_only=True):
-    """The prices of the ways: prices of offers, or prices that the user stated. `managed` is the
-    offer of a configured provider of managed endpoints. `spot_recorded` is true if recorded spot
-    capacity was used, so that spot replicas could be lost.
+    """The prices of each way to run a service, from offers or from the user. `managed` is the offer
+    of a configured provider of managed endpoints. `spot_recorded` is true if recorded spot capacity
+    was used, so that spot replicas could be lost.
     """
 
     demand: Offer

@@ -78,7 +78,7 @@ def _details(lines: Sequence[LedgerLine]) -> str:
 
 
 def _table(title: str, heads: list[str], rows: list[list[str]], numbers: int) -> str:
-    """Return a table whose last `numbers` columns are numbers."""
+    """Return an HTML table whose last `numbers` columns contain numbers."""
     first = len(heads) - numbers
 
     def cells(tag: str, row: list[str]) -> str:

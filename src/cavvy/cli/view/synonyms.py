@@ -30,7 +30,7 @@ _ADVICE = {
     "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy machines` lists "
     "named machines, `cavvy join` adds a machine",
     "price prices optimize": "`cavvy plan TASK.YAML` ranks offers with their cost",
-    "config setup": "`cavvy check` shows what is configured",
+    "config setup": "`cavvy check` shows which providers are configured",
     "autostop idle extend": "`cavvy machines keep NAME 1h` sets how long a machine waits for work",
     "machine": "`cavvy machines` lists machines that are kept between jobs",
     "dev-environment ide notebook jupyter code": "`cavvy dev` gets a machine for interactive work",

@@ -13,7 +13,7 @@ scopes_option = click.option(
     "account may take.",
 )
 within_option = click.option(
-    "-p", "--project", help="Permit only this project and the projects below it."
+    "-p", "--project", help="Permit only this project and its subprojects."
 )
 
 

@@ -93,7 +93,8 @@ class TunnelChannel:
 
     async def write(self, data: bytes) -> None:
         """Send data. Waits until the node has confirmed enough of the earlier data. If the channel
-        is closed, the data is dropped."""
+        is closed, the data is discarded.
+        """
         rest = memoryview(data)
         while rest and not self._over:
             if self._credit <= 0:
@@ -123,7 +124,9 @@ class TunnelChannel:
             self.lose()
 
     def take(self, kind: int, payload: bytes) -> None:
-        """Process a received frame. Raises ValueError, KeyError or TypeError if it is invalid."""
+        """Process a received frame. Raises ValueError, KeyError or TypeError if the frame is
+        invalid.
+        """
         if kind == OPENED:
             if not self.opened.done():
                 self.opened.set_result(json.loads(payload))

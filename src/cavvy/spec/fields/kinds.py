@@ -178,7 +178,7 @@ class MapKind(Struct, frozen=True):
 
 
 class EitherKind(Struct, frozen=True):
-    """A value of one of several kinds: the first one that can read a node of this form."""
+    """A value of one of several kinds. The first kind that can read the node's form is used."""
 
     kinds: tuple[ValueKind, ...]
 

@@ -156,7 +156,7 @@ def substitute(node: Node, values: Mapping[str, WrittenValue | None], notes: Pro
 
 
 def escape(text: str) -> str:
-    """Escape a string, so that `substitute` returns the string itself."""
+    """Escape a string, so that `substitute` returns the original string."""
     return text.replace("${{", "$${{")
 
 
