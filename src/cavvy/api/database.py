@@ -181,7 +181,7 @@ async def join_servers(
 async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
     """Exclude all servers from the database, for a command that changes the whole database. The
     fence permits writes only while it is certain that no server has joined. Raises StateDirError if
-    a server uses the database, StoreError.
+    a server uses the database, and StoreError.
     """
     me = Replica(
         id=secrets.token_hex(16),

@@ -415,8 +415,9 @@ def _make_servers(
 
 
 def _share_machine(app: "AuditMiddleware", app_state: "AppState") -> "MachineSocket":
-    """Serve the agents on this machine while this server is responsible for their shared socket. If
-    this is the only server, do nothing, because agents then use the server's own socket.
+    """Serve the agents on this machine while this server is responsible for the shared socket of
+    the agents. If this is the only server, do nothing, because agents then use the server's own
+    socket.
     """
     from cavvy.api.machine_socket import MachineSocket
 

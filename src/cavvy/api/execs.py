@@ -158,8 +158,9 @@ class JobExecs:
         return data, gone or (found.input_ended and len(data) == len(found.input))
 
     def get(self, exec_id: str, job_id: str) -> JobExec:
-        """Return a command of this job. Raises ApiProblem if the job has no command with this
-        ID."""
+        """Return the command with this ID if it belongs to this job. Raises ApiProblem if the job
+        has no command with this ID.
+        """
         found = self._all.get(exec_id)
         if found is None or found.job_id != job_id:
             raise ApiProblem("exec-not-found", f"this job has no running command {exec_id}")

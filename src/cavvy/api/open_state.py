@@ -419,8 +419,8 @@ def read_egress_dates() -> Mapping[str, date]:
 
 
 def read_egress() -> Mapping[str, Money]:
-    """Return the catalog's prices for data that leaves a cloud. If there is no catalog, the result
-    is empty, and data transfers count as free.
+    """Return the prices in the catalog for data transfers out of a cloud. If there is no catalog,
+    the result is empty, and data transfers count as free.
     """
     try:
         with CatalogSnapshot.open() as snapshot:

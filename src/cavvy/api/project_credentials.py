@@ -148,8 +148,8 @@ class ProjectCredentials:
             _close_files(self._files.popitem()[1])
 
     async def put(self, project: str, provider: str, content: CredentialContent) -> None:
-        """Check and store a credential, and use it from now on. Raises ApiProblem, and Refused or
-        TryAgain if the provider does not accept it.
+        """Check and store a credential. Providers use the credential from now on. Raises
+        ApiProblem, and Refused or TryAgain if the provider does not accept it.
         """
         account = name_account(provider, project)
         async with self._changing:
@@ -220,7 +220,9 @@ class ProjectCredentials:
     def _open(
         self, project: str, provider: str, content: CredentialContent
     ) -> tuple[Provider, list[int]]:
-        """Make the provider, and the key files that it reads. Raises ApiProblem, ProviderError."""
+        """Create the provider, and the key files that the provider reads. Raises ApiProblem,
+        ProviderError.
+        """
         known = list_known().get(provider)
         if known is None:
             raise ApiProblem("invalid-request", f"{provider!r} is not a provider")

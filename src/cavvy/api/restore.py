@@ -187,7 +187,7 @@ def _put_in_place(
     url: str | None,
     bucket: BucketFolder | None,
 ) -> None:
-    """Move the files to their final location, and then the database."""
+    """Move the files to their final location, and afterwards move the database."""
     for each in sorted(unpacked.iterdir()):
         if each.name.startswith(DATABASE):
             continue

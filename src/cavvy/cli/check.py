@@ -78,7 +78,7 @@ class ProviderFinding(Struct, frozen=True, kw_only=True):
     type=NumberRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="The maximum cost of --live.",
+    help="The maximum cost of the check with --live.",
 )
 @output_option
 def command(name: str | None, policy: bool, live: bool, max_usd: float, output: str) -> None:
@@ -89,9 +89,10 @@ def command(name: str | None, policy: bool, live: bool, max_usd: float, output: 
 
     --live starts a small job on the cheapest on-demand machine, waits until its agent answers, ends
     the job, and checks that nothing is left. The machine is also removed after Ctrl-C or a failure.
-    The server on this computer removes the machine, so leave the computer on. While it is off, a
-    machine that cannot end itself is billed, even beyond --max-usd. The requests to a cloud are
-    recorded, without secrets, in a file that tests can replay. Check this file before you share it.
+    The server on this computer removes the machine, so leave the computer on. While the computer is
+    off, a machine that cannot end itself is billed, even beyond --max-usd. The requests to a cloud
+    are recorded, without secrets, in a file that tests can replay. Check this file before you share
+    it.
     """
     if policy:
         click.echo(_policy(name).rstrip("\n"))

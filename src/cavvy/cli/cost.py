@@ -431,7 +431,7 @@ def _audit_out(report: "AuditReport", output: str) -> None:
 
 
 def _job_out(job: "JobDetail | None", cost: "CostView", output: str) -> None:
-    """`job` is None if the caller may not see it."""
+    """`job` is None if the caller may not see the job."""
     elsewhere = summary.price_counterfactuals(job, cost) if job and output != "csv" else []
     tags = {} if job is None else formatting.tags_of(job)
     if output == "json":

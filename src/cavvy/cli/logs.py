@@ -119,8 +119,8 @@ def _time_text(chunk: "LogChunk", at: int) -> bytes:
 
 
 def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int) -> list[bytes]:
-    """Return the last `lines` lines of a log. `read` is called with larger and larger sizes until
-    the result has enough lines.
+    """Return the last `lines` lines of a log. The function `read` is called with increasing sizes
+    until the result has enough lines.
     """
     size = 200 * lines
     while lines:

@@ -62,7 +62,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Work on nodes": {
         "dev": "Get a machine for interactive work: a shell, VS Code or Jupyter.",
         "machines": "List, start, stop and remove named machines, and set their keep times.",
-        "exec": "Run a command next to a running job.",
+        "exec": "Run a command in the environment of a running job.",
         "ssh": "Open a shell on a job's node, or let plain ssh and editors reach it.",
         "cp": "Copy files to or from a job's node.",
         "forward": "Forward ports to or from a job's node.",

@@ -110,7 +110,7 @@ def rotate() -> None:
     If the key is in the server's state folder, the server creates a new key; the former key stays
     in the folder, so that older data can still be decrypted. Otherwise the server uses the key that
     the setting secrets.key names, and new data keys. The data keys of stored files are encrypted
-    again with the keys that the settings [files] name; new files get new data keys.
+    again with the keys that the table [files] of the settings names. New files get new data keys.
     """
     from cavvy.client.key_wire import rotate_key
 

@@ -11,9 +11,8 @@ from cavvy.client.wire import Answer, Ask
 
 
 class BudgetAsk(Ask, frozen=True, kw_only=True):
-    """A budget for each month. Empty texts match every project, user, tag and service; `tag` is
-    NAME=VALUE.
-    Percentages are of the month's amount; null means never.
+    """A budget for each month. An empty `project`, `user`, `tag` or `service` matches all of its
+    kind; `tag` is NAME=VALUE. Percentages are of the month's amount; null means never.
     """
 
     limit_micros: int
@@ -90,8 +89,8 @@ def delete_budget(client: ApiClient, name: str) -> None:
 
 
 def request_amount(client: ApiClient, project: str, name: str, ask: BudgetRequestAsk) -> None:
-    """Request another amount, as a member of the budget's project or, if the budget has no project,
-    of any project.
+    """Request another amount for a budget of the project. For a budget without a project, the
+    caller must be permitted to see the costs of all projects.
     """
     body, path = encode(ask), f"{project_path(project)}/budgets/{segment('budget', name)}/request"
     client.repeat(lambda: client.send("POST", path, body))

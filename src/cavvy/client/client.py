@@ -407,8 +407,8 @@ class ApiClient:
         self._call("DELETE", machine_path(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
-        """Stop every unfinished job of one project or, if `project` is None, of all projects, and
-        remove their nodes."""
+        """Stop all unfinished jobs of one project or, if `project` is None, of all projects, and
+        remove the nodes of these jobs."""
         ask = wire.DownAsk(project=project, dry_run=dry_run)
         return self._ask("/v1/down", wire.CleanupReport, ask, wait_s=90).found
 

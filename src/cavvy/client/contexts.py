@@ -52,7 +52,9 @@ class Contexts(Struct, frozen=True, kw_only=True):
         return Contexts(current=LOCAL if self.current == name else self.current, contexts=others)
 
     def switched(self, name: str) -> "Contexts":
-        """Return a copy with another current context. Raises ApiError `context-unknown`."""
+        """Return a copy in which the context of this name is current. Raises ApiError
+        `context-unknown`.
+        """
         if name != LOCAL and self.find(name) is None:
             raise _unknown(name, self)
         return replace(self, current=name)

@@ -527,7 +527,7 @@ class UntoldQuotas(Answer, frozen=True, kw_only=True):
 
 
 class QuotaReport(Answer, frozen=True, kw_only=True):
-    """The quotas of the providers that report quotas."""
+    """The known quotas, and the providers whose quotas are unknown."""
 
     quotas: list[QuotaRow]
     untold: list[UntoldQuotas]

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def read_lines(chunks: "Iterable[LogChunk]") -> Iterator[list[str]]:
-    """Yield, for each chunk, the lines that it completes, without line ends. Bytes that are not
-    UTF-8 become U+FFFD. The last line of an attempt or of the log is yielded even if it is
+    """For each chunk, yield the lines that the chunk completes, without line ends. Bytes that are
+    not UTF-8 become U+FFFD. The last line of an attempt or of the log is yielded even if it is
     incomplete.
     """
     rest, attempt = b"", None

@@ -1,5 +1,5 @@
-"""Matches the entries of `setup.uses` with the files of a snapshot. Used by the checks of a task,
-and by the key of reusable setups.
+"""Matches the entries of `setup.uses` with the files of a snapshot. The checks of a task use this
+module, and so does the computation of the key of a reusable setup.
 """
 
 import os

@@ -43,7 +43,9 @@ class FreezeError(Exception):
 
 
 class FolderEntry(Struct, frozen=True, kw_only=True):
-    """One file, or one link with its target. `path` is relative to the folder and uses slashes."""
+    """One file of a snapshot, or one link with its target. `path` is relative to the folder and
+    uses slashes.
+    """
 
     path: str
     size: int = 0

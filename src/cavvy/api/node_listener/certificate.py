@@ -16,7 +16,9 @@ _VALID = timedelta(days=365 * 30)
 
 
 class Certificate(Struct, frozen=True, kw_only=True):
-    """A certificate. `file` is the path of a file with its private key and the certificate."""
+    """A certificate. `file` is the path of a file that contains the certificate and its private
+    key.
+    """
 
     file: str
     pin: str  # SHA-256 of the certificate, in hexadecimal
@@ -25,7 +27,7 @@ class Certificate(Struct, frozen=True, kw_only=True):
 
 def load_certificate(path: str) -> Certificate:
     """Load the certificate from this file. If the file is missing, it is created with a new
-    certificate. Raises OSError, and ValueError for a damaged file.
+    certificate. Raises OSError, or ValueError if the file is damaged.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat

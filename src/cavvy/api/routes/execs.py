@@ -152,7 +152,9 @@ async def give(
 
 
 async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wire.ExecAsk) -> str:
-    """Store a command for its agent, and make the agent request it. Returns the command's ID."""
+    """Store a command for an agent, and make the agent request the command. Returns the command's
+    ID.
+    """
     exec_id, gang = app_state.peers.make_id(), attempt.gang
     app_state.execs.start(exec_id, job.id, gang, ask.rank, ask.command, session=ask.session)
     await _tell(app_state, job, attempt, ask)

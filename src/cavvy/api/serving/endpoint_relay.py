@@ -205,8 +205,8 @@ def _explain(status: int, text: str) -> ReplicaAnswer:
 
 
 def _write_answer(answer: ReplicaAnswer, got: _Incoming) -> bytes:
-    """Return the bytes of an answer. After an answer to HEAD, which has no body, its reader takes
-    the next bytes for another answer: https://www.rfc-editor.org/rfc/rfc9110#section-9.3.2
+    """Return the bytes of an answer. An answer to HEAD has no body, so its reader would parse any
+    further bytes as another answer: https://www.rfc-editor.org/rfc/rfc9110#section-9.3.2
     """
     headers: Mapping[str, str] = {
         **answer.headers,

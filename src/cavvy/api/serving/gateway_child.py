@@ -164,7 +164,9 @@ class GatewayChild:
         return config
 
     def _read_port(self) -> int:
-        """Return the port of the running gateway or of the last one, or 0 if there was none."""
+        """Return the port of the running gateway or of the last gateway, or 0 if there was no
+        gateway.
+        """
         with suppress(OSError, ValueError):
             return int((self._folder / "port").read_text())
         return 0

@@ -230,8 +230,9 @@ class HaproxyPlane:
         return tuple((str(each), each.stat().st_mtime_ns) for each in files)
 
     def _find_port(self) -> int:
-        """Return the port of the settings, else the last port if it is free or still in use by our
-        process, else any free port."""
+        """Return the port in the settings. If the settings name no port, return the last port if it
+        is free or used by this server's HAProxy, otherwise any free port.
+        """
         if self._listener.port:
             return self._listener.port
         file = self._folder / "haproxy.port"

@@ -62,8 +62,8 @@ def read_item(path: str, said: dict[str, Any]) -> CopyItem:
 
 
 def read_listing(top: CopyItem, data: bytes) -> list[CopyItem]:
-    """Return all entries below a folder, parents first, from an answer of a node. Raises
-    CommandFailure.
+    """Return all entries below a folder, each parent before its children, from a node's answer.
+    Raises CommandFailure.
     """
     try:
         said = understand(json.loads(data), list[tuple[str, dict[str, Any]]])

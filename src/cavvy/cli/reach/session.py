@@ -33,7 +33,7 @@ def session(*, patience_s: float = PATIENCE_S) -> Iterator["ApiClient"]:
 
 
 def make_patience(limit_s: float = PATIENCE_S) -> "Patience":
-    """Return how long a command repeats a request if no server answers. Waiting is reported on
+    """Return the time limit for repeating a request if no server answers. Waiting is reported on
     standard error.
     """
     from cavvy.client import Patience

@@ -1,4 +1,4 @@
-"""Prepares a service that serves the files of a job: its text, and its working folder."""
+"""Prepares the text and the working folder of a service that serves the files of a job."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -175,8 +175,9 @@ def _ask(message: str, files: Sequence[str]) -> CommandFailure:
 
 
 def _choose_output(task: TaskSpec, choice: ModelChoice, job: str) -> ServedModel:
-    """Return the model among the outputs, with its path below MODEL_FOLDER, to which the outputs
-    are copied."""
+    """Return the model among the outputs, with its path below MODEL_FOLDER. The outputs are copied
+    to this folder.
+    """
     model = _choose([each.source for each in task.outputs], choice, job)
     for each in task.outputs:
         if model.path and each.source == model.path:

@@ -44,8 +44,8 @@ def show_value(value: object) -> str:
 def read_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "LoadedTask":
-    """Return the task in `file` with these parameters. If it is invalid, raises a CommandFailure
-    with all problems.
+    """Return the task in `file` with these parameters. If the task is invalid, raises a
+    CommandFailure with all problems.
     """
     from cavvy.cli.task.problems import check_task
     from cavvy.importers import ReadOptions, load_task

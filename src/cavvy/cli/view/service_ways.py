@@ -54,8 +54,9 @@ def print_ways(
     prices: WayPrices,
     output: str,
 ) -> None:
-    """Print a row for each way under the recorded load, and the loads at which the cheapest way
-    changes."""
+    """Print the cost of each way to run the service under the recorded load, and the loads at which
+    the cheapest way changes.
+    """
     [recorded] = [each for each in loads if each.factor == 1]
     if output == "json":
         rows = [dict(zip(_names(), _row(each, prices), strict=True)) for each in recorded.costs]

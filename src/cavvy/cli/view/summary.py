@@ -64,7 +64,7 @@ def bill_text(
     job: "JobDetail | None", cost: "CostView", show: Callable[[int], str] = formatting.show_money
 ) -> str:
     """Return the bill in one line. `show` formats amounts of micro-dollars. `job` is None if the
-    caller may not see it.
+    caller may not see the job.
     """
     from cavvy.domain.events import ChargeKind
 

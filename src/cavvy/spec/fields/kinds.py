@@ -241,7 +241,7 @@ class FieldSpec(Struct, frozen=True):
         return f"{self.name}: {example}" if example else ""
 
     def spread(self, value: Any) -> dict[str, Any]:
-        """Return a dictionary from the attributes that the value sets to their values."""
+        """Return the attributes that the value sets, as a dictionary by attribute name."""
         names = (self.name,) if self.to is None else self.to
         return dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
 
