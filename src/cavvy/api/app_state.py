@@ -74,8 +74,9 @@ class AppState(Struct, kw_only=True):
     async def use_logs(
         self, quick: bool, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run an operation of logs: in a thread, or directly if it is quick and the logs are on a
-        disk of this machine. Raises StoreUnusable if the bucket of the logs does not answer.
+        """Run an operation on logs. The operation runs in a thread, or directly if it is quick and
+        the logs are on a disk of this machine. Raises StoreUnusable if the bucket of the logs does
+        not answer.
         """
         if self.logs.threads is not None:
             try:

@@ -379,7 +379,7 @@ class _Word:
 
 
 def _make_apps(app_state: "AppState", token: str) -> "tuple[AuthMiddleware, AuditMiddleware]":
-    """Make the application with its check of tokens, and with the audit log around it."""
+    """Make the application with its token check, alone and wrapped in the audit log."""
     from cavvy.api.app import make_app
     from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware

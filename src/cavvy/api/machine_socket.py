@@ -25,7 +25,9 @@ class MachineSocket:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def update(self, mine: bool) -> None:
-        """Start or stop serving. A socket left behind by another server is replaced."""
+        """Start or stop serving. If another server has left a socket file at this path, the file is
+        replaced.
+        """
         from cavvy.api.doors import BoundedServer
 
         if mine and self._server is None:

@@ -245,7 +245,7 @@ def _of_agent(request: Request) -> dict[str, str]:
 
 
 def _read_answer(data: bytes) -> Response:
-    """Return the answer to forward. Raises ValueError."""
+    """Return the peer's answer in the form in which it is forwarded. Raises ValueError."""
     head, end, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     status = first.split(" ")[1:2]

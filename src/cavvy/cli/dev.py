@@ -82,7 +82,7 @@ class DevCommand(TaskCommand):
 @click.option(
     "--idle-gpu",
     metavar="PERCENT",
-    help="Also end when GPU use stays below this for --keep, even if CPUs or users are busy.",
+    help="Also end when GPU use stays below PERCENT for --keep, even if CPUs or users are busy.",
 )
 @click.option("--no-open", is_flag=True, help="Only start the session and show how to connect.")
 def command(
@@ -100,9 +100,9 @@ def command(
     The machine is called dev unless --machine names it. Run the command again to reconnect. The
     session and its machine end after they have been idle for --keep (default: 30m): no output, no
     CPU use by your programs and no connection. Before the session ends, a warning appears in the
-    job's events. With --idle-gpu 5%, the session also ends when the GPUs have been idle for
-    that time, even if CPUs or users are busy. With a task file, the session has the file's resources, setup, folder
-    and environment, but does not run its commands.
+    job's events. With --idle-gpu 5%, the session also ends when the GPUs have been idle for this
+    long, even if CPUs or users are busy. With a task file, the session has the file's resources,
+    setup, folder and environment, but does not run its commands.
     """
     from cavvy.cli.run import say_machine, submit_loaded
 
@@ -234,7 +234,7 @@ def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | 
 
 
 def _wait(client: "ApiClient", job: "JobDetail") -> None:
-    """Print the session's events until it runs. Raises CommandFailure if the session ends."""
+    """Print the session's events until it is running. Raises CommandFailure if the session ends."""
     if job.phase == "running":
         return
     from cavvy.cli.view.job_story import story_line

@@ -119,7 +119,7 @@ def _put_out(
 
 def show_plan(task: "TaskSpec", file: str) -> None:
     """Print the best offers of the configured providers. Raises CommandFailure if no offer fits.
-    `file` is the task's file, which the hint of the error names.
+    `file` is the name of the task's file for the hint of the error.
     """
     from cavvy.planner.candidates import join_reasons, tasks_of
 

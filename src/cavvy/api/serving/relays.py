@@ -80,7 +80,7 @@ class ReplicaRelays:
         return 0 if relay is None else relay.port
 
     def tier(self, replica_id: str) -> int:
-        """Return how far a replica is, as a tier of `nearness`."""
+        """Return the network distance of a replica, as a tier of `nearness`."""
         relay = self._relays.get(replica_id)
         if relay is None:
             return 0  # the replica runs on this machine

@@ -253,7 +253,9 @@ async def _send(tunnel: "NodeTunnel", source: Path, path: str, bar: _Bar) -> Non
 
 
 async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
-    """Return the path of the copy on the node: `path` or, if that is a folder, a name in it."""
+    """Return the path of the copy on the node: `path` or, if `path` is a folder, a path in this
+    folder.
+    """
     from cavvy.client.tunnel.mux import RemoteError
 
     try:

@@ -91,7 +91,7 @@ def _warn(name: str) -> str:
 
 
 def _find_cheapest(name: str, limit: "Money") -> "Offer":
-    """Return the cheapest on-demand offer. Raises CommandFailure if it costs more than the
+    """Return the cheapest on-demand offer. Raises CommandFailure if this offer costs more than the
     limit.
     """
     import asyncio
@@ -212,7 +212,7 @@ class _JobWatch:
                 return f"no agent answered within {_LONGEST_S / 60:.0f} minutes"
 
     def _remove(self) -> "JobDetail":
-        """Stop the job, and wait until its machine is gone and its bill is complete."""
+        """Stop the job, and wait until the job's machine is removed and its bill is complete."""
         from cavvy.client import ApiError
 
         until = monotonic() + _REMOVAL_S

@@ -105,8 +105,8 @@ def _leave_out(found: OfferMatches, asked: Collection[tuple[str, str]]) -> Offer
 
 
 def _rival(task: TaskSpec) -> TaskSpec | None:
-    """Return a copy of the task for on-demand capacity, with which costs can be compared. Returns
-    None unless the task is spot-only and states its work.
+    """Return a copy of the task for on-demand capacity, to compare the costs. Returns None unless
+    the task is spot-only and states its work.
     """
     if task.resources.spot is not SpotPolicy.ONLY or task.work is None:
         return None
