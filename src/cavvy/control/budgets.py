@@ -44,9 +44,9 @@ _log = logging.getLogger(__name__)
 
 
 class BudgetKeeper:
-    """Reports to the queue and the jobs' reconciler what budgets permit. The sums of the ledger are
-    at most 15 s old. The spending of running jobs since then is taken from this server's own passes
-    or, for jobs of other servers, from their newest charges.
+    """Tells the queue and the jobs' reconciler what the budgets permit. The sums of the ledger are
+    at most 15 s old. For the time since then, the spending of running jobs is added: from this
+    server's own passes or, for jobs of other servers, from the newest charges.
     """
 
     def __init__(self, store: Store, clock: ControlClock, post: Post | None = None) -> None:
@@ -93,7 +93,9 @@ class BudgetKeeper:
         return find_allowance(self._covering(job), job.id, now)
 
     async def reconcile(self) -> timedelta | None:
-        """Send the alerts that are due. Without budgets, this does nothing until a hint arrives."""
+        """Send the alerts that are due. If there are no budgets, the next call happens when a hint
+        arrives.
+        """
         self.expire()
         await self._refresh()
         now = self._clock.now()
@@ -104,7 +106,7 @@ class BudgetKeeper:
         return _REFRESH if self._states else None
 
     async def find_service_stop(self, service: StoredService) -> ServiceStop:
-        """Return the budgets that stop the service. The replicas may need the time `drain` to
+        """Return the budgets that stop the service. Its replicas may take the time `spec.drain` to
         end.
         """
         await self._refresh()
@@ -248,6 +250,6 @@ def filter_budget(
 async def sum_budget(
     store: Store, budget: SpendingBudget, parents: Mapping[str, str | None], month: datetime
 ) -> Money:
-    """Return the sum of the ledger's entries for a budget in a month."""
+    """Return the sum of the ledger's entries that count toward a budget in a month."""
     sums = await store.sum_ledger(filter_budget(budget, parents, *month_period(month)), ())
     return sums[0].amount if sums else Money()

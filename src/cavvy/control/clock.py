@@ -22,7 +22,9 @@ class ControlClock(Protocol):
         """Wait until `when` or shortly after; return at once if `when` has passed."""
 
     async def rest(self) -> None:
-        """Let all other ready tasks run once, for example to answer requests between two steps."""
+        """Let every other ready task run once, for example so that requests are answered between
+        two steps.
+        """
 
 
 class WallClock:

@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 
 class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
-    """Services of the surrounding server that the control plane needs."""
+    """Services that the control plane needs from the server that runs it."""
 
     agent_endpoint: Callable[[str], AgentEndpoint]  # the server's address for a gang's agents
     open_secrets: OpenSecrets
@@ -288,7 +288,8 @@ class ControlPlane:
         return JobReconciler(self._deferred, self._clock, dependencies)
 
     def hint(self, key: str) -> None:
-        """Reconcile this key now. Call this when the state behind the key has changed."""
+        """Reconcile this key now. Callers pass a key when the state behind it has changed.
+        """
         self._hint_after(key, timedelta(0))
 
     def _hint_after(self, key: str, after: timedelta) -> None:
@@ -395,7 +396,7 @@ class ControlPlane:
                 self._worklist.hint(key, after.get(key, _NOW))
 
     async def stop(self) -> None:
-        """Stop the reconcilers. The next start resumes everything from the store."""
+        """Stop the reconcilers. The next start resumes all work from the store."""
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(None)

@@ -3,8 +3,8 @@ that have no access to the job's folder.
 
 A checkpoint is complete once its row is written, which happens after all of its files are stored.
 Work on the server's own machine writes to the job's folder and uploads nothing, unless the files of
-its project are encrypted. When a job moves
-between this machine and other nodes, its newest state is copied once, before the claim is granted.
+its project are encrypted. When a job moves between this machine and other nodes, the server copies
+the job's newest checkpoint once, before it grants the claim.
 """
 
 import asyncio
@@ -140,8 +140,8 @@ class Checkpoints:
         )
 
     async def losses_per_hour(self, attempt: Attempt) -> float:
-        """Return the rate, per hour, at which a gang of this size loses a node in its market, as
-        observed so far."""
+        """Return how many nodes per hour a gang of this size loses in its market, as observed so
+        far."""
         return loss_rate(await self._lost(attempt), spot=_is_spot(attempt)) * attempt.nodes
 
     async def _lost(self, attempt: Attempt) -> NodeLosses:
@@ -353,7 +353,7 @@ class Checkpoints:
         return (await in_thread_to_its_end(bucket_checkpoints.sweep, needed)).kept
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Report that files could not be removed, because stored files cost the user money. The
+        """Report to the user that files could not be removed and continue to cost money. The
         failure is reported once for each gang, and again only after a cleanup has succeeded.
         """
         if attempt.gang in self._untidy:
@@ -478,8 +478,8 @@ def _is_spot(attempt: Attempt) -> bool:
 
 
 def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
-    """Return, for each market, the number of lost nodes and the total hours that ended nodes
-    ran."""
+    """Return for each market how many nodes were lost, and for how many hours all ended nodes ran
+    together."""
     found: dict[str, NodeLosses] = {}
     for each in tallies:
         if each.kind in LIVES:
@@ -510,8 +510,8 @@ def _sweep(
     coming: frozenset[str],
     now: datetime,
 ) -> None:
-    """Remove the job's files that are needed neither by its kept checkpoints nor by the checkpoint
-    being uploaded."""
+    """Remove the job's files, except those of its kept checkpoints and of the checkpoint being
+    uploaded."""
     wanted = set(coming)
     for each in kept:
         wanted.add(each.manifest)

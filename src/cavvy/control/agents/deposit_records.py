@@ -28,7 +28,7 @@ _SINCE = "results since"
 class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that may have results in the bucket's folder `url`. `kept` means that the attempt
     has ended but its results could not be applied; they stay in the bucket until the job is
-    removed. `project` is "" in records of earlier versions.
+    removed. `project` is "" in records that earlier versions of Cavvy wrote.
     """
 
     project: str = ""
@@ -58,9 +58,9 @@ class DepositedResults:
             self._recorded.add(attempt.id)
 
     async def remove_attempt(self, job: JobRecord, attempt: Attempt, url: str = "") -> None:
-        """Remove the results of an ended attempt. Results that were not applied are kept: those of
-        a rank that has a manifest but has reported no exit. `url` is the folder of results that
-        have no record because an earlier version stored them. Raises ObjectError, StoreError.
+        """Remove the results of an ended attempt. If a rank has a manifest but has reported no
+        exit, its results were not applied and are kept. Set `url` to the folder of the results if
+        an earlier version of Cavvy stored them without a record. Raises ObjectError, StoreError.
         """
         if url and not await self._is_recorded(job):
             await self.record(attempt, url)
@@ -90,9 +90,9 @@ class DepositedResults:
 
     async def remove_job(self, job: JobRecord, url: str = "") -> str:
         """Remove all results of a job that has ended. Do not access the bucket if no attempt can
-        have results. `url` is the folder of results that have no record because an earlier version
-        stored them. If some results cannot be removed, return their URL and the reason, otherwise
-        ""; `sweep` tries again later.
+        have results. Set `url` to the folder of the results if an earlier version of Cavvy stored
+        them without a record. If some results cannot be removed, return their URL and the reason,
+        otherwise ""; `sweep` tries again later.
         """
         problems: list[str] = []
         by_url: dict[str, list[ProviderDocument]] = {}
@@ -163,8 +163,9 @@ class DepositedResults:
         return job.submitted_at >= await self._read_since()
 
     async def _read_since(self) -> datetime:
-        """Return the time since which servers make records. The first server that makes records
-        stores this time."""
+        """Return the time at which the first server with support for these records started. That
+        server stores the time.
+        """
         if self._since is not None:
             return self._since
         with suppress(StoreFull):

@@ -454,7 +454,7 @@ class DepositCollection:
         self._failures = 0  # failures since the last progress
 
     def wait(self) -> None:
-        """Record that the next try has to wait until the results of other gangs are read."""
+        """Record that the next try waits for the server to finish reading other gangs' results."""
         if self.complete:
             self._read_at, self._failures = self._now(), 0
         self.complete = False
@@ -479,8 +479,8 @@ class DepositCollection:
             self._failures = 0
 
     def list_left(self, ranks: Ranks) -> frozenset[int]:
-        """Return the ranks that are not settled, and those whose agents have sent a message since
-        they were settled.
+        """Return the ranks that are not settled, and the settled ranks whose agents have since sent
+        another message.
         """
         return frozenset(
             rank
@@ -520,8 +520,8 @@ class DepositCollection:
 
 
 def _store_blob(blobs: BlobStore, piece: DepositPiece, read: Read) -> None:
-    """Store a file of the checkpoint. If the hash of the stored file is wrong, store the file once
-    more: an earlier upload may have left a damaged beginning, which the first try deletes.
+    """Store a file of the checkpoint. If the stored file has a wrong hash, store it a second time:
+    the first try deletes a damaged part that an earlier upload may have left.
     """
     try:
         _append(blobs, piece, read)

@@ -16,7 +16,7 @@ _NO_LIMIT = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class AgentMemory:
-    """Facts about agents, by attempt and rank."""
+    """Stores facts about agents, keyed by attempt and rank."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], AgentContact] = {}

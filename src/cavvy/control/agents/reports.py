@@ -75,8 +75,8 @@ def apply_messages(
     skips: bool = False,
 ) -> ReportOutcome:
     """Apply the messages that follow the last applied message, in order and once each. If messages
-    are missing, the messages after the gap are applied only if `skips` is set, which means that the
-    missing messages are lost.
+    are missing, the messages after the gap are applied only if `skips` is set. The caller sets
+    `skips` when the missing messages are lost for good.
 
     If a message cannot be applied, an event reports the refusal, and the later messages are still
     applied.
@@ -183,8 +183,8 @@ def _uploaded(report: ReportOutcome, message: AgentMessage, at: datetime, now: d
 def _add_sent(
     report: ReportOutcome, now: datetime, kind: SentKind, sent: int, output: int = 0
 ) -> None:
-    """Count bytes that the node has sent. The total of all kinds is limited to what the node's
-    network can have carried since the node was claimed.
+    """Count bytes that the node has sent. The sum over all kinds of data cannot exceed what the
+    node's network could carry since the node was claimed.
     """
     node = report.node
     most = bound_upload(now - (node.claimed_at or report.attempt.created_at))

@@ -424,7 +424,7 @@ class AgentSessions:
         )
 
     async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
-        """Describe how the nodes access the newest checkpoint. Raises _NotYet while files are still
+        """Return how the nodes access the newest checkpoint. Raises _NotYet while files are still
         being copied: copying continues in the background, and the node claims again.
         """
         coming = self._readying.get(attempt.id)
@@ -548,9 +548,9 @@ class AgentSessions:
 
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
-    """Return the messages to store one by one after storing them together has failed. A message
-    that is stored alone is reduced to the fields that can always be stored. Raises HashMismatch if
-    the message was already reduced.
+    """Storing these messages together has failed: return the messages to store one by one instead.
+    If there is only one message, it is reduced to the fields that can always be stored. Raises
+    HashMismatch if the message was already reduced.
     """
     if len(messages) != 1:
         return messages
@@ -570,8 +570,8 @@ def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timede
 
 
 def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """Return the time until which the rest of the budget pays for this attempt alone; used while
-    the attempt's own spending is unknown. Returns None if there is no limit.
+    """Return the time until which the rest of the budget pays for this attempt alone. The function
+    is used while the attempt's own spending is unknown. Returns None if there is no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -581,8 +581,9 @@ def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) ->
 
 
 def lease_paid_by(left: Money, rate: HourlyRate, job: JobRecord) -> timedelta:
-    """Return how long work may continue so that `left` also pays for ending the work. The result is
-    the paid time minus the time to end the work, but at least half of the paid time.
+    """Return how long work may continue if `left` must also pay for ending the work. The result is
+    the time that `left` pays for, minus the time to end the work, but at least half of the paid
+    time.
     """
     paid = paid_time(left, rate)
     return paid - min(job.task.grace + MARGIN, paid / 2)

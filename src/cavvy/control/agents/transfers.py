@@ -38,8 +38,8 @@ _KNOWN = 256  # maximum number of storages that are kept open
 
 
 class InputFile(Struct, frozen=True, kw_only=True):
-    """One file of an input; the path "" is the input itself. If `signed` is None, the control plane
-    relays the file.
+    """One file of an input; its path is "" if the input is a single object. If `signed` is None,
+    the control plane relays the file.
     """
 
     path: str
@@ -50,15 +50,16 @@ class InputFile(Struct, frozen=True, kw_only=True):
 
 
 class InputPage(Struct, frozen=True, kw_only=True):
-    """A part of an input's list of files. Pass `next` to get the next page; `next` is "" on the
-    last page."""
+    """One page of the list of an input's files. Pass `next` to get the next page; `next` is "" on
+    the last page.
+    """
 
     files: Sequence[InputFile]
     next: str = ""
 
 
 class TransferUpload(Struct, frozen=True, kw_only=True):
-    """The way to upload one file in parts of `part_bytes` bytes. Each part has its own signed
+    """Describes how to upload one file in parts of `part_bytes` bytes. Each part has its own signed
     request, or is sent through the control plane if `relay` is set.
     """
 
@@ -68,9 +69,9 @@ class TransferUpload(Struct, frozen=True, kw_only=True):
 
 
 class SignedObjects:
-    """The objects below one URL. Paths are relative to the URL; the path "" is the object that has
-    the URL itself. Methods block on the network and raise ObjectError. `url` is the URL in the
-    task, from which the server can open the storage again.
+    """Gives access to the objects below one URL. Paths are relative to the URL; the path "" is the
+    object that has the URL itself. Methods block on the network and raise ObjectError. `url` is the
+    URL in the task, from which the server can open the storage again.
     """
 
     def __init__(self, place: ObjectReader, key: str, url: str = "") -> None:

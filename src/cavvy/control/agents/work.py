@@ -75,8 +75,8 @@ def make_assignment(
 def _make_bare(
     job: JobRecord, attempt: Attempt, nodes: Sequence[Node], accelerators: int
 ) -> Assignment:
-    """Build the part of the work that describes the job, its nodes, and the files to read and
-    write. The setup, secrets and checkpoints are added later.
+    """Build the part of the work document that describes the job, its nodes, and the files to read
+    and write. The setup, secrets and checkpoints are added later.
     """
     task, origin = job.task, job.origin
     port = _FIRST_PORT + zlib.crc32(attempt.id.encode()) % _PORTS
