@@ -269,7 +269,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
 
 
 def _outcome_of(view: AttemptSnapshot, first: Node, lost: Sequence[Node]) -> AttemptOutcome:
-    """Return the outcome of a gang whose first failure was that of the rank `first`."""
+    """Return the outcome of a gang in which the rank `first` failed first."""
     outcome = first.exit_outcome or AttemptOutcome.NODE
     if not _wanted(view) and (outcome is AttemptOutcome.STOPPED or first in lost):
         return _stop_outcome(view.job)
@@ -460,8 +460,9 @@ def _ours(view: AttemptSnapshot) -> str:
 
 
 def _gone(view: AttemptSnapshot, now: datetime) -> Action | None:
-    """Return the step that follows from the provider's report about the gang, or None. If the
-    provider does not report the gang, the gang counts as lost only after a delay."""
+    """Return the step that follows from the provider's report about the gang, or None if the report
+    requires no step. A gang that the provider does not report counts as lost after a delay.
+    """
     seen, attempt = view.seen, view.attempt
     if isinstance(seen, GangSeen):
         if seen.state is GangState.ENDED:
@@ -533,8 +534,8 @@ def _claimed(view: AttemptSnapshot) -> bool:
 
 
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
-    """Return whether to count a poll that did not find the gang. The poll counts if it is the first
-    such poll, or if a visibility delay has passed since the first one.
+    """Return whether to count a poll that did not find the gang. The first such poll counts; a
+    second one counts after the visibility delay.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)
@@ -566,9 +567,9 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
 
 
 def watch_price(pays: timedelta) -> timedelta:
-    """Return how often to poll the price. `pays` is how long the remaining budget lasts at the
-    current price. At that interval, one interval costs at most half of the remaining budget, even
-    if the price rises by PRICE_RISE.
+    """Return the interval at which to poll the price. `pays` is how long the remaining budget lasts
+    at the current price. One interval costs at most half of the remaining budget, even if the price
+    rises by the factor PRICE_RISE.
     """
     return max(timedelta(seconds=1), pays / (2 * PRICE_RISE))
 

@@ -55,8 +55,8 @@ class AttemptSnapshot(Struct, frozen=True, kw_only=True):
 
 
 def is_surely_absent(view: AttemptSnapshot) -> bool:
-    """Return whether the gang certainly does not exist: two polls did not find it, with so much
-    time between them that an existing gang would have appeared.
+    """Return whether the gang certainly does not exist: two polls did not find it, and an existing
+    gang would have appeared in the time between the polls.
 
     One poll is enough if no launch was requested, or if the provider itself refused the only launch
     request.

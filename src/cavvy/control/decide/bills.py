@@ -92,9 +92,9 @@ def accrue(
     attempt: Attempt, look: GangLook, stored: Iterable[Charge], nodes: Sequence[Node] = ()
 ) -> tuple[tuple[Charge, ...], GangLook]:
     """Return the charges of the gang's nodes until the last observation, if charges are due. The
-    new charges replace the `stored` charges of the same nodes. The stored charges supply what a
-    provider that has lost its record of the gang does not report: disks, addresses, earlier starts,
-    and machines that were rolled back. The rows `nodes` contain the traffic.
+    new charges replace the `stored` charges of the same nodes. If the provider has lost its record
+    of the gang, the stored charges supply the missing facts: disks, addresses, earlier starts, and
+    machines that were rolled back. The rows `nodes` contain the traffic.
     """
     if look.told is None or look.told_at is None or not is_accrual_due(attempt, look):
         return (), look
@@ -122,8 +122,8 @@ def _list_forgotten(told: GangSeen | None, earlier: Sequence[Charge]) -> list[Ch
 
 
 def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
-    """Return the gang with nodes that start no later than their `earlier` charges of this attempt.
-    A node that ended at its start time was not billed.
+    """Return the gang with corrected starts: a node of this attempt starts no later than its
+    `earlier` charges. A node that ended at its start time was not billed.
     """
     first: dict[int, datetime] = {}
     for charge in earlier:
@@ -141,8 +141,9 @@ def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
 
 
 def _until_seen(told: GangSeen, look: GangLook) -> GangSeen:
-    """Return the gang with the times when its nodes were billed for certain: a node without a
-    recorded end counts as ended when it was last seen."""
+    """Return the gang with only the times for which its nodes were certainly billed: a node without
+    a recorded end counts as ended when it was last seen.
+    """
     over = told.state is GangState.ENDED
     nodes = [
         replace(node, ended_at=look.alive_at.get(node.rank, node.started_at))
@@ -180,8 +181,9 @@ def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
 
 
 def _outlives_start(node: NodeSeen) -> bool:
-    """Return whether the node is still running or ended after the latest possible start of its
-    bill."""
+    """Return whether the node is still running, or ended after the latest time at which its bill
+    can have started.
+    """
     return node.ended_at is None or node.started_by is None or node.started_by < node.ended_at
 
 
@@ -200,8 +202,8 @@ def close_bill(
     stored: Iterable[Charge],
     now: datetime,
 ) -> ClosedBill:
-    """Compute the final charges: for each node's whole lifetime, until its reported end or until it
-    was last seen.
+    """Compute the final charges. Each node is charged until its reported end or, if no end was
+    reported, until it was last seen.
 
     `stored` are the job's charges so far; `nodes` are the rows with the times of the agents' last
     messages. If it turns out that a node is not billed, its stored charges are set to zero.
@@ -228,15 +230,17 @@ def close_bill(
 
 
 def _make_unsure(more: int, latest: datetime | None, traffic: Money) -> UnsureBill | None:
-    """Describe the uncertain amounts: `more` micro-dollars for the time of machines, and the
-    `traffic`."""
+    """Return the uncertain part of the bill: `more` micro-dollars for the machines' time, plus the
+    cost `traffic`. Return None if the sum is 0.
+    """
     whole = traffic + Money(more)
     return UnsureBill(latest=latest, more=whole, traffic=traffic) if whole.micros else None
 
 
 def _latest_end(attempt: Attempt, look: GangLook, most: GangSeen, now: datetime) -> datetime | None:
-    """Return when the last machine had certainly ended, or None if the provider reported all
-    ends."""
+    """Return the time by which all machines had certainly ended, or None if the provider reported
+    the end of each machine.
+    """
     told = look.told
     if told is not None and all(_is_end_known(told, rank) for rank in range(attempt.nodes)):
         open_ends = [each for each in told.rolled_back if each.unseen or each.ended_at is None]
@@ -247,7 +251,7 @@ def _latest_end(attempt: Attempt, look: GangLook, most: GangSeen, now: datetime)
 
 
 def _is_end_known(told: GangSeen, rank: int) -> bool:
-    """Return whether the provider reported the end of the rank's node, or that it never started."""
+    """Return whether the provider reported that the rank's node has ended or never started."""
     nodes = [node for node in told.nodes if node.rank == rank]
     if told.state is GangState.ENDED:
         nodes = [node for node in nodes if node.started_at is not None]
@@ -399,9 +403,9 @@ def bill_gang(
 def _bill_rolled_back(
     attempt: Attempt, told: GangSeen, until: datetime, *, final: bool
 ) -> list[Charge]:
-    """Return the charges of machines that were started for the gang but never became its nodes. The
-    charges for their disks and addresses have the same kind, because a node's charges may have the
-    same start. Charges with the same rank and start are added up.
+    """Return the charges for machines that were started for the gang but never became its nodes.
+    The charges for their disks and addresses have the same kind, because a charge of the rank's
+    node may have the same start. Charges with the same rank and start are added up.
     """
     found: dict[tuple[int, datetime], Charge] = {}
     for node in told.rolled_back:
@@ -425,8 +429,9 @@ def _bill_rolled_back(
 
 
 def _add(one: Charge, other: Charge) -> Charge:
-    """Return the sum of both charges as one charge. If the charges end at different times, the rate
-    is that of the beginning."""
+    """Return the sum of both charges as one charge. If the charges end at different times, the
+    result has the rate at the beginning.
+    """
     rate = HourlyRate(one.rate.micros_per_hour + other.rate.micros_per_hour)
     amount = Money(one.amount.micros + other.amount.micros)
     return replace(one, until=max(one.until, other.until), rate=rate, amount=amount)

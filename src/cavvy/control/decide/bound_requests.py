@@ -16,8 +16,8 @@ replica is kept for P, and whether one must be ordered:
              requests wait until a replica ends or their own time limit has passed.
 
 A replica that was ordered for P and finds no offer within `OFFER_WAIT` ends, so that a request for
-a place without capacity does not occupy the service's maximum. P is tried again after
-`RETRY_AFTER`.
+a place without capacity does not occupy the service's maximum. A replica for P is ordered again
+after `RETRY_AFTER`.
 """
 
 from collections import Counter
@@ -45,15 +45,18 @@ Places = frozenset[str]
 
 
 class PlaceNeed(Struct, frozen=True, kw_only=True):
-    """Places in which the service needs a replica, and the number of requests that wait for a
-    replica there."""
+    """A set of places in which the service needs a replica, and how many requests wait for a
+    replica there.
+    """
 
     places: Places
     waiting: int
 
 
 class BoundOrder(Struct, frozen=True, kw_only=True):
-    """A replica to order in these places, in one market ("": the planner chooses the offer)."""
+    """A replica to order in these places and this market. If the market is "", the planner chooses
+    the offer.
+    """
 
     places: tuple[str, ...]
     market: str = ANYWHERE
@@ -67,8 +70,9 @@ class BoundOrders(Struct, frozen=True, kw_only=True):
 
 
 class KeptReplicas(Struct, frozen=True, kw_only=True):
-    """The IDs of the replicas that are kept for requests with places, and the needs for which there
-    is no replica."""
+    """The IDs of the replicas that are kept because requests must stay in certain places, and the
+    needs that no replica meets.
+    """
 
     ids: frozenset[str] = frozenset()
     missing: tuple[PlaceNeed, ...] = ()
@@ -161,10 +165,10 @@ def find_orders(
 def share_orders(
     count: int, needs: Iterable[PlaceNeed], coming: Iterable[Places], waiting: int
 ) -> Sequence[Places]:
-    """Return the places of further replicas that the load needs. Each replica is ordered for the
-    places with the most waiting requests per replica that is on its way for them; the empty set
-    stands for any place. `coming` contains the places of the replicas on their way, and `waiting`
-    is the number of all waiting requests.
+    """Return the places for `count` further replicas. Each replica goes to the places that have the
+    most waiting requests per replica ordered there; the empty set stands for any place. `coming`
+    contains the places of the replicas already ordered, and `waiting` is the number of all waiting
+    requests.
     """
     groups = {each.places: each.waiting for each in needs if each.places}
     groups[frozenset()] = max(0, waiting - sum(groups.values()))
@@ -203,8 +207,9 @@ def restrict_to_places(task: TaskSpec, places: Places) -> TaskSpec | None:
 
 
 def _intersect(regions: tuple[str, ...], places: Places) -> tuple[str, ...]:
-    """Return the largest regions that are within one of `regions`, if there are any, and within all
-    of `places`."""
+    """Return the largest regions that are within all of `places` and, if `regions` is not empty,
+    within one of `regions`.
+    """
     found = regions or tuple(sorted(places))[:1]
     for place in sorted(places):
         found = tuple(
@@ -214,8 +219,9 @@ def _intersect(regions: tuple[str, ...], places: Places) -> tuple[str, ...]:
 
 
 def _find_narrower(one: str, other: str) -> str | None:
-    """Return the place that is within the other place, or None if neither place is known to be
-    within the other."""
+    """Return the narrower of two places if it is within the wider one, or None if neither is known
+    to be within the other.
+    """
     if other in list_places_around(one):
         return one
     return other if one.strip().lower() in list_places_around(other) else None

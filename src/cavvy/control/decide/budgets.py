@@ -37,7 +37,7 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     running: Mapping[str, SeenSpending] = {}
 
     def spent(self, now: datetime) -> Money:
-        """Return what has been spent by now, in micro-dollars."""
+        """Return the amount that has been spent by now."""
         more = sum(each.unposted(now) for each in self.running.values())
         return Money(self.posted.micros + more)
 
@@ -80,8 +80,8 @@ def find_stop(states: Iterable[BudgetState], now: datetime) -> str:
 
 
 class ServiceStop(Struct, frozen=True, kw_only=True):
-    """The budgets that stop a service, or "". With `soft`, the service gets no more replicas; with
-    `hard`, its replicas are ended.
+    """The names of the budgets that stop a service, or "". If `soft` is set, the service gets no
+    more replicas; if `hard` is set, its replicas are ended.
     """
 
     soft: str = ""
@@ -95,7 +95,7 @@ class ServiceStop(Struct, frozen=True, kw_only=True):
 def find_service_stop(
     states: Iterable[BudgetState], now: datetime, ahead: timedelta
 ) -> ServiceStop:
-    """Return the budgets that stop a service. The service's replicas may take `ahead` to end."""
+    """Return the budgets that stop a service whose replicas may take the time `ahead` to end."""
     found = ServiceStop()
     for state in states:
         budget = state.budget
@@ -118,9 +118,9 @@ class BudgetAllowance(Struct, frozen=True, kw_only=True):
 def find_allowance(
     states: Iterable[BudgetState], job_id: str, now: datetime
 ) -> BudgetAllowance | None:
-    """Return the lowest allowance of a running job. The rest of a budget is divided among its
-    running jobs in proportion to their rates, so that all of them reach it at the same time. The
-    result is None if no budget stops the job, or if the job has no rate.
+    """Return the lowest of the amounts that the budgets allow a running job. The rest of a budget
+    is divided among its running jobs in proportion to their rates, so that all of them reach it at
+    the same time. The result is None if no budget stops the job, or if the job has no rate.
     """
     found: list[BudgetAllowance] = []
     for state in states:

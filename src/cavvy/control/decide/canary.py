@@ -1,21 +1,21 @@
 """Decides whether a new revision of a service, which receives a part of the requests, is worse than
-the old one. The decision is a sequential test of errors and latency. The test looks at the data
-after each block of requests. The last look comes after `requests` requests or when the trial's time
-is over.
+the old one. The decision is a sequential test of errors and latency. The test analyzes the data
+after each block of requests; one such analysis is called a look. The last look follows after
+`requests` requests, or when the trial's time is over.
 
 If both revisions are equally good, the probability that any look rolls back the new one is at most
 alpha. Each look follows the distribution of its statistic under the assumption that both revisions
 are equally good and no earlier look has rolled back (`null_distribution`), and may spend a part of
 alpha (Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983).
-The last look spends the rest of alpha, except for a reserve. Requests are compared in blocks of the
-same time, so that a change of the load or an outage, which affects both revisions, does not count
-as evidence.
+The last look spends the rest of alpha, except for a reserve. A block contains the requests to both
+revisions in the same period. A change of the load or an outage affects both revisions, so it does
+not count as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors. If
 both revisions are equally good, the number of the new revision's errors is hypergeometric given m.
-The statistic is its sum over the blocks, of which the distribution is exact: with a single look,
-the test would be Fisher's, within blocks. The part of alpha that a look spends may depend on n1, n0
-and m, because the distribution is conditional on these numbers.
+The statistic is the sum of this number over the blocks, and its distribution is exact: with a
+single block and a single look, the test would be Fisher's exact test. The part of alpha that a look
+spends may depend on n1, n0 and m, because the distribution is conditional on these numbers.
 
 Latency. With the mean logarithm of the latency L of each revision in block b, w = n1 n0 / (n1 + n0)
 and the variance v of the logarithm within revisions and blocks, the statistic is
@@ -23,14 +23,16 @@ and the variance v of the logarithm within revisions and blocks, the statistic i
     S / sqrt(v),  S = sum of w (L1 - L0),
 
 a sum of normal increments with the variances w. Because v is estimated and the logarithms are not
-always normal, this distribution holds asymptotically. It is kept in cells. While the new revision
-has few requests, a larger variance of the new revision's latency also increases v.
+always normal, this distribution holds asymptotically. The distribution is stored as a histogram
+with cells of equal width. While the new revision has few requests, a larger variance of the new
+revision's latency also increases v.
 
-What a look may spend grows with the information, which is the square of the effect in standard
-deviations: of 1 % more errors and of 5 % more latency. The first part of alpha is for larger
-effects, which can be detected with less information. The information depends on the total number of
-errors and on v, not on which revision they belong to. For the same reason the last look may divide
-what is left between errors and latency by the power that it would have against both effects.
+The part of alpha that a look may spend grows with the information. The information is the square of
+an effect, measured in standard deviations. The effects are 1 % more errors and 5 % more latency.
+The first part of alpha is for larger effects, which can be detected with less information. The
+information depends on the total number of errors and on v, not on which revision they belong to.
+For the same reason, the last look may divide the rest of alpha between errors and latency according
+to its power against each effect.
 """
 
 from math import exp, floor, log, log1p, sqrt
@@ -129,7 +131,9 @@ def _is_less(counts: RevisionSums, before: RevisionSums) -> bool:
 
 
 def judge(trial: CanaryTrial, terms: CanaryTerms, *, last: bool = False) -> CanaryJudgement:
-    """Decide what to do with the new revision. With `last`, no further request will be observed."""
+    """Decide what to do with the new revision. If `last` is set, no further request will be
+    observed.
+    """
     end, evidence = trial.found, trial.evidence
     if end is None and trial.new.requests and (last or trial.new.requests >= terms.requests):
         end, evidence = _look_last(trial, terms)
@@ -212,8 +216,8 @@ def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None
 
 def _divide(trial: CanaryTrial, left: float) -> tuple[float, float]:
     """Divide the rest of alpha between errors and latency so that the sum of the powers against the
-    two effects is as large as possible. Neither power depends on which revision the errors and
-    times belong to.
+    two effects is as large as possible. The powers depend on the total of the errors and on the
+    variance, not on which revision failed or was slow.
     """
     requests = trial.old.requests + trial.new.requests
     failed = trial.old.errors + trial.new.errors
@@ -234,14 +238,18 @@ def _power(effect: float, alpha: float) -> float:
 
 
 def _allow(most: float, information: float) -> float:
-    """Return the share of alpha that all looks except the last may have spent by now."""
+    """Return the share of alpha that the looks so far may have spent together; this limit does not
+    apply to the last look.
+    """
     large, small = most * _FOR_LARGE, most * (1 - _FOR_LARGE)
     soon = _FIRST_SPENT + _SPENT * _TIMES * information
     return large * (1 - exp(-soon / large)) + small * (1 - exp(-_SPENT * information / small))
 
 
 def _inform_errors(trial: CanaryTrial) -> float:
-    """Return the information on errors: the square of the effect, in standard deviations."""
+    """Return the information on errors: the square of the effect MORE_ERRORS, measured in standard
+    deviations.
+    """
     requests = trial.old.requests + trial.new.requests
     rate = (trial.old.errors + trial.new.errors + 0.5) / (requests + 1)
     spread = 1 / trial.old.requests + 1 / trial.new.requests
@@ -263,8 +271,9 @@ def _variance(trial: CanaryTrial) -> float:
 
 
 def _variance_of_shift(trial: CanaryTrial) -> float:
-    """Return the variance per unit of information. While the new revision has few requests, a
-    larger variance of its own counts too: one long request is no evidence."""
+    """Return the variance per unit of information. While the new revision has few requests, its own
+    variance also counts if it is larger, so that one long request is no evidence.
+    """
     known = _variance(trial)
     own = trial.deviation_new / max(1, trial.free_new)
     few = _FEW / (_FEW + trial.free_new)
@@ -288,7 +297,8 @@ def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
 
 
 def _weigh(known: NullDistribution, value: int, allowed: float, terms: CanaryTerms) -> float:
-    """Return the evidence at a look that may spend the probability `allowed`. The evidence is at
-    least 1 / alpha if the look rolls back."""
+    """Return the evidence that a look finds if it may spend the probability `allowed`. The evidence
+    is at least 1 / alpha if the look rolls back.
+    """
     tail = max(find_tail(known, value), allowed / _MOST_EVIDENCE, 1e-300)
     return max(0.0, allowed) / tail / terms.alpha

@@ -82,8 +82,9 @@ def recommend(
 
 
 def list_worth(job: JobRecord, usable: Sequence[Offer], now: datetime) -> list[Offer]:
-    """Return the offers that are free now or worth waiting for, because their cooldown ends
-    soon."""
+    """Return the offers that have no cooldown, or whose cooldown ends so soon that waiting is
+    worthwhile.
+    """
     return [offer for offer in usable if job.avoid.get(offer.key, now) - now <= _LONG]
 
 

@@ -1,6 +1,6 @@
 """Separates replicas whose programs listen on the same port. On the server's machine, all replicas
-share the machine's ports, so a second program could not listen, and the first program would receive
-its requests.
+share the machine's ports. A second program could not listen on the port, and its requests would go
+to the first program.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,8 +15,9 @@ def find_holder(
     service: StoredService, services: Iterable[StoredService], *, replaces: bool = True
 ) -> str:
     """Return the service with a replica that uses, or may use, the service's port on the server's
-    machine, or "" if no such service exists. If the revision `replaces` the service's other
-    revisions at once (a canary does not), the replicas of the other revisions are ignored.
+    machine, or "" if no such service exists. If `replaces` is set, the revision replaces the
+    service's other revisions at once, and their replicas are ignored. A canary does not replace
+    them.
     """
     port = service.spec.port
     for other in (service, *(each for each in services if each.id != service.id)):
@@ -36,7 +37,7 @@ def _may_be_here(replica: ServiceReplica) -> bool:
 
 
 def list_elsewhere(task: TaskSpec, providers: Collection[str]) -> tuple[str, ...]:
-    """Return those providers, except the server's machine, where the task may run."""
+    """Return the providers where the task may run, without the server's own machine."""
     named = {each for need in task.resources.choices for each in need.providers or providers}
     return tuple(sorted(named & {*providers} - {HERE}))
 

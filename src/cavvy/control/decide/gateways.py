@@ -14,8 +14,8 @@ _NOTHING = RevisionSums()
 
 class GatewayCount(Struct, frozen=True, kw_only=True):
     """The counts of one gateway for a service, after the gateway received this version of the
-    service. `fresh` means that the gateway's server started the gateway, instead of finding a
-    running one.
+    service. `fresh` means that the server started this gateway; otherwise it found the gateway
+    already running.
     """
 
     version: int
@@ -70,7 +70,7 @@ def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> Se
 
 
 def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
-    """Return the current values, without the counters."""
+    """Return the report's current values, without its counters."""
     return ServiceTraffic(
         at_s=at_s,
         in_flight=sum(each.in_flight for each in told),
@@ -89,7 +89,9 @@ def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
 
 
 def _find_slowest(fits: Iterable[BatchFit | None]) -> BatchFit | None:
-    """Return the fit with the longest full batch. The gateways have the same replicas."""
+    """Return the latency fit that covers the longest full batch. The gateways have the same
+    replicas.
+    """
     known = (each for each in fits if each is not None)
     return max(known, key=lambda each: each.expect_s(each.most), default=None)
 
@@ -107,7 +109,9 @@ _COUNTERS = (
 def _add_tried(
     total: RevisionTraffic | None, new: RevisionTraffic | None, old: RevisionTraffic | None
 ) -> RevisionTraffic | None:
-    """Return the total traffic of the newest revision that is on trial at a gateway."""
+    """Return the newest revision that is on trial at any gateway, with its traffic added up over
+    all gateways.
+    """
     if new is None or (total is not None and total.revision > new.revision):
         return total
     if total is None or total.revision < new.revision:

@@ -175,14 +175,16 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
 
 
 def _limited(job: JobRecord, attempt: Attempt) -> AdvanceJob:
-    """End a job at a limit. A session that was ended because it was idle has not failed."""
+    """End a job that has reached a limit. A session that was ended because it was idle has not
+    failed.
+    """
     if job.task.session and job.stop_cause is None:
         return AdvanceJob(phase=JobPhase.DONE, reason=f"the session ended: {attempt.reason}")
     return _failed(attempt, attempt.reason)
 
 
 def ends_job(job: JobRecord, outcome: AttemptOutcome | None, exit_code: int | None) -> bool:
-    """Return whether this outcome and exit code end the job without a retry."""
+    """Return whether an attempt with this outcome and exit code ends the job without a retry."""
     if outcome is not AttemptOutcome.EXIT:
         return outcome is AttemptOutcome.SUCCEEDED
     allowed = _tries_of(job, exit_code)
@@ -221,8 +223,9 @@ def _again_or_fail(
 
 
 def _failed(attempt: Attempt, reason: str) -> AdvanceJob:
-    """End the job as failed. An exit code 0 is omitted, because it is the exit code of work that
-    was ordered to end."""
+    """End the job as failed. The exit code 0 is omitted, because work that was ordered to end exits
+    with this code.
+    """
     return AdvanceJob(phase=JobPhase.FAILED, reason=reason, exit_code=attempt.exit_code or None)
 
 

@@ -64,7 +64,8 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
     """Return the GangLook after the attempt entered `phase`. When the attempt begins to end,
-    earlier requests for its removal are forgotten, so that the removal is requested again.
+    earlier requests to remove its gang are forgotten, so that the server requests the removal
+    again.
     """
     if phase is AttemptPhase.KEPT:
         return replace(look, removed_at=None, looked_at=None, accrued_at=None, charged_at=None)
@@ -89,7 +90,7 @@ def is_look_due(
 def look_interval(
     attempt: Attempt, look: GangLook, visibility_delay: timedelta, now: datetime
 ) -> timedelta:
-    """Return how old the last poll may become before the gang is polled again."""
+    """Return the interval between two polls of the gang."""
     unbilled = attempt.phase is AttemptPhase.KEPT and look.accrued_at is None
     if attempt.phase in (AttemptPhase.ENDING, AttemptPhase.LAUNCHING) or unbilled:
         return min(POLL, max(_SHORTEST, (now - attempt.since) / 4))

@@ -145,8 +145,9 @@ def _held_share(offer: Offer, request: ResourceSpec) -> Offer:
 
 
 def describe_hardware(machine: NamedMachine, gang: Attempt | None) -> str:
-    """Describe the hardware of one node: that of the gang or, without a gang, the hardware that the
-    task requests."""
+    """Describe the hardware of one node: the hardware of the machine's gang or, if the machine has
+    no gang, the hardware that its task requests.
+    """
     need = machine.task.resources
     if gang is None:
         asked = [format_need(each) for each in need.accelerators[:1]]
@@ -164,8 +165,8 @@ def _count(nodes: int) -> str:
 def record_holder(
     machine: NamedMachine | None, job: JobRecord, *, bought_at: datetime | None
 ) -> NamedMachine:
-    """Return the machine's row, with the job as its newest job. `bought_at` is set if the job gets
-    a new gang. The job's task then becomes the task that defines the machine.
+    """Return the machine's row after the job has become its newest job. `bought_at` is set if the
+    job gets a new gang; the job's task then defines the machine.
     """
     assert job.task.machine is not None
     row = machine or NamedMachine(project=job.project, name=job.task.machine, task=job.task)

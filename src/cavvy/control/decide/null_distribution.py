@@ -1,11 +1,11 @@
-"""The distribution of a test's statistic if there is no difference, over the courses of the trial
-that no earlier look has ended.
+"""The null distribution of a sequential test's statistic, restricted to the courses of the trial in
+which no earlier look has rejected.
 
-A sequential test of a fixed length follows this distribution from look to look (Armitage, McPherson
-and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical
-Society A 132, 1969). Each look adds the new observations, and removes the courses in which the
-statistic is so great that the look rejects. The total probability of the removed courses is the
-probability of a false alarm.
+A sequential test of a fixed length updates this distribution at each look (Armitage, McPherson and
+Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical Society A
+132, 1969). Each look adds the new observations, and removes the courses in which the statistic is
+so great that the look rejects. The total probability of the removed courses is the probability of a
+false alarm.
 """
 
 from collections.abc import Sequence
@@ -91,8 +91,9 @@ def find_tail(known: NullDistribution, value: int) -> float:
 
 
 def find_bound(known: NullDistribution, allowed: float) -> int:
-    """Return the smallest value for which the probability of this value or a greater one is
-    allowed."""
+    """Return the smallest bound that the statistic reaches with at most the probability
+    `allowed`.
+    """
     tail, at = 0.0, len(known.masses)
     while at and tail + known.masses[at - 1] <= allowed:
         at -= 1
@@ -101,14 +102,17 @@ def find_bound(known: NullDistribution, allowed: float) -> int:
 
 
 def remove_from(known: NullDistribution, bound: int) -> NullDistribution:
-    """Return the distribution over the courses in which the statistic is below the bound."""
+    """Return the distribution without the courses in which the statistic reaches the bound, where
+    the look rejects.
+    """
     size = max(1, bound - known.first)
     return replace(known, masses=known.masses[:size], spent=known.spent + sum(known.masses[size:]))
 
 
 def tilt(known: NullDistribution, odds: float) -> NullDistribution:
-    """Return the distribution if the odds that a failed request belongs to the new revision are
-    multiplied by this factor (the noncentral hypergeometric distribution)."""
+    """Return the noncentral hypergeometric distribution: the odds that a failed request belongs to
+    the new revision are multiplied by `odds`.
+    """
     step, factors = 1 / odds, [1.0]
     for _ in known.masses[1:]:
         factors.append(factors[-1] * step)

@@ -10,8 +10,9 @@ _LEAST_AGE = timedelta(seconds=30)  # minimum time between the two observations
 
 
 class OrphanGang(Struct, frozen=True, kw_only=True):
-    """A gang that exists at a provider. `sure` means that two observations agree that the gang is
-    not wanted."""
+    """A gang that exists at a provider. `sure` means that two observations have found the gang
+    unwanted.
+    """
 
     provider: str
     gang: str
@@ -33,8 +34,8 @@ def is_orphan(
     first: datetime,
     visibility_delay: timedelta,
 ) -> bool:
-    """Return whether a gang without an open attempt can be removed, because two observations that
-    are far enough apart show that it is not wanted.
+    """Return whether a gang without an open attempt can be removed, because two observations, far
+    enough apart, have found the gang unwanted.
 
     `first` is the time of the earlier observation; if the gang is not in the database, the start of
     one of its nodes also counts as an observation.
@@ -52,8 +53,8 @@ def describe_gang(
     sure: bool = False,
     restored_at: datetime | None = None,
 ) -> OrphanGang:
-    """Return a description of the gang that people can read. `restored_at` is the time of the
-    backup from which the database was restored, if the gang is spared for this reason.
+    """Return a readable description of the gang. `restored_at` is the time of the backup from which
+    the database was restored, if the gang is spared for this reason.
     """
     unknown = "not in the database"
     if restored_at is not None:

@@ -174,13 +174,14 @@ def record_plan(
 
 
 def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
-    """Return the new decision. The new decision keeps the time of the old one if mode and offer are
-    unchanged."""
+    """Return the new decision, with the time of the old decision if mode and offer are
+    unchanged.
+    """
     return new if is_news(old, new) or old is None else replace(new, at=old.at)
 
 
 def is_news(old: PlanState | None, new: PlanState) -> bool:
-    """Return whether a decision differs from the last one in anything except its reason."""
+    """Return whether the new decision has another mode or offer than the old one."""
     return old is None or (old.mode, old.place) != (new.mode, new.place)
 
 

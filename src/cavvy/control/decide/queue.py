@@ -98,7 +98,7 @@ def explain_waits(
 
 
 def is_blocked(snapshot: MarketSnapshot, blocked: Collection[str]) -> bool:
-    """Return whether every existing offer has a job waiting for it."""
+    """Return whether jobs already wait for every existing offer."""
     return all(place_of(offer) in blocked for offer in snapshot.market.offers)
 
 
@@ -108,8 +108,9 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Return whether to read more jobs although those at the head of the queue are blocked. Later
-    jobs may fit on an offer for which no job waits. `behind` are the offers for which jobs wait.
+    """Return whether to read more jobs of the queue although the first ones are blocked, because a
+    later job may fit on an offer for which no job waits. `behind` lists the offers for which jobs
+    wait.
     """
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False
@@ -124,7 +125,7 @@ class Arrivals(Struct, frozen=True, kw_only=True):
 
 
 def note_arrival(arrivals: Arrivals, now: datetime, *, blocked: bool) -> tuple[Arrivals, timedelta]:
-    """Record an arrival, and return how long the new job's first placement may wait.
+    """Record the arrival of a job, and return how long its first placement may wait.
 
     The placement waits briefly while no capacity is free, because the job cannot start anyway.
     During a burst of submissions it waits for up to a second, so that the requests are answered

@@ -31,9 +31,9 @@ _EVENT_TYPE = "dev.cavvy.bucket.object.stored"
 
 
 def count_at_once(spec: ServiceSpec) -> int:
-    """Return how many calls are sent at once. By default, the number is higher than all replicas
-    can process at once, so that the autoscaler sees calls that wait. With `batch`, a replica
-    processes as many calls at once as fill its batches.
+    """Return how many calls are sent at once. By default, more calls are sent than all replicas can
+    process at once, so that the autoscaler sees waiting calls. If `batch` is set, each concurrent
+    request to a replica can carry a full batch of calls.
     """
     slots = spec.replicas.most * spec.concurrency
     if spec.batch is not None:

@@ -27,7 +27,7 @@ _REFUSED = frozenset({AttemptOutcome.CAPACITY, AttemptOutcome.REFUSED, AttemptOu
 
 
 def place_of(offer: Offer) -> str:
-    """Describe where a replica runs, for people: account, zone and purchase option."""
+    """Return a readable location of the replica: account, zone and purchase option."""
     return f"{offer.account}/{offer.zone or offer.region}/{offer.purchase}"
 
 
@@ -37,7 +37,7 @@ def uses_spot(task: TaskSpec) -> bool:
 
 def list_markets(offers: Iterable[Offer]) -> tuple[ServingMarket, ...]:
     """Return the markets of these offers in an order that does not depend on their prices, with the
-    on-demand market first. Only the cheapest spot markets are listed.
+    on-demand market first. Of the spot markets, only the cheapest ones are returned.
     """
     found: dict[str, ServingMarket] = {}
     for offer in offers:
@@ -96,8 +96,9 @@ def _is_spot_market(name: str) -> bool:
 
 
 def merge_markets(service: StoredService, found: Sequence[ServingMarket]) -> StoredService:
-    """Return the service with the markets found now, and the markets in which it still has replicas
-    of its revision: a new revision may forbid the markets of older revisions.
+    """Return the service with the markets found now, plus the markets in which it still has
+    replicas of its current revision. Markets of older revisions are dropped, because the new
+    revision may forbid them.
     """
     ours = [each for each in service.open if each.revision == service.revision]
     names, used = {each.name for each in found}, {market_of(each) for each in ours}
@@ -128,8 +129,9 @@ def place_in_regions(task: TaskSpec) -> TaskSpec:
 
 
 def find_loss(attempt: Attempt | None) -> ReplicaLoss | None:
-    """Return how the market caused the end of an attempt, or None if the attempt ended for another
-    reason."""
+    """Return how the market caused the attempt's end (a refusal or a loss), or None if the attempt
+    ended for another reason.
+    """
     if attempt is None or attempt.offer.purchase is not Purchase.SPOT:
         return None
     if attempt.outcome in _LOST:
@@ -143,10 +145,10 @@ def list_missing(
     gone: Sequence[ServiceReplica],
     now: datetime,
 ) -> tuple[str, ...]:
-    """Return the markets of the replicas to order, so that each market has as many replicas as it
-    should have. `living` are the replicas that run, start or will start, and `gone` are the
-    replicas that are ending or have ended. A spot market that has just lost or refused a replica is
-    not used for a while.
+    """Return the market of each replica to order, so that each market gets its wanted number of
+    replicas. `living` are the replicas that run, start or will start, and `gone` are the replicas
+    that are ending or have ended. A spot market that has just lost or refused a replica is not used
+    for a while.
     """
     pausing = {
         each.market

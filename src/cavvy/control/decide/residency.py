@@ -9,7 +9,7 @@ from cavvy.domain.tasks import TaskSpec
 
 
 def find_places(offer: Offer) -> tuple[str, ...]:
-    """Return the names of the places in which a replica on this offer is, as far as known."""
+    """Return the known names of the places in which a replica on this offer is."""
     return tuple(sorted(places_of(offer.provider, offer.region)))
 
 

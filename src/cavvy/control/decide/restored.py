@@ -1,5 +1,5 @@
-"""Compares a restored database with what the providers run. The database is older than the
-providers' state: it lacks the gangs that were started or ended since the backup was made.
+"""Compares a restored database with what the providers run. The restored database does not know
+which gangs were started or ended after the backup was made.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ QUIET = timedelta(days=1)
 
 
 class JobNumber(Struct, frozen=True, kw_only=True):
-    """The number of an attempt and its job."""
+    """Identifies an attempt by its job and its number."""
 
     job_id: str
     project: str
@@ -28,8 +28,8 @@ class JobNumber(Struct, frozen=True, kw_only=True):
 
 class UnknownGang(Struct, frozen=True, kw_only=True):
     """A gang that exists at a provider, but has no unfinished attempt in the database. `attempt` is
-    set if the gang belongs to a job in the database. `rate` is what all nodes of the gang cost per
-    hour, if the provider reports that.
+    set if the gang belongs to a job in the database. `rate` is the hourly cost of all nodes of the
+    gang, if the provider reports it.
     """
 
     provider: str
@@ -68,10 +68,10 @@ def compare(
 ) -> RestoreComparison:
     """Compare the gangs that providers report with the database.
 
-    `attempts` maps the names of gangs to their attempts and the names of their jobs. `attempts`
-    contains all unfinished attempts, and the ended attempts whose gangs were reported. `silent`
-    contains the providers that did not report all gangs; nothing is concluded about these
-    providers. `later` is the result of `name_later`.
+    `attempts` maps the names of gangs to their attempts and the names of their jobs. It contains
+    all unfinished attempts, and those ended attempts whose gangs a provider reported. `silent`
+    contains the providers that did not report all their gangs; their attempts are not considered
+    lost. `later` is the result of `name_later`.
     """
     seen, silent = list(seen), frozenset(silent)
     running = [(provider, gang) for provider, gang in seen if gang.state is not GangState.ENDED]

@@ -59,8 +59,9 @@ class RowChanges(Struct, frozen=True, kw_only=True):
     stale_market: bool = False
 
     def then(self, later: "RowChanges") -> "RowChanges":
-        """Combine these changes and later changes into one write. Later charges of a rank replace
-        its earlier ones."""
+        """Combine these changes and later changes into one write. The later charges of a rank
+        replace the earlier charges of the same rank.
+        """
         return RowChanges(
             job=later.job or self.job,
             attempts=self.attempts + later.attempts,
@@ -77,8 +78,8 @@ class RowChanges(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """The changes to write now, and when to continue. `after` is the time to wait after the write;
-    `after` is None to continue at once.
+    """The changes to write now, and when to continue. `after` is the time to wait after the write,
+    or None to continue at once.
     """
 
     changes: RowChanges | None = None
@@ -97,7 +98,7 @@ class JobRows(Struct, frozen=True, kw_only=True):
 
     @property
     def own(self) -> Attempt | None:
-        """The attempt that runs the job's work."""
+        """Return the attempt that runs the job's work."""
         return self.attempts.get(self.job.attempt)
 
     @property

@@ -45,7 +45,7 @@ class ScheduledRun(Struct, frozen=True, kw_only=True):
 
 
 def find_run(job: JobRecord, schedule: JobSchedule, now: datetime) -> ScheduledRun:
-    """Return the schedule's run that starts now."""
+    """Return the run of the schedule that is due now."""
     due = job.held_until or now
     task = replace(job.task, schedule=None, name=_run_name(job, schedule, due))
     return ScheduledRun(task=task, run_id=make_run_id(job.id, due))
@@ -85,7 +85,7 @@ def make_run_id(job_id: str, due: datetime) -> str:
 
 
 def spell_id(value: int) -> str:
-    """Encode 80 bits as 16 characters. The texts sort in the same order as the numbers."""
+    """Encode 80 bits as 16 characters, which sort in the same order as the numbers."""
     return "".join(ALPHABET[(value >> shift) & 31] for shift in range(75, -5, -5))
 
 

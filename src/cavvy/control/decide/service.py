@@ -87,9 +87,9 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSnapshot(Struct, frozen=True, kw_only=True):
-    """A service, the observed state of each replica that has not ended, the number of waiting
-    requests, those of them that must stay in certain places, and the traffic of the candidate
-    revision.
+    """The inputs of a decision about a service. `seen` has the observed state of each replica that
+    has not ended, `backlog` is the number of waiting requests, `places` counts the requests that
+    must stay in certain places, and `tried` is the traffic of the candidate revision.
     """
 
     service: StoredService
@@ -102,10 +102,11 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 
 class ServiceStep(Struct, frozen=True, kw_only=True):
     """The actions of one decision about a service: store the service, order new replicas, and start
-    and stop the jobs of other replicas. `orders` names a market for each new replica, and
-    `candidates` does so for the candidate revision; "" lets the planner choose. The replicas
-    `bound` are ordered for requests that must stay in certain places. `finished` means that the
-    service was ended and none of its replicas is left. The next decision is due after `after`.
+    and stop the jobs of other replicas. `orders` has the market of each new replica; "" lets the
+    planner choose. `candidates` is the number of new replicas of the candidate revision. `bound`
+    are further replicas to order, for requests that must stay in certain places. `finished` means
+    that the service was ended and none of its replicas is left. The next decision is due after
+    `after`.
     """
 
     service: StoredService
@@ -193,9 +194,9 @@ def order_replica(
     revision: int = 0,
     providers: tuple[str, ...] = (),
 ) -> StoredService:
-    """Return the service with one more replica, of its revision or of the given one. The replica's
-    row is stored before its job is submitted under the replica's ID, so that a restart between the
-    two steps neither loses nor repeats the replica.
+    """Return the service with one more replica, of the given revision or, by default, of the newest
+    one. The replica's row is stored before its job is submitted under the replica's ID, so that a
+    restart between the two steps neither loses nor repeats the replica.
     """
     replica = ServiceReplica(
         id=replica_id,
@@ -211,7 +212,7 @@ def order_replica(
 
 
 def bind_last(service: StoredService, places: tuple[str, ...]) -> StoredService:
-    """Return the service whose last ordered replica must be in all these places."""
+    """Return the service after binding its last ordered replica to all these places."""
     *others, last = service.replicas
     return replace(service, replicas=(*others, replace(last, bound_to=places)))
 
@@ -223,9 +224,8 @@ def make_replica_task(
     market: ServingMarket | None = None,
     bound_to: tuple[str, ...] = (),
 ) -> TaskSpec:
-    """Return the task of a replica's job, in one market or wherever the planner places it, and
-    within all of the places `bound_to`. The job is not retried: the service orders another replica
-    instead.
+    """Return the task of a replica's job, restricted to `market` (if any) and to all places in
+    `bound_to`. The job is not retried: the service orders another replica instead.
     """
     task = place_in_regions(task)
     task = restrict_to_places(task, frozenset(bound_to)) or task
@@ -242,7 +242,7 @@ def make_replica_task(
 
 
 def _follow_all(view: ServiceSnapshot, now: datetime) -> list[ServiceReplica]:
-    """Return the replicas that had not ended, updated by their observed states."""
+    """Return the replicas that had not ended before, updated to their observed states."""
     service, seen = view.service, view.seen
     return [_follow(service, each, seen.get(each.id, ReplicaSeen()), now) for each in service.open]
 
@@ -250,7 +250,7 @@ def _follow_all(view: ServiceSnapshot, now: datetime) -> list[ServiceReplica]:
 def _follow(
     service: StoredService, replica: ServiceReplica, seen: ReplicaSeen, now: datetime
 ) -> ServiceReplica:
-    """Return the replica, updated by the observed state."""
+    """Return the replica, updated to its observed state."""
     if seen.rate is not None and seen.rate != replica.rate:
         replica = replace(replica, rate=seen.rate)
     if seen.phase in JOB_ENDS or (seen.phase is None and replica.state is not ReplicaState.ORDERED):
@@ -338,8 +338,9 @@ def _is_drained(
 def move(
     replica: ServiceReplica, state: ReplicaState, reason: str, now: datetime
 ) -> ServiceReplica:
-    """Return the replica in another state. Raise ValueError if the replica may not enter this
-    state."""
+    """Return the replica after it has entered another state. Raise ValueError if the replica may
+    not enter this state.
+    """
     if state not in REPLICA_MOVES[replica.state]:
         raise ValueError(f"a replica that is {replica.state} cannot become {state}")
     moved = replace(replica, state=state, reason=reason)
@@ -362,9 +363,9 @@ def _end(replica: ServiceReplica, reason: str, now: datetime) -> ServiceReplica:
 def _count_failures(
     service: StoredService, replicas: list[ServiceReplica], now: datetime
 ) -> StoredService:
-    """Return the service with its failure count updated by the replicas of its newest revision that
-    had not ended before. A replica that has been ready for a while resets the count of consecutive
-    failures.
+    """Return the service with an updated failure count: each replica of its newest revision that
+    has failed since the last decision counts. A replica that has been ready for a while resets the
+    count of consecutive failures.
     """
     before = {each.id: each for each in service.open}
     for replica in replicas:
@@ -412,8 +413,8 @@ def _counts(replica: ServiceReplica, revision: int) -> bool:
 
 
 class _ReplicaNeed(Struct, frozen=True, kw_only=True):
-    """The wanted number of replicas, the places in which some of them must be, the replicas that
-    are there, and the number of waiting requests.
+    """The wanted number of replicas, the places in which some of them must be, the replicas kept
+    for these places, and the number of waiting requests.
     """
 
     wanted: int
@@ -449,7 +450,9 @@ def _list_newest(
     replicas: list[ServiceReplica],
     kept: frozenset[str] = frozenset(),
 ) -> list[ServiceReplica]:
-    """Return the replicas of the newest revision; those that would end first are the last."""
+    """Return the replicas of the newest revision, sorted so that the replica to end first comes
+    last.
+    """
     ours = [each for each in replicas if each.revision == service.revision]
     return sorted(ours, key=lambda each: (each.id not in kept, *_age_of(each)))
 
@@ -493,10 +496,10 @@ def _limit(
     need: _ReplicaNeed,
     now: datetime,
 ) -> list[ServiceReplica]:
-    """Return the replicas, after changing surplus replicas to draining or ending. Replicas of older
+    """Return the replicas after surplus ones were changed to draining or ending. Replicas of older
     revisions serve until enough replicas of the newest revision are ready. A replica in the wrong
-    market serves until enough other replicas are ready. Replicas that are kept for requests with
-    places are the last to end.
+    market serves until enough other replicas are ready. Replicas that are kept for requests bound
+    to places are the last to end.
     """
     wanted, needed = need.wanted, need.kept.ids
     revision, placement = service.revision, service.placement if wanted else {}
@@ -523,8 +526,9 @@ def _limit(
 def _add_needed(
     placement: Mapping[str, int], replicas: list[ServiceReplica], needed: frozenset[str]
 ) -> dict[str, int]:
-    """Return the number of replicas in each market, but at least the number that is needed
-    there."""
+    """Return the wanted number of replicas in each market, raised to the number of replicas that
+    must be kept there.
+    """
     held = Counter(market_of(each) for each in replicas if each.id in needed)
     return {name: max(placement.get(name, 0), held[name]) for name in (*placement, *held)}
 
@@ -532,9 +536,9 @@ def _add_needed(
 def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
-    """Return the replica, changed to draining or ending if it is surplus. `left` is how many more
-    replicas of its kind are needed, and `spare` is how many ready replicas exceed the service's
-    need.
+    """Return the replica, and change it to draining or ending if it is surplus. `left` is how many
+    more replicas of its kind are needed, and `spare` is how many ready replicas exceed the
+    service's need.
     """
     if not _is_open(replica):
         return replica
