@@ -42,8 +42,9 @@ class Notes(Protocol):
 
 
 class Deferred:
-    """A store that can keep changes in memory. Methods that are not defined here are those of the
-    wrapped store. The event `pending` is set while changes are in memory."""
+    """A store that can keep changes in memory. Methods that this class does not define are passed
+    to the wrapped store. The event `pending` is set while changes are in memory.
+    """
 
     def __init__(self, store: Store, notes: Notes | None = None) -> None:
         self._store = store

@@ -81,8 +81,9 @@ class GangOperator:
             self._looks[gang] = replace(self._looks[gang], looked_at=None, fresh=False)
 
     def note(self, attempt: Attempt) -> None:
-        """Update the state of the gang after the attempt was written. If the attempt has ended, its
-        gang is forgotten."""
+        """Drop the state of the attempt's gang if the attempt has ended. The method is called after
+        the attempt was written.
+        """
         if attempt.phase is AttemptPhase.ENDED:
             self._looks.pop(attempt.gang, None)
             self._out.agents.forget(attempt)
@@ -102,7 +103,8 @@ class GangOperator:
 
     async def accrue(self, attempt: Attempt) -> RowChanges:
         """Return the charges that must be written now. The charges of a warm gang are returned
-        together with its row: if a job has taken the gang over meanwhile, the whole write fails.
+        together with the attempt's row, so that the write fails if a job has taken the gang over
+        meanwhile.
         """
         if not is_accrual_due(attempt, self._look(attempt)):
             return RowChanges()
@@ -116,7 +118,7 @@ class GangOperator:
         return note_wait(rows, attempt, self._look(attempt).seen, self._clock.now())
 
     def view(self, rows: JobRows, attempt: Attempt) -> AttemptSnapshot:
-        """Return everything that is known about the attempt now."""
+        """Return the inputs of a decision about the attempt."""
         look = self._look(attempt)
         return AttemptSnapshot(
             job=rows.job,
@@ -243,8 +245,8 @@ class GangOperator:
         return self._out.pool.visibility_delay(attempt.offer.account)
 
     def _heard(self, attempt: Attempt, node: Node) -> Node:
-        """Return the node with `heard_at` set to the time when this process last received a message
-        of its agent.
+        """Return the node with `heard_at` set to the time of the last message that this process
+        received from the node's agent.
         """
         heard = self._out.agents.heard(attempt.id, node.rank)
         return replace(node, heard_at=max(heard, node.heard_at or heard)) if heard else node

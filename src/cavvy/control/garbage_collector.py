@@ -1,5 +1,6 @@
-"""Finds and removes resources at providers that are running or billed but not wanted. A gang is
-removed only after two observations that it is not wanted, except by `cavvy down`.
+"""Finds resources at providers that run or are billed although nothing needs them, and removes
+them. A gang is removed after two observations have found it unwanted; for `cavvy down`, one
+observation is enough.
 """
 
 from collections.abc import Collection, Sequence
@@ -75,8 +76,8 @@ class GarbageCollector:
     async def _sweep_gangs(
         self, *, remove: bool, at_once: bool, restored: datetime | None = None
     ) -> OrphanReport:
-        """Run the part of `sweep` for gangs. If the database was restored from a backup, gangs that
-        are not in it are kept until a person decides about them.
+        """Find unwanted gangs, and remove them if `remove` is set. If the database was restored
+        from a backup, gangs that are not in it are kept until a person decides about them.
 
         The first observation is that the gang is not in the database, or that its attempt has
         ended. The second observation is that the provider already listed the gang some time ago, or
@@ -147,8 +148,9 @@ class GarbageCollector:
             return None
 
     def _forget_all_but(self, orphans: Sequence[OrphanGang], silent: Collection[str]) -> None:
-        """Forget the first observations of other gangs, except at providers that did not report all
-        gangs: otherwise a partly unresponsive provider would keep its orphans forever.
+        """Forget the first observations of all gangs that are not in the list. Keep observations at
+        providers that did not report all their gangs, because otherwise the orphans of a partly
+        unresponsive provider would never be removed.
         """
         kept = {(orphan.provider, orphan.gang) for orphan in orphans}
         self._sighted = {

@@ -67,8 +67,9 @@ class UnsupportedTask(JobServiceError):
 
 
 class JobIds:
-    """Makes IDs of 16 characters that sort by the time when they were made, even within one
-    millisecond."""
+    """Makes IDs of 16 characters that sort in the order in which they were made, even within one
+    millisecond.
+    """
 
     def __init__(
         self, clock: ControlClock, random_bits: Callable[[int], int] = secrets.randbits
@@ -196,7 +197,7 @@ class JobService:
         """Stop a job: at once if it is queued, otherwise with its grace period. Raises RowNotFound.
 
         If the job has ended, release the nodes that are kept warm after it. A machine's nodes, and
-        nodes that the provider itself keeps, are released only if `release` is set; in that case
+        nodes that the provider itself keeps, are released only if `release` is set. With `release`,
         they are released even if the job is waiting for a retry.
         """
 
@@ -288,8 +289,9 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: JobRecord, changes: RowChanges
     ) -> JobRecord:
-        """Write the changes. Use `put` as `write` for stops: stops free nodes, so
-        they must work even if the disk is full."""
+        """Write the changes. For a stop, pass `put` as `write`: stops free nodes, so they must work
+        even if the disk is full.
+        """
         await write(make_write(changes))
         self._hint(job.id)
         for what in changes.notices if job.task.webhooks else ():

@@ -48,7 +48,9 @@ class MachineInUse(JobServiceError):
 
 
 class MachineSubmission(Struct, frozen=True, kw_only=True):
-    """A task as it will run on its machine, the machine's row, and its gang if it has one."""
+    """A task as it will run on its machine, the row of the machine, and the machine's gang (None if
+    there is none).
+    """
 
     task: TaskSpec
     machine: NamedMachine | None

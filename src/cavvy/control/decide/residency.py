@@ -1,5 +1,5 @@
-"""The places in which the replicas of a service are or may be. A request can name the place in
-which it must stay.
+"""Finds the places in which the replicas of a service are or may be. A request can name the place
+in which it must stay.
 """
 
 from cavvy.catalog.regions import list_known_places, list_places_within, places_of

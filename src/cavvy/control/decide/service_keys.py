@@ -1,4 +1,4 @@
-"""The keys of a service and the times when they were last used."""
+"""Adds and removes the keys of a service, and records when each key was last used."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -17,9 +17,10 @@ _HOUR_S, _HOURS = 3600, 24
 
 
 class LevelCounts(Struct, frozen=True, kw_only=True):
-    """Counts of the requests in a period. `failed` requests were lost with their replica, found no
-    replica within their time limit, or did not fit into the queue. `timed` answers were compared
-    with the service's `p95`, and `slow` of these answers took longer than `p95`.
+    """Counts the requests of a period by their outcome. `failed` requests were lost with their
+    replica, found no replica within their time limit, or did not fit into the queue. `timed`
+    answers were compared with the service's `p95`, and `slow` of these answers took longer than
+    `p95`.
     """
 
     answered: int = 0
@@ -50,7 +51,9 @@ class LevelCounts(Struct, frozen=True, kw_only=True):
 
 
 class LevelHistory(Struct, frozen=True, kw_only=True):
-    """The counts of each step and hour with requests, keyed by its number since 1970."""
+    """The counts of each step and of each hour that had requests, keyed by the number of the step
+    or hour since 1970.
+    """
 
     steps: dict[int, LevelCounts] = field(default_factory=dict)
     hours: dict[int, LevelCounts] = field(default_factory=dict)
@@ -62,8 +65,9 @@ _decode = msgspec.json.Decoder(LevelHistory).decode
 def record_level(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> StoredService:
-    """Return the service with the requests since `before`. Nothing is recorded for a service
-    without `slo`, or without `before`, because the gateway may have counted for a long time.
+    """Return the service with the requests since `before` added to its history. Nothing is added if
+    the service has no `slo`. Nothing is added if `before` is None either, because the gateway may
+    have counted for a long time.
     """
     level = service.spec.slo
     if before is None or level == ServiceLevel():

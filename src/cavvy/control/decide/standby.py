@@ -1,5 +1,5 @@
-"""Decides about standby gangs. A standby gang is a second gang for a job whose own gang is still
-working, or does not start.
+"""Decides about standby gangs. Decides when a job gets a standby gang: a second gang, for a job
+whose own gang still works or does not start.
 
 A standby gang starts while the job's own gang exists. The standby gang takes the job over once the
 job's own gang can do no more work. Agents of a standby gang can claim their ranks, but receive no
@@ -86,8 +86,8 @@ class AskAdvisor(Struct, frozen=True, kw_only=True):
 def decide_standby(
     rows: JobRows, reviews: Mapping[str, datetime], now: datetime, *, awaits_end: bool = False
 ) -> Step | AskAdvisor:
-    """Return the next step that concerns standby gangs. This step precedes the job's next step,
-    which `decide_job` returns.
+    """Return the next step that concerns standby gangs. The caller executes it before the job's
+    next step, which `decide_job` returns.
 
     `reviews` maps keys to the earliest time when the advisor is queried again. If `awaits_end` is
     set, no standby gang is started while the provider reclaims the job's own gang, because a person
@@ -116,8 +116,9 @@ def decide_standby(
 def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Decide whether to query the advisor about leaving a gang at risk. If the job has recently
-    left another gang, it stays for now."""
+    """Decide whether to query the advisor about leaving a gang at risk. A job that has recently
+    left another gang stays for now.
+    """
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:
         return _ask(StandbyQuestion.AHEAD, own.id, reviews, nodes, now)
@@ -231,8 +232,9 @@ def _give_back(rows: JobRows, own: Attempt, kind: str, text: str, now: datetime)
 
 
 def _late_standbys(rows: JobRows, own: Attempt) -> list[Attempt]:
-    """Return the standby gangs that are no longer needed, because they started before the job's own
-    gang began its work."""
+    """Return the standby gangs that were started before the job's own gang began its work, and so
+    are no longer needed.
+    """
     began = own.running_at
     return [] if began is None else [each for each in rows.standbys if each.created_at < began]
 
@@ -288,7 +290,7 @@ def _ask(
     nodes: Sequence[Node],
     now: datetime,
 ) -> Step | AskAdvisor:
-    """Query the advisor, unless it was queried recently."""
+    """Return the query to the advisor or, after a recent query, a step that waits."""
     at = reviews.get(key, now)
     if at > now:
         return Step(after=max(SOON, at - now))
@@ -434,7 +436,7 @@ def _pays_two(rows: JobRows, offer: Offer) -> bool:
 
 
 def _may_be_preempted(job: JobRecord) -> bool:
-    """Return whether the job continues after one more preemption."""
+    """Return whether the task allows the job one more preemption."""
     allowed = job.task.retry.preemption
     return allowed is None or job.retries.get("preemption", 0) < allowed
 
@@ -447,15 +449,15 @@ def _may_move(job: JobRecord) -> bool:
 
 
 def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
-    """Return whether the provider has announced that it may soon reclaim this spot gang."""
+    """Return whether the provider has warned that it may soon reclaim this spot gang."""
     works = own.phase is AttemptPhase.RUNNING and own.offer.purchase is Purchase.SPOT
     return works and any(node.risk_at for node in rows.nodes_of(own))
 
 
 def _calm_until(rows: JobRows, own: Attempt) -> datetime:
     """Return the time until which a warning causes no further move. The waiting time doubles with
-    each move. The waiting time begins when the gang's work starts, or when a standby gang is
-    launched later.
+    each move. It begins when the gang's work starts or, if a standby gang was launched after that,
+    at that launch.
     """
     job = rows.job
     last = rows.attempts.get(job.last_number, own)
@@ -472,7 +474,9 @@ def _is_ready(rows: JobRows, attempt: Attempt) -> bool:
 
 
 def _has_work(rows: JobRows, own: Attempt) -> bool:
-    """Return whether the gang's agents may have received the work: every rank is claimed."""
+    """Return whether every rank is claimed, so that the gang's agents may have received the
+    work.
+    """
     return all(node.claim for node in rows.nodes_of(own))
 
 

@@ -27,7 +27,9 @@ def find_next(trigger: CronTrigger, after: datetime) -> datetime | None:
 
 
 def find_last(trigger: CronTrigger, since: datetime, now: datetime) -> datetime | None:
-    """Return the last time of a trigger that is after `since` and not after `now`, or None."""
+    """Return the trigger's last time in the period after `since` and up to `now`, or None if there
+    is no such time.
+    """
     found, end = find_next(trigger, since), now
     if found is None or found > now:
         return None

@@ -38,11 +38,11 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     """The gateway's counts for a service. The counters from `arrivals` to `service_s` only grow
     while the gateway runs. `at_s` is the time by the gateway's own clock. `replicas` contains the
     number of requests in flight on each replica, and `keys_used` the time of each key's last use,
-    in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by the
-    epoch of each gateway, how the time of each replica was divided among the requests of each key.
-    The counts in `work` continue when the gateway is restarted; `process` identifies the gateway's
-    process, with which all other counters begin at 0. `places` contains the requests that must stay
-    in certain places.
+    in seconds since 1970. `tried` contains the counts of a canary's trial. `work` is keyed by the
+    epoch of each gateway, and contains how much of each replica's time the requests of each key
+    used. The counts in `work` continue when the gateway is restarted; `process` identifies the
+    gateway's process, with which all other counters begin at 0. `places` contains the requests that
+    must stay in certain places.
     """
 
     at_s: float
@@ -76,7 +76,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
 
 
 def make_terms(spec: ServiceSpec) -> ScalingTerms:
-    """Return the service's requirements for the autoscaler."""
+    """Return the autoscaler's terms, which follow from the specification of the service."""
     target = spec.replicas.target
     waits = target.kind is TargetKind.QUEUE_WAIT
     return ScalingTerms(
@@ -92,9 +92,8 @@ def make_terms(spec: ServiceSpec) -> ScalingTerms:
 
 
 def _learn(terms: ScalingTerms, state: ScalingState) -> ScalingTerms:
-    """Return the terms with the measured service time instead of the assumed service time.
-    Otherwise, the assumed service time of one second would be too long for services whose requests
-    take milliseconds.
+    """Return the terms with the measured service time, if enough requests were measured. The
+    assumed service time of one second is too long for services whose requests take milliseconds.
     """
     if state.load.completed < _MEASURED_REQUESTS:
         return terms
@@ -108,10 +107,10 @@ def scale(
     now: datetime,
     reading: float | None = None,
 ) -> StoredService:
-    """Return the service with the number of replicas that it should have, in each of its markets if
-    it has several, and the autoscaler's next state. `before` is the traffic at the last decision,
-    or None if this is the first one since the gateway or the server has started. `reading` is the
-    mean, over the ready replicas, of the value by which the service is scaled.
+    """Return the service with its wanted number of replicas (also for each of its markets), and
+    with the autoscaler's next state. `before` is the traffic at the last decision, or None if this
+    is the first one since the gateway or the server has started. `reading` is the mean, over the
+    ready replicas, of the value by which the service is scaled.
     """
     state = _decode_state(service.scaling) if service.scaling else ScalingState()
     seen = replace(observe(service, before, traffic, now), reading=reading)
@@ -135,7 +134,7 @@ def scale(
 def observe(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> ServiceObservation:
-    """Return what happened since `before`."""
+    """Return what the autoscaler must know about the time since `before`."""
     before = find_former(before, traffic)
     arrived = traffic.arrivals - before.arrivals
     seconds = round(traffic.at_s - before.at_s)
@@ -156,8 +155,8 @@ def observe(
 
 
 def find_former(before: ServiceTraffic | None, traffic: ServiceTraffic) -> ServiceTraffic:
-    """Return the counts with which those of `traffic` are compared; the counts of a restarted
-    gateway begin at 0.
+    """Return the counts to subtract from those of `traffic`: `before` or, if the gateway was
+    restarted since, zeros.
     """
     if (
         before is None
@@ -212,8 +211,9 @@ def _observe_market(
 
 
 def _mark_seen(service: StoredService) -> StoredService:
-    """Return the service whose cold starts and losses so far are marked as passed to the
-    autoscaler."""
+    """Return the service after marking its cold starts and losses so far as passed to the
+    autoscaler.
+    """
     replicas = tuple(
         replace(each, measured=each.ready_at is not None, counted=each.loss is not None)
         for each in service.replicas

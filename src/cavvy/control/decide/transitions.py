@@ -38,7 +38,7 @@ from cavvy.domain.values import replace
 def turn_job(
     job: JobRecord, phase: JobPhase, reason: str, now: datetime, exit_code: int | None = None
 ) -> JobRecord:
-    """Return the job in another phase."""
+    """Return the job after it has entered another phase."""
     if phase not in JOB_ENDS:
         return replace(job, phase=phase, reason=reason, since=now, ended_at=None)
     return replace(job, phase=phase, reason=reason, since=now, ended_at=now, exit_code=exit_code)
@@ -131,8 +131,8 @@ def count_retry(job: JobRecord, kind: str) -> dict[str, int]:
 
 
 def fails_a_host(attempt: Attempt) -> bool:
-    """Return whether to avoid only the failed host and not the whole offer, because the gang used
-    several hosts.
+    """Return whether to avoid only the failed host instead of the whole offer, because a GPU failed
+    in a gang on several shared hosts.
     """
     shared = attempt.offer.shared and attempt.nodes > 1
     return shared and failure_of(attempt) is FailureKind.GPU
@@ -323,8 +323,9 @@ def count_miss(attempt: Attempt, now: datetime) -> Attempt:
 def order_ranks(
     rows: JobRows, attempt: Attempt, action: gangs.OrderRanks, now: datetime
 ) -> RowChanges:
-    """Send an order to each of these ranks. The number of an order is greater than those before
-    it."""
+    """Send an order to each of these ranks. Each order of a rank has a higher number than the order
+    before it.
+    """
     nodes = []
     for rank in action.ranks:
         node = rows.nodes_of(attempt)[rank]
@@ -350,7 +351,9 @@ def _describe(action: gangs.OrderRanks) -> str:
 
 
 def is_freed(attempt: Attempt) -> bool:
-    """Return whether capacity that was reserved for the gang is now free, or will not be used."""
+    """Return whether the capacity reserved for the gang is free again, because the gang has ended
+    or will not be launched.
+    """
     unbought = attempt.phase is AttemptPhase.ENDING and attempt.launched_at is None
     return unbought or attempt.phase is AttemptPhase.ENDED
 

@@ -39,9 +39,9 @@ _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 
 
 def begin_update(service: StoredService, asked: CandidateRevision) -> StoredService | None:
-    """Return the service with the candidate revision that a user requests, or without its candidate
-    if the requested task is the serving one. Return None if the task serves at once, as the newest
-    revision.
+    """Return the service with the requested task as its candidate revision. If the requested task
+    is already serving, return the service with its candidate marked as withdrawn. Return None if no
+    trial is needed, so that the task serves at once as the newest revision.
     """
     tried = service.candidate
     if not (service.version and service.wanted):
@@ -62,8 +62,9 @@ def _is_same(asked: CandidateRevision, other: StoredService | CandidateRevision)
 
 
 def as_revision(service: StoredService, revision: int) -> StoredService:
-    """Return the service as one of its revisions sees it: with this revision's task and the user
-    who started it."""
+    """Return the service with the task of this revision and with the user who started the
+    revision.
+    """
     tried = service.candidate
     if tried is None or tried.revision != revision:
         return service
@@ -130,8 +131,8 @@ def remember_former(service: StoredService) -> CandidateRevision | None:
 
 
 def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
-    """Return the step. If several replicas of the new revision have ended in a row and none was
-    ever ready, return a step back to the former revision.
+    """Return `step` or, if several replicas of the new revision have ended in a row and none was
+    ever ready, a step that returns to the former revision.
     """
     service, former = step.service, step.service.former
     if former is None:
@@ -164,7 +165,9 @@ def _is_ready(service: StoredService) -> bool:
 def _decide_both(
     view: ServiceSnapshot, tried: CandidateRevision, wanted: int, now: datetime
 ) -> tuple[ServiceStep, ServiceStep]:
-    """Return the steps of the service without its candidate, and of the candidate."""
+    """Return two steps: one of the service without its candidate, and one of the candidate
+    alone.
+    """
     service = view.service
     ours = tuple(each for each in service.replicas if each.revision == tried.revision)
     others = tuple(each for each in service.replicas if each.revision != tried.revision)
@@ -176,8 +179,9 @@ def _decide_both(
 
 
 def measure(tried: CandidateRevision, *, last: bool = False) -> CanaryJudgement:
-    """Return the evidence from the candidate's requests so far. With `last`, the candidate's time
-    is over."""
+    """Return the judgement of the candidate from its requests so far. `last` means that the
+    candidate's time is over.
+    """
     return judge(tried.trial, _terms_of(tried), last=last)
 
 
@@ -186,7 +190,9 @@ def _terms_of(tried: CandidateRevision) -> CanaryTerms:
 
 
 def _is_over(tried: CandidateRevision, now: datetime) -> bool:
-    """Return whether the candidate's time is over. It begins with the first ready replica."""
+    """Return whether the candidate's time is over. The time begins when its first replica is
+    ready.
+    """
     return tried.ready_at is not None and now - tried.ready_at >= _rule_of(tried).within
 
 
@@ -196,8 +202,9 @@ def _as_candidate(
     replicas: tuple[ServiceReplica, ...],
     wanted: int,
 ) -> StoredService:
-    """Return the service of the candidate alone, with as many replicas as the candidate should
-    have."""
+    """Return the service with the candidate as its only revision, and with the candidate's wanted
+    number of replicas.
+    """
     service = as_revision(service, tried.revision)
     if is_canary(service):
         wanted = -(-wanted * service.spec.update.weight // 100)
@@ -215,7 +222,9 @@ def _as_candidate(
 def _follow(
     tried: CandidateRevision, alone: StoredService, view: ServiceSnapshot, now: datetime
 ) -> CandidateRevision:
-    """Return the candidate, updated by the state of its replicas and its requests."""
+    """Return the candidate, updated from the states of its replicas and the counts of its
+    requests.
+    """
     trial, seen = tried.trial, view.tried
     if seen is not None and seen.revision == tried.revision:
         trial = observe(trial, seen.old, seen.new, _terms_of(tried))

@@ -36,10 +36,10 @@ _LONGEST_H = 24
 
 
 def may_keep(task: TaskSpec, offer: Offer) -> bool:
-    """Return whether the task requires that its nodes are kept, and these nodes can be kept. Nodes
-    of a machine can always be kept. Other nodes on a shared host are not kept, because the host
-    releases its devices at once. Other nodes with volumes or a time limit are not kept, because
-    they may not suit the next job.
+    """Return whether the task asks to keep its nodes after the work, and nodes of this offer can be
+    kept. Nodes of a machine can always be kept. Other nodes on a shared host are not kept, because
+    the host releases its devices at once. Other nodes with volumes or a time limit are not kept,
+    because they may not suit the next job.
     """
     if task.keep <= _NOTHING:
         return False
@@ -99,8 +99,8 @@ def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None])
 
 
 def paid_for(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta:
-    """Return how long the rest of the budget can pay for the gang, minus the time to remove the
-    gang.
+    """Return how long the rest of the budget can pay for the gang, less the time that removing the
+    gang takes.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:
@@ -112,7 +112,7 @@ def paid_for(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta
 
 def fits(kept: Attempt, former: JobRecord, job: JobRecord) -> bool:
     """Return whether a warm gang would suit the job as well as a new gang on the same offer. The
-    caller compares the offers themselves.
+    caller checks that the offer suits the job.
     """
     old, new = former.task, job.task
     if (
@@ -154,8 +154,9 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 def hand_over(
     old: Attempt, former: JobRecord, charges: Sequence[Charge], job: JobRecord, now: datetime
 ) -> RowChanges:
-    """Turn a warm gang into a new attempt of the job. `charges` are the charges of the attempt that
-    had the gang before."""
+    """Assign a warm gang to a new attempt of the job. `charges` are the charges of the attempt that
+    had the gang before.
+    """
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)
     adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)

@@ -42,8 +42,9 @@ _LONGEST = 4096  # maximum characters of a header that is passed to the service
 
 
 class WebhookCalls(Struct, frozen=True, kw_only=True):
-    """The calls that a request causes. If `once` is set, the calls are added only if this row is
-    new."""
+    """The calls that a request causes. If `once` is set, the calls are added only if no row like
+    `once` exists yet.
+    """
 
     calls: Sequence[tuple[QueuedCall, bytes]]
     once: QueuedCall | None = None

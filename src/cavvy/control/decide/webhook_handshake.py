@@ -1,4 +1,4 @@
-"""Answers senders of events that ask for permission before they send.
+"""Answers event senders that ask for permission before they send events.
 
 The handshake is defined in https://github.com/cloudevents/spec, `cloudevents/http-webhook.md`, part
 4: the sender sends an OPTIONS request with its name and the number of requests per minute that it
