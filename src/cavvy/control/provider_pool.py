@@ -227,8 +227,8 @@ class ProviderPool:
         return list_objections(task, self._provider(provider))
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
-        """Return the gangs whose launch requests the provider has not answered yet. A gang that is
-        neither launched nor freed is dropped after CALL_TIMEOUT.
+        """Return the gangs that were placed but whose launch the provider has not answered yet. A
+        gang that is neither launched nor freed is dropped after CALL_TIMEOUT.
         """
         self._placed = {
             gang: each for gang, each in self._placed.items() if now - each.at < CALL_TIMEOUT
@@ -321,6 +321,6 @@ class ProviderPool:
 
 
 def _assign(offers: Sequence[Offer], account: str) -> Sequence[Offer]:
-    """Return the offers as offers of the account."""
+    """Return the offers with the credential of the account."""
     credential = split_account(account)[1]
     return [replace(each, credential=credential) for each in offers] if credential else offers

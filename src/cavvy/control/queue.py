@@ -161,8 +161,8 @@ class QueueReconciler:
         now: datetime,
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
         """Give each job a turn. Return why the jobs without a machine wait, and why the jobs of
-        each machine wait. If a machine is busy, its later jobs wait for the same reason as its
-        first one.
+        each machine wait. If a machine is busy, all later jobs of the machine wait for the reason
+        of its first waiting job.
         """
         stays: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)
@@ -207,7 +207,8 @@ class QueueReconciler:
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
         """Start the job on its machine. If the machine has no gang, buy one for the job. Return why
-        the job waits, or None."""
+        the job waits, or None if it does not wait.
+        """
         policies = snapshot.market.policies.find(job.project)
         match await self._machines.give_turn(job, now, policies):
             case MachineIsBusy(reason=reason):
@@ -335,7 +336,7 @@ class QueueReconciler:
 
 
 def _is_full(stays: Sequence[QueueWait], snapshot: MarketSnapshot, scheduler: JobScheduler) -> bool:
-    """Return whether to skip the remaining jobs: every offer already has a job waiting for it, and
-    enough jobs already have the reason for which they wait.
+    """Return whether to skip the remaining jobs: jobs already wait for every offer, and enough jobs
+    show users why they wait.
     """
     return len(stays) >= EXPLAINED and is_blocked(snapshot, scheduler.blocked)

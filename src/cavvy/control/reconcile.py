@@ -241,8 +241,9 @@ class JobReconciler:
         return None
 
     async def _view(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> AttemptSnapshot:
-        """Return a snapshot of the attempt. If a rank may have left results in a bucket, its
-        outcome is not decided until these results are read. All other decisions continue.
+        """Return a snapshot of the attempt. If a rank may have stored results in a bucket, the
+        control plane reads these results before it decides the rank's outcome. All other decisions
+        continue.
         """
         view, deposits = self._operator.view(uow.rows, attempt), self._out.deposits
         unreported = list_unreported(view, now)

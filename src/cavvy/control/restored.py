@@ -48,8 +48,8 @@ async def compare_with_providers(
 
 async def mark_restored(store: Store, comparison: RestoreComparison, now: datetime) -> None:
     """Record that the database was restored, so that unknown gangs are not removed automatically.
-    Also reserve attempt numbers, so that no later attempt has the number, and thus the gang's name,
-    of an attempt since the backup. Can be repeated. Raises StaleVersion.
+    Also reserve the attempt numbers that were used since the backup, so that no later attempt gets
+    the same number and thus the same gang name. Can be repeated. Raises StaleVersion.
     """
     await store.put_fact(RESTORED, now.isoformat())
     for job_id, number in comparison.used.items():

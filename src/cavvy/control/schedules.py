@@ -96,8 +96,9 @@ class ScheduleReconciler:
         return None if last.phase in JOB_ENDS else last
 
     async def _prices(self, job: JobRecord, interval: TimeInterval, now: datetime) -> Prices:
-        """Return the recent prices of the cheapest current offer. The result is () if the window is
-        not open yet, or if there is no offer."""
+        """Return the recent prices of the cheapest current offer. Return () if the window is not
+        open yet, or if there is no offer.
+        """
         if now < interval.start:
             return ()
         snapshot, objections = await self._pool.market(_OLD), self._pool.objections

@@ -21,7 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 class StorageMeter:
-    """Computes the bills of all volumes again at each call, and posts the differences."""
+    """Computes the bills of all volumes anew at each call, and posts the differences from the
+    stored bills.
+    """
 
     def __init__(self, store: Store, pool: ProviderPool, clock: ControlClock) -> None:
         self._store, self._pool, self._clock = store, pool, clock

@@ -63,8 +63,9 @@ class UnitOfWork:
         self._changes = self._changes.then(changes)
 
     def take_changes(self) -> RowChanges:
-        """Return the changes to write now, and give the rows the versions that they will have after
-        the write."""
+        """Return the changes to write now, and set the rows to the versions that they will have
+        after the write.
+        """
         changes, self._changes = self._changes, _NOTHING
         numbers = {attempt.number for attempt in changes.attempts}
         ranks = {(node.attempt_id, node.rank) for node in changes.nodes}

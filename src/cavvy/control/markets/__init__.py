@@ -1,1 +1,1 @@
-"""Market observations, and the decisions about jobs that use them."""
+"""Market observations, and the decisions about jobs that are based on these observations."""

@@ -115,14 +115,15 @@ class DeadlineAdvisor:
         return replace(known, egress=await self.egress_of(job.task))
 
     async def egress_of(self, task: TaskSpec) -> Mapping[str, Money]:
-        """Return the prices of outgoing data at a provider, if the task states the size of some
-        data."""
+        """Return the prices of outgoing data by provider if the task states the size of an input or
+        output; otherwise return no prices.
+        """
         sized = any(each.size_mib is not None for each in (*task.inputs, *task.outputs))
         return await self._prices() if sized else {}
 
     async def price_upload(self, url: str | None, offer: Offer) -> tuple[Money | None, date | None]:
-        """Return the price of a GB that a node of the offer sends to the URL (or to the server if
-        the URL is None), and the price's date, or None if the price is unknown.
+        """Return the price per GB that a node of the offer pays to send data to the URL (to the
+        server if the URL is None), and the date of this price. Unknown values are None.
         """
         price = price_upload(url, offer, await self._prices())
         return price, find_egress_date(offer, self._egress_dates) if price else None
@@ -140,8 +141,9 @@ class DeadlineAdvisor:
         return go_ahead(job, own, await self.successor(job, attempts, own))
 
     async def policy_inputs(self, job: JobRecord) -> PolicyFacts | None:
-        """Return the current inputs of the policy, from which the rest of the job can be
-        forecast."""
+        """Return the current inputs of the policy, which a forecast of the job's remaining run
+        uses.
+        """
         attempts = await self._store.attempts(job.id)
         current = next(
             (x for x in attempts if x.number == job.attempt and x.phase not in GOING), None

@@ -1,4 +1,4 @@
-"""The worklist's keys of the queues of services."""
+"""Converts between a service's key on the worklist and the key of the service's queue of calls."""
 
 _PREFIX = "calls:"
 

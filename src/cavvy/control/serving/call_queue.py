@@ -94,8 +94,8 @@ class CallQueue:
     async def _send(
         self, key: str, service: StoredService, front: ServiceFront
     ) -> timedelta | None:
-        """Send the calls that are due. Return the time until the next call is due; None if the end
-        of a call or a submission will wake the queue.
+        """Send the calls that are due. Return the time until the next call is due, or None if a
+        finished call or a new call will wake the queue.
         """
         sent = frozenset(self._sent.get(key, ()))
         free = count_at_once(service.spec) - len(sent)
@@ -154,7 +154,7 @@ class CallQueue:
 
     def _start_listings(self, key: str, service: StoredService) -> list[timedelta]:
         """Start to list the buckets that are due. The listings run concurrently with the calls,
-        because a bucket may be slow. Return the times until the next listings; the end of a listing
+        because a bucket may be slow. Return the times until the next listings; a finished listing
         wakes the queue.
         """
         now, listed = self._clock.now(), self._listed.get(key, {})

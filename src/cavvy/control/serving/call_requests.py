@@ -78,7 +78,9 @@ class QueuedCallRequests:
         return call, (await self._calls.bodies(call))[1]
 
     async def _get_stored(self, project: str, service: str, call_id: str) -> QueuedCall:
-        """Return a call whose row contains more than the call's ID. Raises RowNotFound."""
+        """Return a call that is still stored in full: its row contains more than the call's ID.
+        Raises RowNotFound.
+        """
         call = await self._calls.get(project, service, call_id)
         if call.state is CallState.FORGOTTEN:
             raise RowNotFound(f"call {call_id} is no longer stored")

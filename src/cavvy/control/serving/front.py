@@ -1,4 +1,4 @@
-"""The interface between services and the server that contains the control plane."""
+"""The interface through which the control plane uses the gateway of the server that runs it."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,7 +18,7 @@ from cavvy.store.base import Store
 
 
 class ProbeRecord(Struct, frozen=True, kw_only=True):
-    """The last answers of a replica to its probe. `failures` is the number of failures in a row, 0
+    """How a replica answered its last probes. `failures` is the number of failures in a row, 0
     after an answer. `reading` is the value of the metric by which the service is scaled, or None if
     the replica has not reported it.
     """
@@ -29,7 +29,7 @@ class ProbeRecord(Struct, frozen=True, kw_only=True):
 
 
 class ServiceFront(Protocol):
-    """The gateway, and the probes of replicas."""
+    """Runs the gateway, and probes replicas."""
 
     def find_port(self) -> int:
         """Return a free port of this machine for a new replica."""

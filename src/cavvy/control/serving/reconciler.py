@@ -208,7 +208,7 @@ class ServiceReconciler:
         return await self._look_at_attempt(job, seen)
 
     async def _look_at_attempt(self, job: JobRecord, seen: ReplicaSeen) -> ReplicaSeen:
-        """Return the known state of the job, with its last attempt."""
+        """Return the replica's state, completed with the facts about the job's current attempt."""
         attempts = await self._store.attempts(job.id) if job.attempt else ()
         attempt = next((each for each in attempts if each.number == job.attempt), None)
         if attempt is None:

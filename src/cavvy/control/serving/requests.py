@@ -50,7 +50,7 @@ class ServiceRequests:
         self.deliveries = WebhookDeliveries(parts)
 
     def find_problem(self) -> str:
-        """Return why no service can be reached, or "" if there is no such reason."""
+        """Return why no service can be reached, or "" if services can be reached."""
         return "" if self._front is None else self._front.find_problem()
 
     async def any(self) -> bool:

@@ -29,8 +29,9 @@ class CronTicks:
         self._found: dict[tuple[str, str], dict[tuple[str, CronTrigger], _Times]] = {}
 
     async def add_due(self, service: StoredService) -> timedelta | None:
-        """Add the calls that are due. Return the time until the next call, or None without
-        triggers."""
+        """Add the calls that are due. Return the time until the next call, or None if there are no
+        triggers.
+        """
         place = service.project, service.name
         known = self._found.pop(place, {})
         found = {}

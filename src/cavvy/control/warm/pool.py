@@ -29,7 +29,7 @@ class AgentWaits(Protocol):
 
 
 class WarmGang(Struct, frozen=True, kw_only=True):
-    """A gang that a job may take over, its former job, and the former job's final charges."""
+    """A gang that a job may take over, with the gang's former job and that job's final charges."""
 
     attempt: Attempt
     former: JobRecord
@@ -46,7 +46,7 @@ class WarmGangNotReady(Struct, frozen=True, kw_only=True):
 
 class WarmPool:
     """Tracks warm gangs. The gangs are read from the store once or, if other servers keep gangs too
-    (`shared`), whenever they are older than a second.
+    (`shared`), again after a second.
     """
 
     def __init__(
