@@ -38,8 +38,8 @@ class SqlArchive:
 
 
 def check_open(session: DatabaseSession, projects: Collection[str], *, lock: bool = True) -> None:
-    """Raise ProjectArchived if one of the projects is archived. With `lock`, other writers cannot
-    archive or unarchive the projects before the transaction ends.
+    """Raise ProjectArchived if one of the projects is archived. If `lock` is set, other writers
+    cannot archive or unarchive these projects until the transaction ends.
     """
     where, values = in_projects("name", projects)
     # this lock and the UPDATE that archives a project exclude each other

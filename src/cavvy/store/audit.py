@@ -64,8 +64,9 @@ def append_all(session: DatabaseSession, entries: Sequence[AuditEntry]) -> Chain
 def recorded(
     work: Callable[[DatabaseSession], _T], entry: AuditEntry
 ) -> Callable[[DatabaseSession], _T]:
-    """Make a unit of work that appends the entry last, so that other transactions wait for the
-    entry only briefly."""
+    """Return a function that does `work` and then appends the entry. The entry comes last, so that
+    other transactions wait only briefly for the log's lock.
+    """
 
     def both(session: DatabaseSession) -> _T:
         result = work(session)
@@ -87,7 +88,7 @@ def read_records(
     newest: bool,
 ) -> Sequence[SealedRecord]:
     """Return at most `limit` records whose number is larger than `after`, sorted by number: the
-    oldest ones, or the newest.
+    oldest ones or, if `newest` is set, the newest.
     """
     where, values = in_projects("project", projects)
     conditions, given = [where, "number > ?"], [*values, after]

@@ -159,9 +159,9 @@ class JobSummary(Struct, frozen=True, kw_only=True):
 
 
 class LedgerFilter(Struct, frozen=True, kw_only=True):
-    """Selects entries of the ledger: those in [since, until) of these projects and, if
-    given, of this user, with this tag (name and value) and of replicas of services with this name.
-    None means no limit.
+    """Selects the ledger's entries that meet all given conditions: the period from `since` up to,
+    but not including, `until`; the projects; the user; a tag (name and value); and the name of a
+    service, for the entries of its replicas. None means no condition.
     """
 
     projects: ProjectFilter = None
@@ -316,7 +316,7 @@ class Store(Protocol):
         """Delete a machine's row. Raises StaleVersion."""
 
     async def nodes(self, attempt_id: str) -> Sequence[Node]:
-        """Return the nodes of an attempt, by rank."""
+        """Return the nodes of an attempt, sorted by rank."""
 
     async def node(self, attempt_id: str, rank: int) -> Node: ...
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
@@ -326,26 +326,28 @@ class Store(Protocol):
         """Return the job's charges, sorted by attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        """Return the sum of the project's entries in the ledger, or only of the entries from
-        `since` on."""
+        """Return the sum of the project's entries in the ledger; if `since` is given, only of the
+        entries from then on.
+        """
 
     async def sum_ledger(self, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
-        """Return the ledger added up for each value of the dimensions `by`, the largest sum first.
-        If an entry is only partly in the period, only this part is counted. `by` contains names of
-        `ledger.DIMENSIONS`, month, tags (as JSON) or tag:NAME.
+        """Return the sums of the ledger's entries for each combination of values of the dimensions
+        `by`, the largest sum first. If an entry is only partly in the period, only this part is
+        counted. `by` contains names of `ledger.DIMENSIONS`, month, tags (as JSON) or tag:NAME.
         """
 
     async def ledger_lines(
         self, which: LedgerFilter, *, after: int = 0, limit: int = 1000
     ) -> Sequence[LedgerLine]:
-        """Return the entries that overlap the period and whose number is above `after`, by
-        number."""
+        """Return the entries that overlap the period and whose number is above `after`, sorted by
+        number.
+        """
 
     async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
-        """Post the total amount of each discount in a month, by the discount's name and by subject
-        (attempt). Amounts are in micro-dollars, 0 or more. Only the difference from the amounts
-        posted before is added; a discount that is not named is reversed. Returns the number of new
-        entries. Raises RowNotFound.
+        """Post the total amount of each discount in a month. `spread` maps each discount's name to
+        the amounts of its subjects (attempts). Amounts are in micro-dollars, 0 or more. Only the
+        difference from the amounts posted before is added; a discount that is not named is
+        reversed. Returns the number of new entries. Raises RowNotFound.
         """
 
     async def remove_job(self, job: JobRecord) -> None:
@@ -392,7 +394,7 @@ class Store(Protocol):
     async def put_secret(self, secret: SealedSecret) -> None: ...
     async def secrets(self, project: str) -> Sequence[SealedSecret]: ...
     async def all_secrets(self) -> Sequence[SealedSecret]:
-        """Return the secrets of all projects, by project and name."""
+        """Return the secrets of all projects, sorted by project and name."""
 
     async def reseal_secret(self, secret: SealedSecret, sealed: bytes) -> bool:
         """Replace the encrypted value of a secret. Return False if the stored value is no longer
@@ -435,7 +437,9 @@ class Store(Protocol):
 
     async def accounts(self) -> Sequence[Account]: ...
     async def disable_account(self, name: str, at: datetime | None) -> None:
-        """Disable an account or, for None, enable it. Raises RowNotFound."""
+        """Disable an account at the time `at` or, if `at` is None, enable it. Raises
+        RowNotFound.
+        """
 
     async def remove_account(self, name: str) -> None:
         """Delete an account with its tokens and roles. Raises RowNotFound."""
@@ -453,8 +457,8 @@ class Store(Protocol):
         """
 
     async def add_project(self, project: Project, *, adopt: bool) -> None:
-        """Store a new project. The name may already be in use by jobs, machines, secrets or roles
-        only if `adopt` is set, because roles in the parent then apply to these as well. Raises
+        """Store a new project. If jobs, machines, secrets or roles already use the name, `adopt`
+        must be set, because roles in the parent then apply to these rows as well. Raises
         NameConflict, and RowNotFound if the parent does not exist.
         """
 
@@ -479,7 +483,9 @@ class Store(Protocol):
         """Return the policies of all projects."""
 
     async def put_policy(self, project: str, policy: ProjectPolicy | None) -> None:
-        """Replace or, for None, delete the policy of a project or of the INSTALLATION."""
+        """Replace the policy of a project or of the INSTALLATION or, if `policy` is None, delete
+        it.
+        """
 
     @property
     def budgets(self) -> BudgetStore:

@@ -80,8 +80,9 @@ class BlobStore:
         return BlobWriter(self._files, self._target(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Store many small blobs. Storing many blobs takes little longer than storing a few, and
-        the blobs are safe even after a system crash.
+        """Store many small blobs. All of them are flushed to the disk together, so that storing
+        many blobs takes little longer than storing a few. When the call returns, the blobs survive
+        a system crash.
 
         All hashes are checked before anything is written. Raises HashMismatch, StoreFull; in that
         case, no blob is stored.
@@ -141,9 +142,9 @@ class BlobStore:
         return size
 
     def _resume(self, file: FileIO, part: Path, path: Path) -> OpenFile | None:
-        """Use the file of an unfinished blob. Return None if the file was encrypted and cannot be
-        continued, for instance after a system crash; the file is then removed, and the sender
-        begins again.
+        """Open the file of an unfinished blob, so that more parts can be appended. If the file is
+        encrypted and cannot be continued, for instance after a system crash, remove it and return
+        None; the sender then begins again.
         """
         if not os.fstat(file.fileno()).st_size:
             return self._files.create(file.fileno(), path)
@@ -318,7 +319,7 @@ class ProjectBlobs:
 
 class BlobWriter:
     """A blob that is being written. Nothing is stored if the `with` block ends with an exception,
-    or if the bytes have a different hash.
+    or if the hash of the bytes is not the blob's name.
     """
 
     def __init__(self, files: BlobFiles, path: Path, name: str) -> None:

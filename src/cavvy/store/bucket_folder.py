@@ -48,7 +48,7 @@ class BucketFolder:
         self.now = now
 
     def below(self, name: str) -> "BucketFolder":
-        """Return a folder in this folder."""
+        """Return a subfolder of this folder."""
         return BucketFolder(
             self._bucket, self.url, f"{self._prefix}{name}/", self.root / name, self.now
         )
@@ -115,8 +115,8 @@ class BucketFolder:
         return self._try(send)
 
     def fetch(self, path: Path) -> bool:
-        """Download the object of this file, unless the file exists. Return whether it now exists.
-        Raises OSError.
+        """Download the object of this file, unless the file exists. Return whether the file exists
+        afterwards. Raises OSError.
         """
         return path.exists() or self.save(self.name_of(path), path)
 

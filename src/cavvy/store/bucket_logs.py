@@ -80,7 +80,9 @@ class BucketLogTimes(Struct, frozen=True, kw_only=True):
         return found
 
     def _pairs(self, start: int) -> Iterator[tuple[int, int]]:
-        """Yield the pairs of all pieces that end after `start`, by their offsets."""
+        """Yield the pairs of offset and time of all pieces that end after `start`, in the order of
+        their offsets.
+        """
         for piece in cover(self.logs.pieces(self.log)):
             if piece.end > start:
                 yield from self.logs.pairs(self.log, piece)
@@ -138,7 +140,7 @@ class BucketLogs:
         return self._keys is not None and self._keys.of(project).encrypts
 
     def is_quick(self, project: str) -> bool:
-        """Return False, because every call waits for the bucket."""
+        """Return False: appending is never quick, because every call waits for the bucket."""
         return False
 
     def size(self, project: str, job_id: str, attempt: int, rank: int) -> int:
@@ -321,8 +323,9 @@ def _find_small(pieces: Sequence[LogPiece]) -> Sequence[LogPiece]:
 
 
 def cover(pieces: Sequence[LogPiece]) -> list[LogPiece]:
-    """Return the pieces, sorted by their starts, without the pieces whose bytes are all in an
-    earlier piece."""
+    """Return the pieces, sorted by their starts, except those whose bytes are all contained in an
+    earlier piece.
+    """
     found: list[LogPiece] = []
     for piece in sorted(pieces, key=lambda each: (each.start, -each.size)):
         if not found or piece.end > found[-1].end:

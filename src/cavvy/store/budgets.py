@@ -32,7 +32,9 @@ _RATES = (
 
 
 class _BudgetChanged(Exception):
-    """Raised to roll the transaction back, together with its record in the audit log."""
+    """Raised to roll back the transaction together with its record in the audit log, because the
+    budget was changed meanwhile.
+    """
 
 
 class SqlBudgets:

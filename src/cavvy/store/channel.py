@@ -49,8 +49,8 @@ class ServerSignal(Struct, frozen=True):
 
 
 class ReplicaChannel:
-    """One server's endpoint of the channel. `sender` is the server's ID. All other servers receive
-    the server's signals.
+    """One server's endpoint of the channel: sends signals to all other servers and receives theirs.
+    `sender` is this server's ID.
     """
 
     def __init__(self, url: str, sender: str) -> None:
@@ -63,7 +63,7 @@ class ReplicaChannel:
         self._thread: Thread | None = None
 
     def start(self, receive: Callable[[Sequence[ServerSignal]], None]) -> None:
-        """Call `receive` in this event loop with the signals of other servers."""
+        """From now on, call `receive` in this event loop with each signal of another server."""
         loop = asyncio.get_running_loop()
         self._thread = Thread(
             target=self._listen, args=(loop, receive), name="store-listen", daemon=True

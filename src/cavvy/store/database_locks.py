@@ -9,20 +9,22 @@ _CLASS = 0x43415659  # the first number of our locks; leases use locks with one 
 
 
 class HeldLock(Protocol):
-    """A lock, which is held until it is closed, or until this process ends."""
+    """A lock that this process holds until `close` is called or the process ends."""
 
     def close(self) -> None: ...
 
 
 class NamedLocks(Protocol):
-    """Locks by name between servers."""
+    """Locks between servers. Each lock has a name."""
 
     def try_hold(self, name: str) -> HeldLock | None:
-        """Return the lock with this name, or None if it is held. Blocks on I/O for a short time."""
+        """Acquire and return the lock with this name, or return None if the lock is held already.
+        Blocks on I/O for a short time.
+        """
 
 
 class DatabaseLocks:
-    """Each lock is held by a connection of its own, so PostgreSQL releases the locks of a server
+    """Holds each lock with a separate connection, so that PostgreSQL releases the locks of a server
     that was killed.
     """
 

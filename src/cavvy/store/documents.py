@@ -93,7 +93,9 @@ def plain(text: str) -> str:
 
 
 def storable_job(job: JobRecord) -> JobRecord:
-    """Return the job as it will be read later, with the next version."""
+    """Return the job with the next version and with only text that the database can store, as a
+    later read returns it.
+    """
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)
 
@@ -104,8 +106,9 @@ def storable_attempt(attempt: Attempt) -> Attempt:
 
 
 def storable_node(node: Node) -> Node:
-    """Return the node as it will be read later, with the next version. JSON has no NaN or infinity,
-    so such values become text in `progress` and are dropped from `telemetry`.
+    """Return the node with the next version and with only values that the database can store, as a
+    later read returns it. JSON has no NaN or infinity, so such values become text in `progress` and
+    are dropped from `telemetry`.
     """
     telemetry, progress = node.telemetry, node.progress
     if not all(map(isfinite, telemetry.values())):

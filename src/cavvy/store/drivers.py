@@ -143,7 +143,9 @@ class DatabaseSession:
         self._raw.execute("BEGIN IMMEDIATE" if self.driver.is_sqlite else "BEGIN")
 
     def allow_pauses(self) -> None:
-        """Let the open transaction wait for work outside the database for as long as needed."""
+        """Let the open transaction stay idle for as long as needed, while work outside the database
+        goes on.
+        """
         if not self.driver.is_sqlite:
             self._raw.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 

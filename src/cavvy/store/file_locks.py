@@ -14,8 +14,8 @@ _FILES = 64  # names that share one of these files wait for each other
 
 
 class FileLocks:
-    """Locks by name, as files in a folder. Each holder opens the file again, so the locks also work
-    between threads.
+    """Named locks, each a file in a folder. Each holder opens the file separately, so the locks
+    also work between threads.
     """
 
     def __init__(self, folder: Path) -> None:

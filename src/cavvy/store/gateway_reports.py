@@ -20,7 +20,9 @@ _READ = "SELECT server, document FROM gateway_reports WHERE service = ?"
 
 
 class GatewayReport(Struct, frozen=True, kw_only=True):
-    """One gateway's report on a service (by its ID). The reader decodes the document."""
+    """One gateway's report on a service. `service` is the service's ID, and `document` is the
+    encoded report, which this module does not decode.
+    """
 
     service: str
     document: str

@@ -49,7 +49,7 @@ class WrappingKey(Protocol):
 
     @property
     def id(self) -> str:
-        """The name of this key, in ASCII, which is stored with each data key that the key has
+        """The ID of this key, in ASCII. It is stored with each data key that this key has
         encrypted.
         """
 
@@ -165,8 +165,8 @@ class KeyRing:
         return not self._given
 
     def current(self) -> WrappingKey:
-        """Return the key that encrypts. Raises StoreUnusable if the key cannot be read, StoreFull
-        if it cannot be created.
+        """Return the current key, which encrypts new data keys. Raises StoreUnusable if the key
+        cannot be read, StoreFull if it cannot be created.
         """
         if self._given:
             return self._open(self._given)
@@ -211,9 +211,9 @@ class KeyRing:
             return _load(path)
 
     def _read_folder_key(self) -> AesKey:
-        """Read the key again at each use, because other servers that share the folder renew it. A
-        key that has vanished, for example because the folder is not mounted, is not replaced by a
-        new key.
+        """Read the key file again at each use, because another server that shares the folder may
+        have renewed the key. A key that has vanished, for example because the folder is not
+        mounted, is not replaced by a new key.
         """
         with explain_key_errors(self._folder_key):
             try:

@@ -75,7 +75,9 @@ _GIVE = "UPDATE cavvy_leases SET holder = '' WHERE holder = ? AND name = ANY(?)"
 
 
 class Replica(Struct, frozen=True, kw_only=True):
-    """A server process that works with the database, or a command that keeps servers away."""
+    """A server process that works with the database, or a command that keeps servers from
+    starting.
+    """
 
     id: str
     host: str
@@ -98,8 +100,8 @@ class LeaseTurn(Struct, frozen=True, kw_only=True):
     lost: Sequence[str] = ()
 
     def then(self, later: "LeaseTurn") -> "LeaseTurn":
-        """Return one turn with the changes of this turn and of a later one. A lease is in both
-        lists if it was lost and acquired again.
+        """Return one turn that combines the changes of this turn and of a later one. A lease is in
+        both lists if it was lost and acquired again.
         """
         return LeaseTurn(gained=[*self.gained, *later.gained], lost=[*self.lost, *later.lost])
 
@@ -146,8 +148,8 @@ class ReplicaLeases:
 
     async def turn(self, unfinished: Collection[str] = ()) -> LeaseTurn:
         """Renew this server's registration and take leases. A lease that another server should hold
-        is first added to `leaving`. The lease is released in a later turn in which it is not among
-        `unfinished`, the leases under which a pass runs. Raises StoreUnusable.
+        is first added to `leaving`. A later turn releases it, once no pass runs under it:
+        `unfinished` contains the leases under which a pass runs. Raises StoreUnusable.
         """
         sent, before = time.monotonic(), self.held
         ready = [name for name in self.leaving if name not in unfinished]

@@ -105,8 +105,8 @@ def append_entries(
 def post_discounts(
     session: DatabaseSession, month: datetime, spread: Mapping[str, Mapping[str, int]]
 ) -> int:
-    """Post the discounts of each subject in a month, minus the amounts posted before, including
-    discounts that are no longer given. Returns the number of new entries.
+    """Post the discounts of each subject in a month, minus the amounts posted before. Discounts
+    that are no longer given are reversed. Returns the number of new entries.
     """
     posted = session.run(_DISCOUNTED, (to_micros(month),)).fetchall()
     before = {(name, subject): int(amount) for name, subject, amount in posted}
@@ -223,8 +223,9 @@ _ENTRY_COLUMNS = RowCodec(LedgerEntry, "ledger", only=ENTRIES.columns)
 
 
 def add_up(session: DatabaseSession, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
-    """Return the sums of the entries in the period for each value of the dimensions `by`, the
-    largest first. A dimension is a key of DIMENSIONS, MONTH, TAGS (the tags as JSON) or tag:NAME.
+    """Return the sums of the entries in the period for each combination of values of the dimensions
+    `by`, the largest first. A dimension is a key of DIMENSIONS, MONTH, TAGS (the tags as JSON) or
+    tag:NAME.
     """
     groups: dict[tuple[str, ...], _GroupTotal] = defaultdict(_GroupTotal)
     for month, window in _windows(session, which, by):
@@ -256,7 +257,7 @@ class _GroupTotal:
 
 
 class _PartialSum:
-    """A row of sums: the values of the dimensions that are columns, and the amounts."""
+    """A row of sums: the amounts, and the values of those dimensions that are database columns."""
 
     __slots__ = ("amount", "discount", "job_id", "tags", "values")
 
@@ -297,8 +298,8 @@ def _windows(
 def _read_sums(
     session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
 ) -> Iterator[_PartialSum]:
-    """Yield the sums of the entries that are wholly in the period, and the sums of the parts of
-    other entries that are in it.
+    """Yield the sums of the entries that are wholly in the period. For each entry that is only
+    partly in the period, also yield the amount of that part.
     """
     columns = [name for name in by if name in DIMENSIONS]
     keys = ", ".join([*(DIMENSIONS[name] for name in columns), "s.tags", "s.job_id"])

@@ -76,8 +76,8 @@ class CheckpointFolders:
         return self._bucket is None and not encrypts
 
     def last_user(self, project: str, job_id: str) -> int:
-        """Return the number of the attempt that could last write to the folder, or NO_ATTEMPT if
-        the folder was never used.
+        """Return the number of the last attempt that was allowed to write to the folder, or
+        NO_ATTEMPT if the folder was never used.
         """
         try:
             return int((self._job(project, job_id) / "attempt").read_text())
@@ -86,7 +86,7 @@ class CheckpointFolders:
             return 0 if folder.is_dir() and any(folder.iterdir()) else NO_ATTEMPT
 
     def lend(self, project: str, job_id: str, attempt: int) -> None:
-        """Record that this attempt can now write to the folder."""
+        """Record that this attempt may write to the folder from now on."""
         job = self._job(project, job_id)
         try:
             job.mkdir(mode=0o700, parents=True, exist_ok=True)

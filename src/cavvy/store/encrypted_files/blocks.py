@@ -84,7 +84,7 @@ class EncryptedFile:
         return data[offset - start : end - start]
 
     def append(self, data: bytes) -> None:
-        """Write bytes at the end. If the write fails, the file is unchanged. Raises StoreUnusable
+        """Append bytes to the file. If the write fails, the file is unchanged. Raises StoreUnusable
         if the last block cannot be read, OSError.
         """
         size, plain = self.size, self._layout.plain

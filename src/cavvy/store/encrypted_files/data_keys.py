@@ -35,10 +35,10 @@ _OF_SERVERS = "_servers"  # in place of a project's name, for values that all se
 
 
 class FileKeyPlaces(Struct, frozen=True, kw_only=True):
-    """The locations of the keys that encrypt data keys. `common` is the location for all projects:
-    "" if their files are not encrypted, SERVER_KEY for the key that encrypts secrets. `projects`
-    contains other locations for some projects. `server` is the location of the key of secrets, or
-    "" if that key is in the state folder.
+    """The locations of the keys that encrypt data keys. `common` applies to all projects without an
+    entry in `projects`: "" if their files are not encrypted, or SERVER_KEY for the key that also
+    encrypts secrets. `server` is the location of the key that encrypts secrets, or "" if that key
+    is in the state folder.
     """
 
     common: str = ""
@@ -84,13 +84,13 @@ class FileKeys:
         return self._projects[project]
 
     def share(self, name: str, value: bytes) -> bytes:
-        """Store a value for all servers, unless one is stored under this name, and return the
-        stored value. Raises StoreUnusable, StoreFull.
+        """Store a value for all servers, unless a value is already stored under this name, and
+        return the stored value. Raises StoreUnusable, StoreFull.
         """
         return self.of(_OF_SERVERS).share(name, value)
 
     def export(self) -> Iterator[tuple[str, bytes]]:
-        """Yield all encrypted data keys, by the names of their files. Raises OSError,
+        """Yield the file name and the content of each encrypted data key. Raises OSError,
         StoreUnusable.
         """
         for project in self._files.projects():
@@ -109,9 +109,9 @@ class FileKeys:
             yield FileKeyUse(project=project, name=name, key_id=find_key_id(sealed))
 
     def rotate(self) -> tuple[int, Sequence[tuple[str, str, str]]]:
-        """Encrypt all data keys again with the current key of their project, and make new ones for
-        new files. Return how many keys were encrypted, and the project, name and problem of each
-        key that could not be encrypted. Raises OSError, StoreFull.
+        """Encrypt each data key again with the current key of its project, and make a new data key
+        for each project's new files. Return how many keys were encrypted, and the project, name and
+        problem of each key that could not be encrypted. Raises OSError, StoreFull.
         """
         count, problems = 0, []
         for each in list(self.uses()):
@@ -127,7 +127,7 @@ class FileKeys:
         return count, problems
 
     def close(self) -> None:
-        """Close the connection to the keys, if there is one."""
+        """Close the connection to the storage of the keys, if there is one."""
         self._files.close()
 
     def _ring(self, project: str) -> KeyRing:
@@ -155,7 +155,7 @@ class ProjectFileKeys:
 
     @property
     def ready(self) -> bool:
-        """Whether new files can be written without a request for a key."""
+        """Whether new files can be written without first requesting a key."""
         return not self.encrypts or self._newest in self._known
 
     def current(self) -> FileKey:

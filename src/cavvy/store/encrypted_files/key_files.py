@@ -35,14 +35,14 @@ class KeyFiles(Protocol):
         """Prepare the storage for the first key of a project."""
 
     def create(self, project: str, name: str, sealed: bytes) -> None:
-        """Store a key, unless another server has stored one under this name."""
+        """Store a key, unless another server has already stored a key under this name."""
 
     def replace(self, project: str, name: str, sealed: bytes) -> None: ...
     def close(self) -> None: ...
 
 
 class KeyFolder:
-    """The file `ROOT/PROJECT/NAME` for each key."""
+    """Stores each key in the file `ROOT/PROJECT/NAME`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

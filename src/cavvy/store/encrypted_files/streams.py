@@ -60,9 +60,9 @@ class PlainFile:
 
 
 class BlobFiles:
-    """The files of one folder of blobs. `keys` are the keys of the folder's project, and `label`
-    distinguishes the folder from others; without keys, all files are plain. With `bucket`, the
-    blobs are in the bucket, and the files are copies.
+    """The files of one folder of blobs. `keys` are the keys of the folder's project; if it is None,
+    all files are plain. `label` distinguishes the folder from others. If `bucket` is set, the blobs
+    are in the bucket, and the files are copies of them.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class BlobFiles:
         return self._plain(name) if hidden is None else self._sealed(hidden)
 
     def stored(self, name: str) -> Path:
-        """Return the path of a stored blob: after a project begins to encrypt, its older blobs
-        remain plain, and after it stops, its older blobs remain encrypted. A blob that is only in
-        the bucket is fetched. Raises StoreUnusable, StoreFull, OSError.
+        """Return the path of a stored blob, encrypted or plain. If a project begins or stops to
+        encrypt its files, its older blobs stay as they are. A blob that is only in the bucket is
+        fetched. Raises StoreUnusable, StoreFull, OSError.
         """
         hidden = self._keys.hide(name) if self._keys else None
         if hidden is not None and self._fetch(sealed := self._sealed(hidden)):
@@ -94,13 +94,15 @@ class BlobFiles:
         return plain
 
     def names(self, name: str) -> set[str]:
-        """Return the names that the file of a blob may have. Raises StoreUnusable, StoreFull."""
+        """Return the possible file names of a blob: its plain name and, if the project has keys,
+        its encrypted name. Raises StoreUnusable, StoreFull.
+        """
         hidden = self._keys.hide(name) if self._keys else None
         return {name} if hidden is None else {name, f"{hidden}{_SUFFIX}"}
 
     def find_missing(self, paths: Sequence[Path]) -> set[Path]:
-        """Return which of the paths have no stored blob. Garbage collection keeps the stored blobs
-        for some time. Raises StoreUnusable.
+        """Return the paths at which no blob is stored. The stored blobs of the other paths are safe
+        from garbage collection for some time. Raises StoreUnusable.
         """
         if self.bucket is None:
             return {path for path in paths if not _touch(path)}
@@ -113,8 +115,8 @@ class BlobFiles:
         }
 
     def keep(self, part: Path, path: Path) -> None:
-        """Store the finished file `part` under its name: in the bucket too, before the blob counts
-        as stored. Raises StoreUnusable, OSError.
+        """Move the finished file `part` to `path`. If there is a bucket, upload the file first, so
+        that a blob that counts as stored is always in the bucket. Raises StoreUnusable, OSError.
         """
         if self.bucket is not None:
             self.bucket.send(self.bucket.name_of(path), part)
@@ -126,8 +128,8 @@ class BlobFiles:
         return _touch(path) or self.bucket.fetch(path)
 
     def create(self, fd: int, path: Path) -> OpenFile:
-        """Begin the new file `fd` of the blob that will be stored at `path`. Raises StoreUnusable,
-        StoreFull, OSError.
+        """Return a new blob file for writing, on the descriptor `fd`. The blob will be stored at
+        `path`. Raises StoreUnusable, StoreFull, OSError.
         """
         if not is_encrypted(path):
             return PlainFile(fd)
@@ -135,8 +137,8 @@ class BlobFiles:
         return create_encrypted(fd, BLOBS, self._keys.current(), self._bound(path))
 
     def resume(self, fd: int, path: Path) -> OpenFile:
-        """Use the file `fd` of the blob that is or will be stored at `path`. Raises StoreUnusable,
-        OSError.
+        """Return an existing blob file for reading and appending, on the descriptor `fd`. The blob
+        is or will be stored at `path`. Raises StoreUnusable, OSError.
         """
         if not is_encrypted(path):
             return PlainFile(fd)
