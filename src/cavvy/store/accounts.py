@@ -73,8 +73,9 @@ def find_account(session: DatabaseSession, name: str) -> Account | None:
 
 
 def list_roles(session: DatabaseSession, project: str | None) -> Sequence[RoleBinding]:
-    """Return the roles in one project or, for None, in all projects. Roles that accounts have
-    through groups are included."""
+    """Return the roles in one project or, if `project` is None, in all projects. Roles that
+    accounts have through groups are included.
+    """
     where, values = in_projects("project", project)
     found = _read_roles(session, where, values)
     return sorted(found, key=lambda each: (each.project, each.account, each.role, each.trust))
@@ -200,7 +201,8 @@ def revoke_role(session: DatabaseSession, binding: RoleBinding) -> None:
 
 def in_projects(column: str, wanted: str | Collection[str] | None) -> tuple[str, tuple[str, ...]]:
     """Return the SQL condition that limits rows to the project with this name, or to the projects
-    in a collection, and the parameters of the condition. For None, the condition is always true.
+    in a collection, and the parameters of the condition. If `wanted` is None, the condition is
+    always true.
     """
     if wanted is None:
         return "TRUE", ()

@@ -50,7 +50,8 @@ class LogTimes(Struct, frozen=True, kw_only=True):
 
     def between(self, start: int, end: int, limit: int) -> list[tuple[int, float]]:
         """Return the first `limit` pairs for the bytes from `start` to `end`, as offsets and
-        seconds since 1970. Only these pairs and those that a binary search needs are read.
+        seconds since 1970. The method reads only these pairs and the pairs that a binary search for
+        them needs.
         """
         try:
             file = self.path.open("rb", buffering=0)

@@ -53,8 +53,9 @@ class LogSlice(Struct, frozen=True, kw_only=True):
 
 
 class _Log(Struct):
-    """The files of one log, by the offset at which each begins. New bytes are appended to the last
-    file."""
+    """The files of one log, sorted by the offset at which each file begins. New bytes are appended
+    to the last file.
+    """
 
     base: Path
     segments: list[LogSegment]
@@ -67,8 +68,8 @@ class _Log(Struct):
 
 class LogStore:
     """A folder with the logs of jobs. Several threads of one process may write and read logs. Other
-    processes may only read the logs, unless the folder is `shared`: in that case, writers lock a
-    file one after another, and read the folder again each time.
+    processes may only read the logs, unless the folder is `shared`: in that case, each writer holds
+    a lock while it writes, and reads the folder again first.
     """
 
     threads: ClassVar[None] = None  # any thread may call it
@@ -219,8 +220,8 @@ class LogStore:
         return self._folder(project, job_id) / f"{attempt}.{rank}.log"
 
     def _seen(self, project: str, job_id: str, attempt: int, rank: int) -> _Log:
-        """Return a copy of the log's state for a reader. A writer may change the original at the
-        same time.
+        """Return a copy of the log's state for use by a reader. A writer may change the original at
+        the same time.
         """
         with self._lock:
             log = self._known(self._base(project, job_id, attempt, rank))
@@ -310,8 +311,8 @@ def _times_path(base: Path) -> Path:
 
 
 def _look(base: Path) -> _Log:
-    """Read the log's state from its folder. If a process ended during a write, the data that it had
-    written by then belongs to the log.
+    """Read the log's state from its folder. If a process was killed during a write, the bytes that
+    it had already written count as part of the log.
     """
     found: list[LogSegment] = []
     with suppress(FileNotFoundError):

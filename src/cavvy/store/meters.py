@@ -75,23 +75,23 @@ class SqlMeters:
         return VolumeOwner(project=row[0], user=row[1], tags=decode_tags(row[2]))
 
     async def uses(self, gangs: Collection[str]) -> Mapping[str, Sequence[VolumeUse]]:
-        """Return the periods in which jobs paid for the disks of these gangs, by gang."""
+        """Return for each of these gangs the periods in which jobs paid for its disks."""
         return await self._read(lambda session: _read_uses(session, gangs))
 
     async def put_volume(self, bill: VolumeBill, postings: Sequence[LedgerPosting]) -> VolumeBill:
-        """Store a bill and append the ledger entries from which it results. Raises StaleVersion if
-        another server was first.
+        """Store a bill, and append the ledger entries for its change since the last version. Raises
+        StaleVersion if another server was first.
         """
         stored = replace(bill, version=bill.version + 1)
         await self._write(lambda session: _put_volume(session, stored, postings))
         return stored
 
     async def replica_bills(self, jobs: Collection[str]) -> Sequence[ReplicaBill]:
-        """Return the bills of the attempts of these jobs. All of the jobs are replicas."""
+        """Return the bills of all attempts of these jobs, which are replicas of services."""
         return await self._read(lambda session: _read_bills(session, jobs))
 
     async def late_replicas(self) -> Sequence[str]:
-        """Return the jobs of ended replicas whose bills are not completely divided."""
+        """Return the job IDs of ended replicas whose bills are not yet divided completely."""
         rows = await self._read(lambda session: session.run(_LATE).fetchall())
         return [row[0] for row in rows]
 

@@ -89,8 +89,8 @@ for _name in (*_OF_OFFER, "accelerator_count", "accelerator_part"):
 
 
 def prepare(driver: DatabaseDriver, make_id: Callable[[], str]) -> DatabaseDriver:
-    """Create or migrate the schema. Return the driver, with the journal mode that the file actually
-    has.
+    """Create or migrate the schema. Return the driver after setting its journal mode to the mode
+    that the database file actually has.
 
     Raises StoreUnusable, StoreFull and the driver's own errors.
     """
@@ -128,9 +128,8 @@ def bring_to_head(session: DatabaseSession, make_id: Callable[[], str]) -> None:
 
 
 def is_next(revision: str, known: str) -> bool:
-    """Return whether a program that supports the schema up to the revision `known` can work with a
-    database at `revision`, because that revision is at most one newer; see
-    docs/guides/write-a-migration.md.
+    """Return whether `revision` is at most one newer than `known`: a program that supports the
+    schema up to `known` can work with such a database. See docs/guides/write-a-migration.md.
     """
     return int(revision) <= int(known) + 1
 

@@ -24,7 +24,7 @@ class SignInStore(Protocol):
     """Trusted issuers, and sign-ins with their ID tokens."""
 
     async def trusts(self) -> Sequence[IssuerTrust]:
-        """Return the issuers whose ID tokens are accepted, by name."""
+        """Return the trusted issuers, whose ID tokens are accepted, sorted by name."""
 
     async def put_trust(self, trust: IssuerTrust, *, replace: bool = False) -> None:
         """Store a trust. Raises NameConflict if a trust has this name, unless `replace` is set."""
@@ -33,7 +33,7 @@ class SignInStore(Protocol):
         """Delete a trust with the tokens and the roles that it gave. Raises RowNotFound."""
 
     async def identity(self, issuer: str, subject: str) -> str | None:
-        """Return the account of a person who has signed in before."""
+        """Return the account of a person, or None if the person has never signed in."""
 
     async def sign_in(
         self, found: SignIn, token: AccountToken, digest: str, id_token: str, until: datetime
@@ -49,10 +49,10 @@ class CredentialStore(Protocol):
     """The encrypted credentials of projects at providers."""
 
     async def book(self) -> CredentialBook:
-        """Return which projects have credentials at providers."""
+        """Return which projects have credentials for which providers."""
 
     async def list(self) -> Sequence[SealedCredential]:
-        """Return the credentials of all projects, by project and provider."""
+        """Return the credentials of all projects, sorted by project and provider."""
 
     async def put(self, credential: SealedCredential) -> None:
         """Insert or replace a credential."""
@@ -68,7 +68,7 @@ class BudgetStore(Protocol):
     """Budgets, and the alerts that were sent for them."""
 
     async def list(self) -> Sequence[SpendingBudget]:
-        """Return all budgets, by name."""
+        """Return all budgets, sorted by name."""
 
     async def put(self, budget: SpendingBudget) -> None:
         """Insert or replace the budget of this name."""
@@ -84,13 +84,14 @@ class BudgetStore(Protocol):
         """Record that an alert is sent. Returns False if the alert was recorded before."""
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
-        """Return the cost, by job ID, of the gangs that may cost money, according to their newest
-        charges."""
+        """Return, keyed by job ID, the hourly rates of the gangs that may still cost money,
+        according to their newest charges.
+        """
 
 
 class ArchiveStore(Protocol):
-    """Archived projects. No job and no service can be stored in an archived project: a simultaneous
-    submission is either stored before, or raises ProjectArchived.
+    """Archived projects. No job and no service can be stored in an archived project. A submission
+    that arrives during the archiving is either stored first, or raises ProjectArchived.
     """
 
     async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:
@@ -115,7 +116,7 @@ class ServiceStore(Protocol):
         """Return the service with this name. Raises RowNotFound."""
 
     async def list(self, projects: "ProjectFilter" = None) -> Sequence[StoredService]:
-        """Return the services, by project and name."""
+        """Return the services, sorted by project and name."""
 
     async def put(self, service: StoredService) -> StoredService:
         """Insert the service (if its version is 0) or replace it, and return what is stored.
@@ -127,7 +128,7 @@ class ServiceStore(Protocol):
 
 
 class MeterStore(Protocol):
-    """Bills of volumes, and divided bills (see `store/meters.py`)."""
+    """Bills of volumes, and divided bills of replicas (see `store/meters.py`)."""
 
     async def volumes(self) -> Sequence[VolumeBill]: ...
     async def owner(self, gang: str) -> VolumeOwner | None: ...

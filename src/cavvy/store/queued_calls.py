@@ -51,9 +51,9 @@ class SqlQueuedCalls:
     async def add(
         self, calls: Sequence[tuple[QueuedCall, bytes]], once: QueuedCall | None = None
     ) -> Sequence[str]:
-        """Store the calls whose IDs are new in their services, each with the body of its request.
-        Return these IDs. The row `once` is stored together with the calls; if `once` was stored
-        before, nothing is stored.
+        """Store each call whose ID is new in its service, with the body of its request. Return the
+        IDs of the stored calls. The row `once` is stored together with the calls; if `once` was
+        stored before, nothing is stored.
         """
 
         def add(session: DatabaseSession) -> Sequence[str]:
@@ -104,8 +104,8 @@ class SqlQueuedCalls:
         after: str = "",
         limit: int = 100,
     ) -> Sequence[QueuedCall]:
-        """Return the calls by ID, or only those in one state. IDs that the server makes are in the
-        order of submission.
+        """Return the calls, sorted by ID; if `state` is given, only the calls in this state. IDs
+        that the server makes are in the order of submission.
         """
         which = "state = ?" if state else "state <> ?"
         sql = f"SELECT document FROM queued_calls WHERE {_OWN} AND {which} AND call_id > ? "

@@ -128,7 +128,7 @@ def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> No
 
 
 def _forget(session: DatabaseSession, now: datetime) -> None:
-    """Delete the data of old sign-ins that is no longer needed, and their tokens and roles."""
+    """Delete sign-ins that have been over for some time, with their tokens and roles."""
     old = to_micros(now - _KEPT)
     _delete_tokens(session, "SELECT token FROM sign_ins WHERE until < ?", old)
     session.run("DELETE FROM sign_ins WHERE until < ?", (old,))
@@ -147,8 +147,8 @@ def _find_identity(session: DatabaseSession, issuer: str, subject: str) -> str |
 
 
 def _open_account(session: DatabaseSession, found: SignIn, now: datetime) -> str:
-    """Return the name of a person's account, which the first sign-in creates or, by the rule of the
-    trust, finds. Raises SignInConflict.
+    """Return the name of a person's account. At the first sign-in, create the account or, if the
+    trust's rule says so, use the existing account with this name. Raises SignInConflict.
     """
     issuer, name = found.trust.issuer, found.account
     if known := _find_identity(session, issuer, found.subject):

@@ -570,8 +570,8 @@ class SqlStore:
 
 
 def _if_given(column: str, value: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return the SQL condition that `column` has this value, and its parameters. For None, the
-    condition is always true.
+    """Return the SQL condition that `column` has this value, and its parameters. If `value` is
+    None, the condition is always true.
     """
     return ("TRUE", ()) if value is None else (f"{column} = ?", (value,))
 

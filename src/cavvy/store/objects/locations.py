@@ -81,8 +81,7 @@ def merge_keys(environment: Mapping[str, str], secrets: Mapping[str, str]) -> di
 
 
 def overlaps(url: str, folder: str) -> bool:
-    """Return whether an object whose key begins with that of `url` may be in `folder`, or the
-    reverse."""
+    """Return whether the objects below `url` and the objects in `folder` may overlap."""
     (one, key), (other, prefix) = _split(url), _split(folder)
     if one != other:
         return False

@@ -18,8 +18,9 @@ _OWN_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class FoundRegions(Struct, frozen=True, kw_only=True):
-    """The regions of the buckets whose storages report one, and the reasons why the other regions
-    are unknown, by URL."""
+    """Maps the URL of each bucket either to its region in `regions` or, if the storage reports
+    none, to the reason in `problems`.
+    """
 
     regions: Mapping[str, str]
     problems: Mapping[str, str]

@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 
 class StorageThreads:
-    """Threads for calls to storages. Calls in other threads do not wait for them."""
+    """Threads for calls to storages. Calls that use another StorageThreads object do not wait for
+    these threads.
+    """
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._threads = count, ThreadPoolExecutor(count, name)

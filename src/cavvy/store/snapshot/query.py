@@ -65,9 +65,9 @@ class ShapeCondition(Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorPacks(Struct, frozen=True, kw_only=True):
-    """Accelerator packs, sorted by a requirement. A pack is a combination of an accelerator's name,
-    count and memory. Some packs meet the requirement; the others are grouped by the constraint that
-    they fail.
+    """Accelerator packs, grouped by whether they meet a requirement. A pack is a combination of an
+    accelerator's name, count and memory. Some packs meet the requirement; the others are grouped by
+    the constraint that they fail.
     """
 
     fitting: tuple[int, ...]
@@ -117,7 +117,7 @@ class RowSelection(Struct, frozen=True, kw_only=True):
 
 
 class NeedFilters(Struct, frozen=True, kw_only=True):
-    """A requirement, expressed in terms of the snapshot's tables."""
+    """A requirement, translated into conditions on the snapshot's tables."""
 
     allowed: tuple[Purchase, ...]
     packs: AcceleratorPacks | None
@@ -138,8 +138,9 @@ class NeedFilters(Struct, frozen=True, kw_only=True):
 
 
 class MatchCounts(Struct, frozen=True, kw_only=True):
-    """The number of rows, of matching rows and, keyed by constraint, of rows that fail this
-    constraint first."""
+    """The number of all rows, the number of matching rows, and, keyed by constraint, the number of
+    rows that fail this constraint first.
+    """
 
     total: int
     matched: int
@@ -366,7 +367,9 @@ def _range(
 
 
 def _places(connection: sqlite3.Connection, wanted: Sequence[str]) -> tuple[tuple[int, ...], float]:
-    """Return the requested locations, and their share of all rows."""
+    """Return the IDs of the requested locations, and which share of all rows is in these
+    locations.
+    """
     found: dict[int, int] = {}
     for name in wanted:
         sql = (
@@ -383,7 +386,7 @@ def _tally(
     connection: sqlite3.Connection, filters: NeedFilters
 ) -> Iterator[tuple[Constraint | None, int]]:
     """Count the rows whose shape has a matching pack, grouped by the first condition that the shape
-    fails. None is the group of rows that meet all conditions.
+    fails. The key None stands for rows that meet all conditions.
     """
     allowed = " + ".join(PURCHASE_COLUMNS[purchase] for purchase in filters.allowed)
     where = f"shape.pack IN {_list(filters.packs.fitting)}" if filters.packs else "1"
