@@ -198,7 +198,7 @@ class BudgetKeeper:
         budget = state.budget
         if not await self._store.budgets.claim_alert(budget.name, month_of(now), percent):
             return
-        text = f"{percent}% of the budget {budget.name} are spent: {format_usd(spent)} of "
+        text = f"{percent}% of the budget {budget.name} is spent: {format_usd(spent)} of "
         text += format_usd(state.limit)
         jobs = [await self._store.job(job_id) for job_id in state.running]
         events = [make_event(job, now, "budget", text, fact=budget.name) for job in jobs]

@@ -284,7 +284,7 @@ class JobService:
         for _ in range(_TRIES):
             with suppress(StaleVersion):
                 return await act(await self._store.find_job(project, name))
-        raise StaleVersion(f"job {name} was changed by other writers in every try")
+        raise StaleVersion(f"job {name} kept changing during the request; try again")
 
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: JobRecord, changes: RowChanges

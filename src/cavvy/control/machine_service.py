@@ -145,7 +145,7 @@ class MachineService:
                 await self._store.commit(make_write(replace(changes, machine=row)))
                 self._hint(holder.id)
                 return await self._status(replace(row, version=row.version + 1))
-        raise StaleVersion(f"machine {name} was changed by other requests in every try")
+        raise StaleVersion(f"machine {name} kept changing during the request; try again")
 
     async def forget(self, project: str, name: str) -> None:
         """Delete the row of a stopped machine. Raises RowNotFound, MachineInUse."""

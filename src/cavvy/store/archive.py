@@ -62,7 +62,7 @@ def _put(session: DatabaseSession, projects: Collection[str], at: datetime, *, b
         if found:
             named = ", ".join(name for (name,) in found[:_MOST])
             more = " and more" if len(found) > _MOST else ""
-            raise ProjectBusy(f"{what} {named}{more} did not end")
+            raise ProjectBusy(f"{what} {named}{more} has not ended")
 
 
 def _lift(session: DatabaseSession, project: str) -> None:

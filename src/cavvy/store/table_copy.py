@@ -80,8 +80,8 @@ def copy_rows(source: DatabaseSession, target: DatabaseSession) -> Sequence[Tabl
     for before, after in zip(sent, arrived, strict=True):
         if before != after:
             raise HashMismatch(
-                f"the {before.rows} rows of the table {before.table} arrived as {after.rows} rows, "
-                f"or with other values, in {target.driver.shown}; nothing was written"
+                f"the copy of the table {before.table} ({before.rows} rows) has {after.rows} rows "
+                f"or other values in {target.driver.shown}; nothing was written"
             )
     return sent
 

@@ -93,7 +93,7 @@ class DepositReader:
         for number, at in enumerate(range(0, size, manifest.part_bytes), 1):
             part = self._objects.get(str(number))
             if part is None or part.size != min(manifest.part_bytes, size - at):
-                raise InvalidDeposit(f"part {number} is missing or has another size")
+                raise InvalidDeposit(f"part {number} is missing or has the wrong size")
 
     def from_offset(self, start: int) -> Read:
         """Return a function that reads bytes. Offsets count from `start`."""

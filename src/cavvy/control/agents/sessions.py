@@ -158,7 +158,9 @@ class AgentSessions:
                 return ClaimWait(after=_UNREADY_ASKS_AGAIN)
             except RowNotFound:
                 return ClaimRefused(reason=f"there is no active gang {gang} with a rank {rank}")
-        raise StaleVersion(f"rank {rank} of gang {gang} was changed by other writers in every try")
+        raise StaleVersion(
+            f"rank {rank} of gang {gang} kept changing during the request; try again"
+        )
 
     async def messages(
         self,
@@ -187,7 +189,9 @@ class AgentSessions:
                     return await self._one_by_one(gang, rank, nonce, messages, heard_at)
             except RowNotFound:
                 return ClaimLost(reason=f"there is no active gang {gang} with a rank {rank}")
-        raise StaleVersion(f"rank {rank} of gang {gang} was changed by other writers in every try")
+        raise StaleVersion(
+            f"rank {rank} of gang {gang} kept changing during the request; try again"
+        )
 
     async def _one_by_one(
         self,

@@ -22,7 +22,7 @@ class QueueFull(Exception):
     """Raised if the queue is full: `most` calls wait, which is the maximum for the service."""
 
     def __init__(self, service: str, most: int) -> None:
-        super().__init__(f"{most} calls wait in the queue of {service} already")
+        super().__init__(f"the queue of service {service} is full: {most} calls already wait")
 
 
 class QueuedCallRequests:

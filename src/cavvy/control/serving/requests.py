@@ -116,7 +116,7 @@ class ServiceRequests:
             with suppress(StaleVersion):
                 service = await self._store.services.put(service)
                 return await self._publish(service)
-        raise StaleVersion(f"service {task.name} was changed by other requests in every try")
+        raise StaleVersion(f"service {task.name} kept changing during the request; try again")
 
     async def _check_hosts(self, task: TaskSpec) -> None:
         """Raise HostTaken if a service may not use its host names."""
@@ -127,7 +127,9 @@ class ServiceRequests:
         for other in await self._store.services.list() if wanted else ():
             mine = (other.project, other.name) == (task.project, task.name)
             if not mine and other.hosts & {each.lower() for each in wanted}:
-                raise HostTaken(f"another service has one of the names {', '.join(wanted)}")
+                raise HostTaken(
+                    f"another service already uses one of the hosts {', '.join(wanted)}"
+                )
 
     async def end(self, project: str, name: str) -> ServiceStatus:
         """End a service: its replicas finish their requests and stop, and then the service is
@@ -156,7 +158,7 @@ class ServiceRequests:
                 changed = await self._store.services.put(change(service))
                 self._announce(service_key(project, name))
                 return changed
-        raise StaleVersion(f"service {name} was changed by other requests in every try")
+        raise StaleVersion(f"service {name} kept changing during the request; try again")
 
     async def end_all(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
         """End all services of these projects. Returns them."""

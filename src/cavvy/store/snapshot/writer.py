@@ -86,7 +86,7 @@ def _check(offer: Offer) -> None:
         )
     if offer.rate.micros_per_hour <= 0:
         raise SnapshotError(
-            f"{offer.key} costs nothing; a snapshot contains only offers with a price"
+            f"{offer.key} has no price above 0; every offer in a snapshot needs a price"
         )
 
 
