@@ -88,7 +88,7 @@ class Deferred:
                 self._keep(changes)
 
     async def write_pending(self) -> None:
-        """Write the changes in memory, as far as the disk has space."""
+        """Write the changes that are kept in memory, until the disk is full."""
         async with self._order:
             while self._kept:
                 try:
@@ -175,14 +175,14 @@ class Deferred:
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
-        """Like `Store.waiting`, but without jobs that have unwritten changes: such jobs must not
-        start.
+        """Do the same as `Store.waiting`, but leave out jobs with unwritten changes, because these
+        jobs must not start.
         """
         found = await self._store.waiting(now, limit, per_machine)
         return [job for job in found if job.id not in self._jobs]
 
     async def unfinished(self) -> Sequence[str]:
-        """Like `Store.unfinished`, but also includes every job with unwritten changes."""
+        """Do the same as `Store.unfinished`, but also return every job with unwritten changes."""
         kept = {*self._jobs, *(each.job_id for each in self._attempts.values())}
         return sorted({*await self._store.unfinished(), *kept})
 

@@ -1,6 +1,6 @@
-"""This server's share of the work, if several servers use one database. Each key belongs to a
-lease, and only the server that holds the lease reconciles the key; hints about other keys are sent
-to the other servers.
+"""Divides the work among several servers that use one database. Each key belongs to a lease, and
+only the server that holds the lease reconciles the key; hints about other keys are sent to the
+other servers.
 """
 
 import asyncio

@@ -38,8 +38,8 @@ class LogTimes(Struct, frozen=True, kw_only=True):
     path: Path
 
     def since(self, start_s: float) -> int | None:
-        """Return the offset of the first byte that arrived at that time or later, accurate to half
-        a second.
+        """Return the offset of the first byte that arrived at the given time or later, accurate to
+        half a second.
         """
         try:
             data = self.path.read_bytes()

@@ -1,5 +1,5 @@
 """A store in memory, for the simulator and tests. The store is the SQL store on an in-memory SQLite
-database. This store uses no threads, so it also works in simulated time.
+database. The store in memory uses no threads, so it also works in simulated time.
 """
 
 import secrets

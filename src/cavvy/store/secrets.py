@@ -55,7 +55,7 @@ class SecretSealer:
             ) from error
 
     def open(self, project: str, name: str, sealed: bytes) -> str:
-        """Like `unseal`, for values that are not users' secrets."""
+        """Do the same as `unseal` for values that are not users' secrets."""
         if sealed[:1] == _VERSION_1:
             return self._unseal_version_1(project, name, sealed)
         parts = _split(sealed)

@@ -308,8 +308,9 @@ class Checkpoints:
         files: Sequence[CheckpointFile],
         made_at: datetime,
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
-        """Like `commit`, for files in a bucket. At commit, only the sizes of the files are checked;
-        their contents are checked when they are downloaded."""
+        """Do the same as `commit` if the job's checkpoint files are in a bucket. At commit, only
+        the sizes of the files are checked; their contents are checked when they are downloaded.
+        """
         held = await in_thread(bucket_checkpoints.held)
         wanted = [each for each in files if each.link is None]
         if missing := sorted(

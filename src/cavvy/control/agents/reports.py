@@ -274,8 +274,8 @@ def find_target(task: TaskSpec, sent: SentData) -> str | None:
 
 
 def step_of(job: JobRecord, node: Node) -> timedelta:
-    """Return the duration of one step of the work: the reported duration or, failing that, the
-    duration that the task declares; zero if neither is known.
+    """Return the duration of one step of the work: the reported duration, otherwise the duration
+    that the task declares, otherwise zero.
     """
     said = node.progress.get("step_ms")
     if isinstance(said, (int, float)) and 0 < said < _LONGEST_STEP_MS:

@@ -216,8 +216,8 @@ class AgentSessions:
         return node.order if node.order is not None and node.order.seq > after else None
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """Like `order`, but waits up to `wait` for an order. The wait ends earlier, possibly with
-        None, when `notify` is called.
+        """Do the same as `order`, but wait up to the time `wait` for an order. The wait ends
+        earlier, possibly with None, when `notify` is called.
         """
         changed = asyncio.Event()
         self._waiters[gang].add(changed)

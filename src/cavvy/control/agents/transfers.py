@@ -69,9 +69,9 @@ class TransferUpload(Struct, frozen=True, kw_only=True):
 
 
 class SignedObjects:
-    """Gives access to the objects below one URL. Paths are relative to the URL; the path "" is the
-    object that has the URL itself. Methods block on the network and raise ObjectError. `url` is the
-    URL in the task, from which the server can open the storage again.
+    """Gives access to the objects below one URL. Paths are relative to the URL; the path "" stands
+    for an object at exactly this URL. Methods block on the network and raise ObjectError. `url` is
+    the URL in the task, from which the server can open the storage again.
     """
 
     def __init__(self, place: ObjectReader, key: str, url: str = "") -> None:
@@ -86,8 +86,7 @@ class SignedObjects:
         return isinstance(self.place, ObjectBucket) and self.place.bills_parts
 
     def page(self, after: str) -> InputPage:
-        """List the object that has the URL itself or, if there is none, all objects below the
-        URL."""
+        """List the object at exactly this URL or, if there is none, all objects below the URL."""
         place, key = self.place, self._key
         if not after and key and not key.endswith("/"):
             one = place.head(key)
@@ -239,8 +238,8 @@ class Transfers:
         return await in_thread(find_regions, urls, keys, self._clock.now, REGIONS_S)
 
     async def find_sizes(self, project: str, urls: Sequence[str]) -> Mapping[str, int]:
-        """Find the sizes in MiB of data in buckets, as far as listings with the project's keys show
-        them within SIZES_S seconds.
+        """Return the sizes in MiB of data in buckets, from listings with the project's keys that
+        finish within SIZES_S seconds.
         """
         keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
         found = await in_thread(find_sizes, urls, keys, self._clock.now, SIZES_S)

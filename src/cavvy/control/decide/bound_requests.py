@@ -1,17 +1,17 @@
 """Decides which replicas a service needs because requests must stay in certain places.
 
 Replicas in other places cannot serve such a request, so these needs are computed separately from
-the load. For each set of places P, this module determines whether a replica in P is needed, which
-replica is kept for P, and whether one must be ordered:
+the load. For each set of places P in which some requests must stay, this module determines whether
+a replica in P is needed, which replica is kept for P, and whether one must be ordered:
 
-    needed   A replica is needed while a request with P waits, or if the last one arrived within
-             `replicas.idle`. Requests without places count as one more set, which any replica can
-             serve.
-    kept     One replica of the newest revision that is in all of P, or was ordered for P and has
-             no place yet, is kept: the one that would end last. It does not end while P is needed,
-             even if the load needs fewer replicas.
-    missing  If requests with P wait and no such replica exists, one is ordered in regions within
-             P, provided that the service has fewer replicas than its maximum.
+    needed   A replica is needed while a request for P waits, or if the last request for P arrived
+             within `replicas.idle`. Requests that may be served anywhere form one more set, which
+             any replica can serve.
+    kept     For each needed P, one replica of the newest revision is kept, even if the load needs
+             fewer replicas. The kept replica is in all of P, or was ordered for P and has no place
+             yet; of several such replicas, it is the one that would end last.
+    missing  If requests for P wait and no replica can be kept for P, a replica is ordered in
+             regions within P, unless the service has its maximum number of replicas.
     full     If a replica is missing and the service has its maximum number of replicas, the
              requests wait until a replica ends or their own time limit has passed.
 

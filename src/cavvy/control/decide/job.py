@@ -270,8 +270,9 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
 
 
 def _list_caps(view: JobSnapshot) -> Iterator[tuple[Money, str]]:
-    """List the maximum amounts that the job may spend, by its own limits and by budgets, each with
-    a reason in words."""
+    """List the maximum amounts that the job's own limits and the budgets let it spend, each with a
+    readable reason.
+    """
     cap, allowance = cap_of(view.job), view.allowance
     if cap is not None:
         yield cap, f"spending limit of {format_usd(cap)} reached"

@@ -1,9 +1,10 @@
-"""The markets in which the replicas of a service may run, and tasks that are restricted to one of
+"""Finds the markets in which the replicas of a service may run, and restricts a task to one of
 these markets.
 
-Without spot, a service has one market, `ANYWHERE`: the planner chooses the offer of each replica as
-for every job. With spot, each location with spot capacity is a separate market, and `ON_DEMAND` is
-one more: the spot policy distributes the replicas among these markets.
+If the service uses no spot capacity, it has one market, `ANYWHERE`, in which the planner chooses
+the offer of each replica as for every job. If the service uses spot capacity, each location with
+spot capacity is a separate market, `ON_DEMAND` is another market, and the spot policy distributes
+the replicas among these markets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -68,10 +68,10 @@ def compare(
 ) -> RestoreComparison:
     """Compare the gangs that providers report with the database.
 
-    `attempts` maps the names of gangs to their attempts and the names of their jobs. It contains
-    all unfinished attempts, and those ended attempts whose gangs a provider reported. `silent`
-    contains the providers that did not report all their gangs; their attempts are not considered
-    lost. `later` is the result of `name_later`.
+    `attempts` maps the names of gangs to their attempts and the names of their jobs. `attempts`
+    must contain all unfinished attempts, and those ended attempts whose gangs a provider reported.
+    `silent` contains the providers that did not report all their gangs; their attempts are not
+    considered lost. `later` is the result of `name_later`.
     """
     seen, silent = list(seen), frozenset(silent)
     running = [(provider, gang) for provider, gang in seen if gang.state is not GangState.ENDED]

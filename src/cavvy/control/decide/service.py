@@ -465,7 +465,7 @@ def _find_orders(
     now: datetime,
 ) -> _Orders:
     """Return the replicas to order: one for each missing place, and further replicas that the load
-    needs. The further replicas are ordered where requests wait.
+    needs. Further replicas are ordered in the places where requests wait.
     """
     going = [*ended, *(each for each in replicas if each.state is ReplicaState.ENDING)]
     counting = [
@@ -536,9 +536,9 @@ def _add_needed(
 def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
-    """Return the replica, and change it to draining or ending if it is surplus. `left` is how many
-    more replicas of its kind are needed, and `spare` is how many ready replicas exceed the
-    service's need.
+    """Return the replica, changed to draining or ending if it is surplus. `left` is how many more
+    replicas of its kind are needed, and `spare` is how many ready replicas exceed the service's
+    need.
     """
     if not _is_open(replica):
         return replica

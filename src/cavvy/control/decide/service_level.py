@@ -84,7 +84,7 @@ def record_level(
 
 
 def measure_level(service: StoredService, now: datetime) -> tuple[LevelCounts, LevelCounts]:
-    """Return the counts of the last hour and of the last day. They also include the step and the
+    """Return the counts of the last hour and of the last day. The counts include the step and the
     hour that are still in progress.
     """
     history, at_s = _read(service), int(now.timestamp())

@@ -91,7 +91,9 @@ def keeps_until(
 
 
 def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None]) -> bool:
-    """Return whether the nodes can do other work after the job's work has ended in this way."""
+    """Return whether the nodes can do other work after the job's work has ended as `end`
+    describes.
+    """
     if job.task.machine is None:
         return job.stop_reason is None and ends_job(job, *end)
     timed = job.stop_cause in (StopCause.DURATION, StopCause.DEADLINE)

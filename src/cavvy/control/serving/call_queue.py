@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class CallQueue:
-    """Reconciles the queues of services. Without a `front`, nothing is sent."""
+    """Reconciles the queues of services. If `front` is None, no calls are sent."""
 
     def __init__(self, parts: ServingParts, data: Transfers) -> None:
         self._store, self._clock, self._front = parts.store, parts.clock, parts.front

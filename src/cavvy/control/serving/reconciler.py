@@ -72,7 +72,7 @@ class _Scaled(Struct, frozen=True, kw_only=True):
 
 
 class ServiceReconciler:
-    """Reconciles services. Without a `front`, there are no services."""
+    """Reconciles services. If `front` is None, there are no services."""
 
     def __init__(self, parts: ServingParts) -> None:
         self._store, self._clock, self._jobs = parts.store, parts.clock, parts.jobs

@@ -1,8 +1,8 @@
 """Opens the object store that a URL names.
 
-The storage's keys are taken from the project's secrets or, failing that, from the server's
-environment, under the names that each cloud's own tools use. Only the server has the keys. The
-server signs requests with the keys, and nodes receive the signed requests.
+The keys of a storage come from the project's secrets or, if it has none for that storage, from the
+server's environment. They have the names that the cloud's own tools use. Only the server has the
+keys. The server signs requests with the keys, and nodes receive the signed requests.
 """
 
 import configparser

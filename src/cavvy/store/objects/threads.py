@@ -52,8 +52,8 @@ class StorageThreads:
             raise ObjectTryAgain(f"the storage did not answer within {LIMIT_S:g} s") from error
 
     async def run_to_its_end(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like `run`, but wait for the end of the call without a time limit. Each request that the
-        call sends has its own limit.
+        """Do the same as `run`, but wait for the end of the call without a time limit. Each request
+        that the call sends has its own limit.
         """
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, partial(call, *args, **kwargs)
