@@ -115,7 +115,7 @@ class ProviderPool:
             return self._snapshot
 
     def place(self, gang: str, offer: Offer, nodes: int) -> None:
-        """From now on, count a gang's nodes as used. The gang is not launched yet, so the provider
+        """From now on, count the gang's nodes as used. Until the gang is launched, the provider
         still reports these nodes as free.
         """
         if self._snapshot is not None:
@@ -123,8 +123,9 @@ class ProviderPool:
         self._placed[gang] = _Placed(key=offer.key, nodes=nodes, at=self._clock.now())
 
     def free(self, gang: str, offer: Offer) -> bool:
-        """Stop counting the nodes of a gang that has ended or will not be launched. Returns whether
-        the freed nodes may make room for a waiting job."""
+        """Stop counting the nodes of this gang as used, because the gang has ended or will not be
+        launched. Returns whether the freed nodes may make room for a waiting job.
+        """
         self._placed.pop(gang, None)
         limited = offer.capacity is not None and not offer.shared
         self._freed |= limited

@@ -163,9 +163,9 @@ def put_policy(session: DatabaseSession, project: str, policy: ProjectPolicy | N
 
 
 def move_project(session: DatabaseSession, former: Project, parent: str | None) -> None:
-    """Move a project. Raises RowNotFound if the project is no longer at its former place or the new
-    parent does not exist, and NameConflict if the new parent is the project itself or below it.
-    Raises ProjectArchived if the new parent is archived.
+    """Move a project. Raises RowNotFound if the project has moved meanwhile or if the new parent
+    does not exist. Raises NameConflict if the new parent is the project itself or a project below
+    it. Raises ProjectArchived if the new parent is archived.
     """
     _check_parent(session, parent)
     if not session.driver.is_sqlite:  # two moves at the same time could make a loop

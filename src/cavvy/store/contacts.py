@@ -1,6 +1,6 @@
-"""The facts about agents that the servers of one PostgreSQL database exchange: when an agent last
-sent a request, when it last requested work, and the time until which its budget pays. An agent may
-be connected to a server that does not reconcile the agent's job.
+"""Exchanges facts about agents between the servers of one PostgreSQL database: when an agent last
+sent a request, when the agent last requested work, and until when its budget pays. An agent may be
+connected to a server that does not reconcile the agent's job.
 """
 
 from collections.abc import Sequence

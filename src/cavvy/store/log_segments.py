@@ -41,7 +41,8 @@ class LogSegment(Struct):
 
 class SegmentFiles:
     """Reads and writes the files of one project. `current` returns the key for new files, and
-    `find` returns the key that the header of a file names; both are None if all files are plain.
+    `find` returns the key that the header of a file names. `current` and `find` are None if all
+    files are plain.
     """
 
     def __init__(

@@ -159,8 +159,8 @@ class Deposits:
         results were read, the results are read again.
 
         Reading stops after some time without progress; this time is shorter if other nodes of the
-        gang are `billed`. Reading may first wait for other gangs: a billed gang waits only for
-        billed gangs, and any other gang waits only for gangs that are not billed.
+        gang are `billed`. Reading may first wait until other gangs' results are read: billed gangs
+        wait only for billed gangs, and other gangs only for gangs that are not billed.
         """
         gang = attempt.gang
         if not ranks or not self.find_url(job):

@@ -1,5 +1,5 @@
-"""The facts that this server has about agents: when each agent last sent a request, when it last
-requested work, and the time until which the budget pays for its lease. If there are several
+"""The facts that this server has about agents: when each agent last sent a request, when the agent
+last requested work, and until when the budget pays for the agent's lease. If there are several
 servers, they exchange these facts.
 """
 

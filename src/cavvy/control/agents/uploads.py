@@ -46,8 +46,8 @@ _UNKNOWN = UnfinishedUpload(project="", job_id="", attempt_id="", url="", key=""
 
 
 class LeftUpload(Struct, frozen=True, kw_only=True):
-    """An unfinished upload whose attempt has ended. `problem` is the reason why it could not be
-    aborted, or "". If the upload's record cannot be read, all fields of `upload` are "".
+    """An unfinished upload whose attempt has ended. `problem` is the reason why the upload could
+    not be aborted, or "". If the upload's record cannot be read, all fields of `upload` are "".
     """
 
     upload: UnfinishedUpload

@@ -148,7 +148,7 @@ def _gang_key(nodes: Sequence[Node]) -> str:
 
 
 def setup_key(job: JobRecord, manifest: bytes | None = None) -> str | None:
-    """Return a hash of everything that a setup can read. If two keys are equal, a finished setup
+    """Return a hash of everything that a setup can read. If two hashes are equal, a finished setup
     can be reused.
 
     If the task lists `uses` and the manifest is known, the hash covers only the files in `uses`;

@@ -330,7 +330,7 @@ def _bound_unreported(
     attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
 ) -> _Life:
     """Return the possible lifetimes of a node whose start its provider did not report. If a machine
-    was rolled back for the rank, sightings may come from that machine's agent, and the rank has
+    of the rank was rolled back, the sightings may come from that machine's agent. The rank then has
     another machine only if the provider reports one.
     """
     began, told = attempt.adopted_at or attempt.created_at, look.told

@@ -124,8 +124,8 @@ def list_possible(
     gone: Iterable[ServiceReplica],
     now: datetime,
 ) -> Sequence[PlaceNeed]:
-    """Return the needs for which a replica can be ordered now: the service may have replicas there,
-    and no recent order of a replica for these places has failed for lack of an offer.
+    """Return the needs for which a replica can be ordered now: the service may have replicas in
+    these places, and no replica ordered for them has recently failed to find an offer.
     """
     refused = {
         frozenset(each.bound_to)

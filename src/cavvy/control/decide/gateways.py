@@ -37,9 +37,10 @@ def add_reports(
     totals: GatewayTotals, reports: Mapping[str, GatewayCount], at_s: float, *, whole: bool
 ) -> GatewayTotals:
     """Return the totals with the newest reports. `at_s` is the time in seconds on the caller's
-    clock. `whole` means that every gateway has reported its requests in flight. The first reports
-    count in full. Later, if a server found its gateway already running, only what the gateway
-    counts after its first report is added, because the gateway may have counted for a long time.
+    clock. `whole` means that every gateway has reported its requests in flight. The very first
+    reports count in full. If a server joins later with a gateway that it found already running,
+    only what this gateway counts after its first report is added, because the gateway may have
+    counted for a long time.
 
     The quantiles of a sum cannot be computed from those of its parts, so the largest value of each
     quantile is used.
@@ -70,7 +71,7 @@ def _find_former(totals: GatewayTotals, server: str, report: GatewayCount) -> Se
 
 
 def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
-    """Return the report's current values, without its counters."""
+    """Return the current values of all reports together, without the counters."""
     return ServiceTraffic(
         at_s=at_s,
         in_flight=sum(each.in_flight for each in told),

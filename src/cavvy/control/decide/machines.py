@@ -69,7 +69,8 @@ def decide_turn_on_machine(
     policies: Sequence[BoundPolicy] = (),
 ) -> MachineTurn:
     """Decide whether a waiting job gets its machine now. `holder` is the machine's newest job, and
-    `gang` is the machine's gang. The policies may have changed since the machine started.
+    `gang` is the machine's gang. `policies` are checked because they may have changed since the
+    machine started.
     """
     if machine is None or holder is None or gang is None:
         return MachineIsFree()

@@ -1,8 +1,9 @@
 """Assigns replicas to tiers by the round trip between their node and a gateway.
 
 The shortest of the last round trips is compared with the bounds of the tiers, because a busy
-program or network can only make round trips longer. The tier changes only if that time is beyond
-the bound by a margin, so that a replica near a bound does not keep changing its tier.
+program or network can only make round trips longer. The tier changes only if the shortest round
+trip is beyond the bound by a margin, so that a replica near a bound does not keep changing its
+tier.
 """
 
 from bisect import bisect_right

@@ -62,11 +62,10 @@ _LATER = timedelta(seconds=10)
 
 
 class ReplicaSeen(Struct, frozen=True, kw_only=True):
-    """The observed state of a replica: its job's phase (None if it has no job), the offer and the
-    gang on which it runs, when it was placed and claimed by its agents, and the last responses to
-    its probe. `tried` means that its job has had an attempt, `reclaimed` that its node will be
-    reclaimed, and `loss` is how the replica was lost to its spot market. `in_flight` is None while
-    the gateway does not respond.
+    """The observed state of a replica. `phase` is the phase of the replica's job, or None if there
+    is no job. `tried` means that the job has had an attempt, and `reclaimed` that the replica's
+    node will be reclaimed. `loss` says how the spot market took or refused the replica. `in_flight`
+    is None while the gateway does not respond.
     """
 
     phase: JobPhase | None = None

@@ -489,9 +489,9 @@ def _is_quiet(own: Attempt, nodes: Sequence[Node]) -> bool:
 
 
 def _until_boundary(rows: JobRows, own: Attempt, ready: Attempt, now: datetime) -> timedelta:
-    """Return how long to wait for the next checkpoint of the working gang `own` after the standby
-    gang has become ready. The result is 0 if `own` has saved a checkpoint since then, or saves no
-    checkpoints.
+    """Return how long the ready standby gang waits for the next checkpoint of the working gang
+    `own`. The result is 0 if `own` has saved a checkpoint since the standby gang became ready, or
+    if `own` saves no checkpoints.
     """
     checkpoint = rows.job.task.checkpoint
     if checkpoint is None or own.phase in COMING:

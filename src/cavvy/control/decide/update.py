@@ -2,8 +2,8 @@
 
 The serving revision keeps all the replicas that it needs until the new revision takes over. The
 next steps of the serving and the new revision are decided as if they were separate services. A
-canary gets some of the requests and replicas until `control.decide.canary` has judged it; a
-blue-green revision gets all replicas, but no requests until they are ready.
+canary gets some of the requests and replicas until `control.decide.canary` has judged the revision.
+A blue-green revision gets its full number of replicas, but no requests until all of them are ready.
 """
 
 from datetime import datetime

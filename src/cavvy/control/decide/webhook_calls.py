@@ -2,9 +2,9 @@
 
 A request that is not a CloudEvent causes one call, whose ID is derived from the delivery. Each
 CloudEvent causes one call, whose ID is derived from the event's source and ID. All calls are sent
-as events in binary mode, even if the event arrived in structured mode: the Python SDK 2.2.0 of
-CloudEvents reads every request that has the headers of an event in binary mode, with any
-Content-Type.
+as events in binary mode, even if the event arrived in structured mode. The reason is that the
+CloudEvents SDK 2.2.0 for Python reads every request with an event's headers as binary mode,
+whatever its Content-Type is.
 """
 
 import hashlib

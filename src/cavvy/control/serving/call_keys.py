@@ -4,7 +4,7 @@ _PREFIX = "calls:"
 
 
 def calls_key(service_key: str) -> str:
-    """Return the key of the queue of a service."""
+    """Return the worklist's key of the service's queue."""
     return f"{_PREFIX}{service_key}"
 
 
@@ -13,5 +13,5 @@ def is_calls_key(key: str) -> bool:
 
 
 def service_of_calls(key: str) -> str:
-    """Return the key of the service whose queue has this key."""
+    """Return the worklist's key of the service to which the queue with this key belongs."""
     return key.removeprefix(_PREFIX)

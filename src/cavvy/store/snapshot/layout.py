@@ -5,10 +5,10 @@ location (`place`), so that the file stays small.
                     to do
 
 Rows are numbered in the order of their names, so that offers with equal prices always have the same
-order. `shape` contains the number of its offers for each purchase option, so that `offer` need not
-be read to count offers without a location or price limit. In `offer`, the columns of the primary
-key come first and in the key's order; otherwise the integrity check of SQLite 3.40 would report
-existing values as missing.
+order. The table `shape` contains the number of offers of each instance type, for each purchase
+option. Offers without a limit on location or price can thus be counted without reading `offer`. In
+`offer`, the columns of the primary key come first and in the key's order; otherwise the integrity
+check of SQLite 3.40 would report existing values as missing.
 """
 
 from cavvy.domain.offers import Purchase
