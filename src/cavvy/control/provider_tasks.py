@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 class ProviderTasks:
-    """The tasks of all accounts. The tasks run in the group that is passed to `start`; before that,
-    no tasks exist.
+    """The tasks of all accounts. The tasks run in the group that is passed to `start`; no tasks
+    exist before `start` is called.
 
     `changed` is called with the name of a gang whose provider signals a change. If there are
     several servers, only one of them relays agents.

@@ -275,8 +275,8 @@ class QueueReconciler:
     async def _take_warm(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> WarmGang | WarmGangNotReady | None:
-        """Assign a warm gang of its project to the job, if one fits. Jobs with a deadline policy
-        get no warm gang.
+        """Assign a warm gang of the job's project to the job, if such a gang fits. Jobs with a
+        deadline policy get no warm gang.
 
         If the task orders its alternatives, an earlier alternative that can start now takes
         precedence over a warm gang that fits only a later alternative.

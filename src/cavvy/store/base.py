@@ -346,8 +346,8 @@ class Store(Protocol):
     async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
         """Post the total amount of each discount in a month. `spread` maps each discount's name to
         the amounts of its subjects (attempts). Amounts are in micro-dollars, 0 or more. Only the
-        difference from the amounts posted before is added; a discount that is not named is
-        reversed. Returns the number of new entries. Raises RowNotFound.
+        difference from the amounts posted before is added; a discount that `spread` does not name
+        is reversed. Returns the number of new entries. Raises RowNotFound.
         """
 
     async def remove_job(self, job: JobRecord) -> None:

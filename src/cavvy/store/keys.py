@@ -2,7 +2,8 @@
 
 Each secret is encrypted with its own data key. The data key is stored with the secret, encrypted
 with a key that no database contains: a key in a file, in a variable of the server's environment, or
-in AWS KMS. If that key changes, only the data keys must be encrypted again.
+in AWS KMS. If the key that encrypts the data keys changes, only the data keys must be encrypted
+again, not the secrets.
 """
 
 import errno

@@ -126,7 +126,8 @@ class ReplicaLeases:
     @property
     def valid(self) -> bool:
         """Whether the leases are certainly still valid, so that no other server can have taken
-        them. The database checks writes itself; this check is for actions outside the database.
+        them. Check `valid` before actions outside the database; the database itself checks the
+        fence of each write.
         """
         return self._renewed is not None and time.monotonic() < self._renewed + self._ttl_s
 

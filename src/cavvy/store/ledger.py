@@ -176,7 +176,7 @@ def read_subject(session: DatabaseSession, subject_id: str) -> LedgerSubject:
 def make_subject(
     attempt: Attempt, user: str, job: str, machine: str, tags: dict[str, str]
 ) -> LedgerSubject:
-    """Return the subject of the charges of an attempt."""
+    """Return the ledger subject to which an attempt's charges belong."""
     offer = attempt.offer
     return LedgerSubject(
         id=attempt.id,

@@ -126,8 +126,8 @@ class BucketCheckpointOpener:
     async def open_folder(
         self, project: str, job_id: str, url: str, folder: str
     ) -> tuple[ObjectBucket, str]:
-        """Open the bucket of a URL with the project's keys. Returns the bucket, and the prefix of
-        the keys in the job's folder `folder`. Raises ObjectDenied.
+        """Open the bucket that a URL names, with the project's keys. Returns the bucket, and the
+        prefix of the keys in the job's folder `folder`. Raises ObjectDenied.
         """
         secrets = await self._open_secrets(project, KEYS)
         keys = merge_keys(self._environment, secrets)

@@ -219,8 +219,8 @@ class Checkpoints:
     async def commit(
         self, gang: str, rank: int, nonce: str, files: Sequence[CheckpointFile], made_at: datetime
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
-        """Make these files the job's newest checkpoint. Returns FilesMissing if some are not
-        stored. Raises RowNotFound, InvalidManifest, StoreFull.
+        """Make these files the job's newest checkpoint. Returns FilesMissing if some of the files
+        are not stored. Raises RowNotFound, InvalidManifest, StoreFull.
         """
         attempt = await self._store.attempt_of_gang(gang)
         node = await self._store.node(attempt.id, rank)

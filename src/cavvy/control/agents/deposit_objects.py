@@ -35,7 +35,9 @@ class DepositPiece(Struct, frozen=True, kw_only=True):
 
 
 class DepositedCheckpoint(Struct, frozen=True, kw_only=True):
-    """A checkpoint that the node could not deliver. The fields are those of a commit request."""
+    """A checkpoint that the node could not deliver. The fields are the same as in an agent's commit
+    request.
+    """
 
     made_at: Annotated[datetime, Meta(tz=True)]
     files: list[CheckpointFile]

@@ -228,7 +228,7 @@ class Transfers:
         return await self._open(gang, index, lambda task: [each.target for each in task.outputs])
 
     async def open_url(self, project: str, url: str) -> ObjectLocation:
-        """Open the store of a URL with the project's keys. Raises ObjectDenied."""
+        """Open the store that a URL names, with the project's keys. Raises ObjectDenied."""
         keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
         return open_place(url, keys, self._clock.now)
 

@@ -157,7 +157,7 @@ def _booting(view: AttemptSnapshot, now: datetime) -> Action:
         missing = ", ".join(str(node.rank) for node in view.nodes if not node.claim)
         return _ending(
             AttemptOutcome.TIMEOUT,
-            f"no agent of rank {missing} reported in within {_minutes(BOOT_TIMEOUT)}",
+            f"no agent of rank {missing} contacted the server within {_minutes(BOOT_TIMEOUT)}",
         )
     return RecheckAttempt(after=min(left, _next_look(view, now)))
 

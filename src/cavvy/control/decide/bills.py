@@ -161,9 +161,9 @@ def _start_late(node: NodeSeen) -> NodeSeen:
 
 
 def _shorten_all(nodes: Sequence[NodeSeen], look: GangLook) -> list[NodeSeen]:
-    """Return the machines that were billed for certain, with their shortest possible lifetimes.
-    Machines that have not ended were last seen by the last poll that found the gang, or at their
-    `seen_at`.
+    """Return the machines that were billed for certain, with their shortest possible lifetimes. A
+    machine that has not ended counts as ended at its `seen_at` or, if that is unknown, at the last
+    poll that found the gang.
     """
     found = []
     for node in nodes:
@@ -404,8 +404,9 @@ def _bill_rolled_back(
     attempt: Attempt, told: GangSeen, until: datetime, *, final: bool
 ) -> list[Charge]:
     """Return the charges for machines that were started for the gang but never became its nodes.
-    The charges for their disks and addresses have the same kind, because a charge of the rank's
-    node may have the same start. Charges with the same rank and start are added up.
+    The charges for their disks and addresses also get the kind ROLLED_BACK, so that they differ
+    from a charge of the rank's node with the same start. Charges with the same rank and start are
+    added up.
     """
     found: dict[tuple[int, datetime], Charge] = {}
     for node in told.rolled_back:

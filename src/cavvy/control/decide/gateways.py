@@ -13,9 +13,9 @@ _NOTHING = RevisionSums()
 
 
 class GatewayCount(Struct, frozen=True, kw_only=True):
-    """The counts of one gateway for a service, after the gateway received this version of the
-    service. `fresh` means that the server started this gateway; otherwise it found the gateway
-    already running.
+    """A service's counts at one gateway, which has already received this version of the service.
+    `fresh` means that the server started this gateway; otherwise it found the gateway already
+    running.
     """
 
     version: int

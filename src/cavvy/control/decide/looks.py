@@ -1,4 +1,4 @@
-"""Decides when to poll a gang again, and which events for the user follow from a poll."""
+"""Decides when to poll a gang again, and which events users see after a poll."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta

@@ -81,12 +81,12 @@ def add(known: NullDistribution, increment: Increment) -> NullDistribution:
 
 
 def list_tails(known: NullDistribution) -> list[float]:
-    """Return, for each value of the statistic, the probability of at least this value."""
+    """Return, for each value, the probability that the statistic is at least that value."""
     return list(accumulate(reversed(known.masses)))[::-1]
 
 
 def find_tail(known: NullDistribution, value: int) -> float:
-    """Return the probability of at least this value."""
+    """Return the probability that the statistic is at least `value`."""
     return sum(known.masses[max(0, value - known.first) :])
 
 

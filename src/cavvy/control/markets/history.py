@@ -39,7 +39,7 @@ class MarketHistory:
         return self._standings
 
     async def knowledge(self, markets: Collection[str]) -> MarketKnowledge:
-        """Return the records of all markets, and the recent observations of these markets."""
+        """Return the records of all markets, and the recent observations of the given markets."""
         recent: dict[str, list[Observation]] = {}
         for seen in await self._store.observations(markets, self._clock.now() - RECENT, _MOST):
             recent.setdefault(seen.market, []).append(seen)

@@ -1,2 +1,1 @@
-"""Services: their reconciler, the handling of users' requests about them, and their dependencies on
-the server."""
+"""Reconciles services, and handles users' requests about services."""

@@ -282,8 +282,8 @@ class ServiceReconciler:
         front: ServiceFront,
         now: datetime,
     ) -> tuple[ServiceStep, StoredService]:
-        """Store the service of the step with the replicas that it orders. Return the step with
-        these replicas, and the stored service.
+        """Store the service of the step, including the replicas that the step orders. Return the
+        step with these replicas, and the stored service.
         """
         service = await self._order_all(step, front, now)
         ordered = service.replicas[len(step.service.replicas) :]

@@ -128,7 +128,7 @@ class ServiceRequests:
             mine = (other.project, other.name) == (task.project, task.name)
             if not mine and other.hosts & {each.lower() for each in wanted}:
                 raise HostTaken(
-                    f"another service already uses one of the hosts {', '.join(wanted)}"
+                    f"another service already uses one of the host names {', '.join(wanted)}"
                 )
 
     async def end(self, project: str, name: str) -> ServiceStatus:
