@@ -148,7 +148,9 @@ class ProviderPool:
         return provider.manifest.notice if provider is not None else None
 
     def find_endpoints(self, account: str) -> AnswersRequests | None:
-        """Return the provider of an account if its gangs are endpoints that only it can call."""
+        """Return the account's provider if the provider's gangs are endpoints that only the
+        provider can call.
+        """
         provider = self.providers.get(account)
         return None if provider is None else ability(provider, ANSWERS_REQUESTS)
 

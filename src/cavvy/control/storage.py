@@ -1,5 +1,5 @@
-"""Posts the costs of volumes between jobs to the ledger. The garbage collection does this, so that
-only one server at a time posts these costs.
+"""Posts the costs of volumes between jobs to the ledger. The garbage collection posts these costs,
+because only one server at a time runs it.
 """
 
 import logging

@@ -464,8 +464,8 @@ class Store(Protocol):
 
     async def move_project(self, former: Project, parent: str | None) -> None:
         """Move a created project below another project or, if `parent` is None, to the top. Raises
-        RowNotFound if the project has changed from `former` or the parent does not exist, and
-        NameConflict if the parent is below the project.
+        RowNotFound if the stored project no longer equals `former` or the parent does not exist,
+        and NameConflict if the parent is below the project.
         """
 
     @property

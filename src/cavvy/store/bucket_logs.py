@@ -59,7 +59,7 @@ class LogPiece(Struct, frozen=True, kw_only=True):
 
 
 class BucketLogTimes(Struct, frozen=True, kw_only=True):
-    """The times at which the bytes of a log arrived, as `LogTimes`."""
+    """The times at which the bytes of a log arrived, with the same interface as `LogTimes`."""
 
     logs: "BucketLogs"
     log: str  # the log's name

@@ -128,8 +128,8 @@ def note_arrival(arrivals: Arrivals, now: datetime, *, blocked: bool) -> tuple[A
     """Record the arrival of a job, and return how long its first placement may wait.
 
     The placement waits briefly while no capacity is free, because the job cannot start anyway.
-    During a burst of submissions it waits for up to a second, so that the requests are answered
-    first.
+    During a burst of submissions, the placement waits for up to a second, so that the requests are
+    answered first.
     """
     recent = tuple(at for at in arrivals.times[-_BURST:] if now - at < _BURST_SPAN)
     times = (*recent, now)

@@ -1,5 +1,6 @@
-"""Carries out the decisions of `decide.standby`. Before that, queries the deadline advisor when a
-decision requires it, and checks budgets before a second gang is bought."""
+"""Carries out the decisions of `decide.standby`. Queries the deadline advisor if a decision needs
+its answer, and checks budgets before a second gang is bought.
+"""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta

@@ -16,8 +16,8 @@ _MIB = 1 << 20
 def find_sizes(
     urls: Sequence[str], keys: Mapping[str, str], now: Callable[[], datetime], patience_s: float
 ) -> Mapping[str, int | ObjectError]:
-    """Return the size of the objects at each URL in MiB, or the reason why the size is unknown;
-    block for at most `patience_s` seconds in total.
+    """Return, for each URL, the size of its objects in MiB or the reason why the size is unknown.
+    The call blocks for at most `patience_s` seconds in total.
     """
     return call_all({url: partial(_measure, url, keys, now) for url in urls}, patience_s)
 
