@@ -3,10 +3,11 @@ append to and read the same log.
 
 A log is a set of pieces. The object `PROJECT/JOB/ATTEMPT.RANK/START-SIZE-MICROS-PAIRS` contains
 SIZE bytes of the log from the offset START on, followed by PAIRS pairs of an offset and the time at
-which bytes arrived. MICROS is the time of the first pair; a single pair is not in the object. An
-encrypted piece has a name that ends with `.sealed`. Bytes at one offset never differ, so servers
-need no lock: pieces that two servers wrote may overlap. Many small pieces are replaced by a large
-one. The methods block on requests to the bucket.
+which bytes arrived. MICROS is the time of the first pair. If there is only one pair, START and
+MICROS already give it, so the object does not contain it. An encrypted piece has a name that ends
+with `.sealed`. Bytes at one offset never differ, so servers need no lock: pieces that two servers
+wrote may overlap. Many small pieces are replaced by a large one. The methods block on requests to
+the bucket.
 """
 
 import re
