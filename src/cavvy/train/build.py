@@ -31,7 +31,7 @@ class ModelBuilder:
     ) -> PlacedModel:
         """Build this rank's part of the model and place it on the device.
 
-        Raises: ValueError: the plan does not fit. The error message names the necessary change.
+        Raises: ValueError: the plan does not fit; the message says what to change.
         """
         if (make is None) == (not stages):
             raise ValueError("pass either a function that builds the model, or stages=[...]")
@@ -79,8 +79,8 @@ class ModelBuilder:
 
 
 def make_optimizer(make: Callable[..., Any], params: Any, options: dict[str, Any]) -> Any:
-    """Make an optimizer. Each of its parameter groups has parameters of one kind, because sharded
-    and unsharded parameters cannot be updated together.
+    """Make an optimizer. Each parameter group of the optimizer contains parameters of one kind,
+    because sharded and unsharded parameters cannot be updated together.
     """
     listed = list(params)
     groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]

@@ -18,7 +18,7 @@ Measure = Callable[[Any], Any]
 
 def evaluate(measure: Measure, data: Data, made: StepGradients, plan: Plan, device: Any) -> Any:
     """Return the mean of `measure` over the data, with the model in evaluation mode. All ranks must
-    call this function, and all of them get the same number.
+    call this function, and it returns the same number on all ranks.
 
     Raises: ValueError: the model is split into the stages of a pipeline.
     """

@@ -109,8 +109,8 @@ class FailureWatch:
         return RankFailure(**json.loads(stored))
 
     def _search(self, mine: RankFailure) -> RankFailure:
-        """Wait for the failure of another rank. If no rank reports one, find a rank that does not
-        answer and report that rank as failed. If all ranks answer, report `mine`.
+        """Wait for the failure of another rank. If no other rank reports a failure, report a rank
+        that does not answer as failed. If all ranks answer, report `mine`.
         """
         searches = self._store.compare_set(SEARCH, "", str(self._rank)) == str(self._rank).encode()
         until = monotonic() + (ANSWER_S if searches else 2 * ANSWER_S)

@@ -55,7 +55,7 @@ class ProgressReporter:
         self._done, self._total, self._meter.samples = done, total, epoch
 
     def end(self) -> None:
-        """Report that the work is complete. An earlier attempt may have completed the work."""
+        """Report that the work is complete, even if an earlier attempt completed it."""
         if self._world.is_first:
             self._report({}, {}, True)
 

@@ -196,7 +196,7 @@ class Run:
 
     def resume(self) -> bool:
         """Load the newest checkpoint. Returns whether a checkpoint existed. If the script does not
-        call this method, `batches` does. Later calls do nothing.
+        call this method, `batches` calls it. Later calls do nothing.
         """
         if self._resumed:
             return False
@@ -279,18 +279,18 @@ class Run:
         return values
 
     def accumulate(self, loss: Loss, batch: Any) -> Any:
-        """Compute the gradients of the mean loss over the global batch. Returns this mean, the same
-        on all ranks.
+        """Compute the gradients of the mean loss over the global batch. Returns the mean loss,
+        which is the same on all ranks.
 
         `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
         mean loss of the part. A loss with several arguments gets the members of a part, as in
         `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out of
-        memory. If the mean is over other items than samples, such as tokens without padding, it is
-        weighted by the number of these items. Cavvy finds this number automatically for torch's
-        losses and for sums that are divided by a tensor. For other losses, return (mean, number).
+        memory. If `loss` returns a mean over items other than samples, such as tokens without
+        padding, the mean is weighted by the number of items. Cavvy finds the number of items
+        automatically for torch's losses and for sums that are divided by a tensor. For other
+        losses, return (mean, number).
 
-        If gradients of earlier calls were not used by a step yet, the new gradients are added to
-        them.
+        Gradients of earlier calls that no step has used yet are added to the new gradients.
         """
         return self._add(self._ready().add, spread(loss), batch)
 
@@ -321,8 +321,8 @@ class Run:
         result is the same on all ranks.
 
         `measure(part)` is like the loss of `accumulate` and returns a mean or (mean, number). The
-        model is in evaluation mode during the call. The other arguments are those of `data`, but
-        the position in this data is not saved.
+        model is in evaluation mode during the call. The other arguments are the same as for `data`,
+        but checkpoints do not save the position in this data set.
         """
         collate, transform = options.pop("collate", None), options.pop("transform", None)
         opened = open_source(source, **options)
@@ -369,7 +369,7 @@ class Run:
         self.close() if self.world.size == 1 else self.world.leave()
 
     def _between(self) -> None:
-        """Carry out what all ranks agreed on after the last step: exit, save or continue."""
+        """Exit, save or continue, as all ranks agreed after the last step."""
         if (said := self._ready().said) == LEAVE:
             self.keeper.warn(self.steps)
             safe = self.save(wait=True)

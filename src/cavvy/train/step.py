@@ -116,7 +116,9 @@ class StepGradients:
         return self._averaged_over / batch.total / self._numbers.weight
 
     def _finish(self, sums: LossSum, weighted: bool, batch: Batch) -> Any:
-        """Complete the gradients of the step. Returns the mean loss over the global batch."""
+        """Scale the step's gradients to the total weight of the losses of all ranks. Returns the
+        mean loss over the global batch.
+        """
         # The passes used the weight of the last step.
         weighted = weighted or self._numbers.weight != 1.0
         if not self.groups and (sums.only is not None or not weighted):
@@ -136,8 +138,8 @@ class StepGradients:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Set aside gradients from earlier calls and add them again at the end; otherwise they
-        would be summed over the ranks and weighted a second time.
+        """Set aside the gradients of earlier calls and add them again at the end, so that they are
+        not summed over the ranks and weighted a second time.
         """
         before = [(p, p.grad) for p in self.placed.model.parameters() if p.grad is not None]
         for parameter, _ in before:
@@ -147,8 +149,8 @@ class StepGradients:
             parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
 
     def skip(self, number: int) -> None:
-        """Take part in the exchange of values for a batch that this rank does not use, so that
-        other ranks that use it do not wait.
+        """Exchange values for a batch that this rank does not use, so that ranks that use the batch
+        do not wait.
 
         Raises: RanksDiverged: other ranks use the batch.
         """

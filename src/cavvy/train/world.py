@@ -109,8 +109,8 @@ class RankWorld:
         return said[0]
 
     def close(self) -> None:
-        """Wait for all ranks, then destroy the process groups. If a group still exists, its threads
-        can abort a process that has finished.
+        """Wait for all ranks, then destroy the process groups. The threads of a group that still
+        exists can abort a process that has finished.
         """
         if self._ours and dist.is_initialized():
             self.agree([0])
@@ -159,8 +159,8 @@ class RankWorld:
 
 def _name_rerun(size: int) -> str:
     """Return a name for this start of the ranks if their program already ran with the same store of
-    torchrun, either in the same process or before torchrun restarted the ranks; otherwise "". With
-    several nodes, the numbers of restarts can differ, so these numbers are not used.
+    torchrun, either in the same process or before torchrun restarted the ranks; otherwise "".
+    torchrun's numbers of restarts are not used, because they can differ between nodes.
     """
     is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -170,8 +170,8 @@ def _name_rerun(size: int) -> str:
 
 
 def _open_store(run: str) -> Any:
-    """Return the store of torchrun. The store's keys get a new prefix for this run, because the old
-    keys contain closed connections.
+    """Return the store of torchrun. The store's keys get a new prefix for this run, because the
+    keys of earlier runs refer to closed connections.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""Decides when a run saves, what it saves, and when it exits. All ranks do this at the same
+"""Decides when a run saves, what it saves, and when it exits. All ranks save and exit at the same
 step.
 """
 
@@ -79,7 +79,7 @@ class AsyncSaver:
 
     def resume(self, model: Any, optimizers: list[Any], plan: str) -> dict[str, Any] | None:
         """Load the newest complete, undamaged checkpoint, or an emergency save if that is newer.
-        Returns the facts of what was loaded, or None if there was nothing to load.
+        Returns the facts of the loaded checkpoint or save, or None if there was none.
 
         Raises: CheckpointUnreadable: there are checkpoints, but all of them are damaged.
         """
@@ -231,7 +231,7 @@ class AsyncSaver:
         run_again(self._world)
 
     def join(self) -> None:
-        """Wait until the state is copied. Parameters may change after that."""
+        """Wait until the state is copied. When this method returns, the parameters may change."""
         if self._stall is None:
             return
         begun = perf_counter()

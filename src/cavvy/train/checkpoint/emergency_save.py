@@ -1,7 +1,8 @@
 """Saves a split model after one rank ran out of memory. Without this save, the other ranks would
 wait forever.
 
-The ranks cannot communicate in this situation, so each rank writes its own part of the last step.
+The ranks cannot communicate after one of them ran out of memory, so each rank writes its own part
+of the last step.
 The save is used only if the parts of all ranks exist, and only with the same number of ranks and
 the same plan. The rank that ran out of memory also writes a note with a micro-batch that fits. The
 note is used even if the save itself is not used.
@@ -41,7 +42,7 @@ def write(
     micro: dict[str, int],
 ) -> None:
     """Write this rank's part, unless `state` is None. A rank that ran out of memory also writes a
-    note with `micro`. For the other ranks, `micro` is {}.
+    note with `micro`. The ranks that did not run out of memory pass {} as `micro`.
     """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")

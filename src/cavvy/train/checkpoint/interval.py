@@ -46,8 +46,8 @@ class SaveInterval:
 
 
 def told(every: "float | str") -> SaveInterval:
-    """Return the interval that the user or Cavvy set. If neither set one, return an interval that
-    is derived from measured costs.
+    """Return the interval that the user or Cavvy set, otherwise an interval that is derived from
+    measured costs.
     """
     if every != "auto":
         return SaveInterval(fixed_s=float(every))

@@ -78,7 +78,7 @@ def _encode(name: str, state: Any) -> str:
 
 
 def _dump(state: Any) -> bytes:
-    """Encode a state. First, check that the state can be decoded without running code."""
+    """Encode a state, and check that the encoded state can be decoded without running code."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)

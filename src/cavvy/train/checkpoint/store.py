@@ -64,8 +64,8 @@ class CheckpointStore:
 
     Args:
         is_keeper: whether this rank maintains the folder; true for the first rank that uses it.
-        finish: called when a save is durable in the folder, for example to upload it. The function
-            gets the names of the files for which this rank is responsible.
+        finish: called when a save is durable in the folder, for example to upload it. `finish` gets
+            the names of the files for which this rank is responsible.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class CheckpointStore:
         return answer.upload_completion
 
     def join(self) -> None:
-        """Wait until the state is copied or the copy has failed. The state may change after
-        that.
+        """Wait until the state is copied or the copy has failed. After this wait, the state may
+        change.
         """
         staging, self._staging = self._staging, None
         if staging is not None:
@@ -272,7 +272,7 @@ def count_threads(state: Any) -> int:
 
 
 def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
-    """Return the CRC-32 of these files of a checkpoint, by name.
+    """Return a dictionary that maps the names of these files to their CRC-32.
 
     Raises: OSError: a file cannot be read.
     """
@@ -287,9 +287,7 @@ def checksums(path: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def find_damage(found: StoredCheckpoint, names: Sequence[str]) -> dict[str, str]:
-    """Return the faults of these files of a checkpoint, by file name. Intact files are left
-    out.
-    """
+    """Return a dictionary that maps each damaged file in `names` to its fault."""
     damage = {}
     for name in names:
         try:

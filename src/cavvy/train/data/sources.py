@@ -27,8 +27,8 @@ class Source(Protocol):
 
 
 class Tensors:
-    """Tensors in memory. The first dimension of each tensor is the sample. A whole batch is read
-    with one indexing operation.
+    """Tensors in memory. The first dimension of each tensor is the sample. One indexing operation
+    reads a whole batch.
 
     A sample is a dict if the tensors were passed by name, otherwise a tuple.
     """

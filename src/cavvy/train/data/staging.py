@@ -27,7 +27,7 @@ class BatchReader(Protocol):
         """Return the next batch, or None at the end. A batch must be placed before it is used."""
 
     def place(self, values: Any) -> Any:
-        """Return the batch on the device. Operations that are started afterwards may use it."""
+        """Return the batch on the device. Later operations may use the batch."""
 
     def close(self) -> None:
         """Stop reading. Later calls do nothing."""
@@ -135,7 +135,7 @@ class StagedBatches:
         return batch
 
     def close(self) -> None:
-        """Stop reading. Waits up to END_S seconds for the thread, which ends after its current
+        """Stop reading. Wait up to END_S seconds for the thread, which ends after its current
         batch.
         """
         atexit.unregister(self.close)

@@ -3,11 +3,11 @@ single number.
 
 Positions count samples over all epochs: position p is sample `shuffled(p mod N)` of epoch `p div
 N`, where N is the number of samples. A global batch is `global_batch` consecutive positions, and
-each rank takes its share of them. Therefore any number of ranks can continue from any position, and
-they get the same samples and the same random augmentations. The idea comes from Grain's
-ElasticIterator. Here, however, the batch need not be divisible by the number of ranks, and a
-sample's position is the seed of its augmentations. Grain shuffles, prefetches, and runs the worker
-processes.
+each rank takes its share of them. Therefore any number of ranks can continue from any position,
+with the same samples and the same random augmentations. The idea comes from Grain's
+ElasticIterator. Unlike ElasticIterator, `Data` accepts batches that are not divisible by the number
+of ranks, and a sample's position is the seed of its augmentations. Grain shuffles, prefetches, and
+runs the worker processes.
 """
 
 from collections.abc import Callable, Generator
@@ -42,8 +42,8 @@ class Batch:
     number: int = 0
 
     def pieces(self, count: int) -> list[tuple[Any, int]]:
-        """Split the batch into `count` parts, each with its number of samples. A part whose number
-        is 0 still contains one sample, so that the rank can run a pass with it.
+        """Split the batch into `count` parts, each with its number of samples. A part with the
+        number 0 still contains one sample, so that the rank can run a pass on the part.
         """
         if count == 1:
             return [(self.values, self.size)]
@@ -127,7 +127,7 @@ class Data:
     def resume(self, position: int, order: dict[str, Any]) -> None:
         """Continue from the position and in the order stored in a checkpoint.
 
-        Raises: ValueError: this data has another order.
+        Raises: ValueError: the order of this data differs from the order in the checkpoint.
         """
         odd = [name for name, value in self.order.items() if order.get(name, value) != value]
         if odd and not self._new_order:
@@ -266,8 +266,8 @@ def move(values: Any, device: Any, *, pin: bool, channels_last: bool) -> Any:
 
 
 def _pack(values: Any) -> Any:
-    """Convert a worker's batch to arrays, because a tensor could be read only while its worker
-    runs.
+    """Convert the tensors of a worker's batch to arrays, because a worker's tensor can be read only
+    while the worker runs.
     """
 
     def one(value: Any) -> Any:

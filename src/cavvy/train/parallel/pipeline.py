@@ -50,8 +50,8 @@ class Pipeline:
         self, loss: Callable[[Any, Any], Any], batch: Batch, micro: int, scale: float
     ) -> LossSum:
         """Run the forward and backward passes over one rank's batch (input, target). Returns the
-        losses, on every stage. Each loss's gradient is multiplied by the weight of the loss and by
-        `scale`.
+        losses of the last stage on every stage. The gradient of each loss is multiplied by the
+        loss's weight and by `scale`.
         """
         inputs, target = batch.values
         count = batch.size // micro
@@ -74,7 +74,8 @@ class Pipeline:
 
     def _share(self, count: int) -> LossSum:
         """Return the losses of the last stage, sent to every stage. In the first step, torch calls
-        the loss additional times to learn the shapes, before the `count` calls for the batch.
+        the loss function additional times to infer the shapes, before the `count` calls for the
+        batch.
         """
         sums = LossSum()
         for one in self._sums[-count:]:

@@ -1,7 +1,7 @@
 """Data parallel: sums gradients over the replicas, in buckets, while the backward pass is still
 running.
 
-The reduction works like DistributedDataParallel, with two differences. First, the model stays the
+The reduction works as in DistributedDataParallel, with two differences. First, the model stays the
 user's own module. Second, a rank whose backward pass ran out of memory can still send its
 incomplete buckets, so that the other ranks do not wait for it. All ranks then discard the gradients
 of the step.

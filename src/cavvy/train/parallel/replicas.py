@@ -1,5 +1,5 @@
-"""Keeps the copies of a model equal. All ranks begin with the values of the first rank. A copy that
-differs later is detected and reported.
+"""Keeps the copies of a model equal. All ranks begin with the values of the first rank. If a copy
+differs from the others later, Cavvy reports the difference.
 
 Tensors are compared by fingerprints. A fingerprint is one number per tensor: the sum of its bits as
 integers. Equal copies stay equal in every bit, because each rank applies the same summed gradients.
@@ -88,8 +88,9 @@ class ReplicaCheck:
 
 
 def are_equal(maxima: Sequence[int]) -> bool:
-    """Return whether all ranks passed the same facts. `maxima` contains pairs: the maximum of a
-    fact over all ranks, and the maximum of its complement, which is the complement of the minimum.
+    """Return whether all ranks passed the same facts. `maxima` contains a pair for each fact: the
+    fact's maximum over all ranks, and the maximum of the fact's complement, which is the complement
+    of the minimum.
     """
     return all(high == ~low for high, low in zip(maxima[::2], maxima[1::2], strict=True))
 
@@ -106,8 +107,8 @@ def fingerprints(tensors: Any) -> Any:
 
 
 def align(named: Tensors, axes: Sequence[str], mesh: Any, world: RankWorld) -> None:
-    """Give all ranks along these axes of the mesh the values of the first of them. Only tensors
-    that differ are sent. All ranks must call this function.
+    """Send the first rank's values to all ranks along these axes of the mesh. Only tensors that
+    differ are sent. All ranks must call this function.
 
     Raises: ValueError: the ranks have different tensors.
     """
@@ -139,9 +140,7 @@ def name_tensors(model: Any) -> Tensors:
 
 
 def align_placed(model: Any, mesh: Any, world: RankWorld) -> None:
-    """Align the tensors of a model that is already placed on the ranks: all copies of each part
-    become equal.
-    """
+    """Make all copies of each part of a model equal, after the model is placed on the ranks."""
     named = name_tensors(model)
     split = {name: value for name, value in named.items() if hasattr(value, "device_mesh")}
     align(split, ("replicas",), mesh, world)
@@ -168,7 +167,7 @@ def _gather(
 
 def _odd(prints: dict[int, int | None]) -> list[int]:
     """Return the ranks whose fingerprint differs from the most common one. If two fingerprints are
-    equally common, that of the first rank is used.
+    equally common, the first rank's fingerprint is used.
     """
     ((usual, _),) = Counter(prints.values()).most_common(1)
     return [rank for rank, value in prints.items() if value != usual]

@@ -102,7 +102,7 @@ MAKERS: dict[str, Callable[[str, str], Tracker]] = {
 
 def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
     """Open a tracker of this kind. If a run called `name` exists, it is continued, except on an Aim
-    server. Without a name, the run of this job is continued; outside a job, a new run is created.
+    server. Without `name`, the job's earlier run is continued; outside a job, a new run is created.
 
     Raises:
         ValueError: the kind is unknown, or its package is not installed.

@@ -76,7 +76,7 @@ class RankBatches(Sampler[list[int]]):
 def count_batches(global_batch: int, batch: int, ranks: int) -> int:
     """Return the number of batches that each rank accumulates for one global batch.
 
-    Raises: ValueError: the number is not whole.
+    Raises: ValueError: the global batch is not a multiple of the samples in one batch of all ranks.
     """
     count, rest = divmod(global_batch, batch * ranks)
     if rest or not count:

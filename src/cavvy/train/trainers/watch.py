@@ -25,7 +25,7 @@ class TrainerWatch:
         self._said, self._asked = 0, 0.0
 
     def begin(self, folder: "str | Path") -> None:
-        """Start to listen. The trainer must already have joined the ranks."""
+        """Start to listen. Call this method after the trainer has joined the ranks."""
         self._world = RankWorld("cpu")
         self._saver = AsyncSaver(folder, self._world, self._every)
 
