@@ -29,11 +29,11 @@ ALONE = 0.5
 
 
 class Diagnoser:
-    """Measures windows of a session in rounds. Each round has one window of each mode. In every
-    second round, the modes are in reverse order.
+    """Measures windows of a session in rounds. Each round has one window of each mode. Every second
+    round measures the modes in reverse order.
 
-    `rounds` is the minimum number of rounds. More rounds follow until `patience_s` seconds have
-    passed. After `limit_s` seconds, no round is started beyond the first LEAST_ROUNDS.
+    At least `rounds` rounds are measured, and more until `patience_s` seconds have passed. After
+    `limit_s` seconds, no round is started beyond the first LEAST_ROUNDS.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ class Diagnoser:
 
     def _bare(self, window: StepWindow, rank: int) -> list[float]:
         """Return the seconds of each step without saves and, on the CPU, without transfers and the
-        script's own code. No mode can remove these parts, which may occur in only a few steps, so
-        their time is measured directly and subtracted.
+        script's own code. No mode can remove saves, transfers and the script's own code, which may
+        occur in only a few steps, so their time is measured directly and subtracted.
         """
         aside = [window.part(name, rank) for name in self._apart if name != "between"]
         aside += [window.between(rank)] if "between" in self._apart else []
@@ -191,7 +191,7 @@ class Diagnoser:
     def _add(
         self, cause: str, lost: PairedDifference, evidence: str, fix: str, **change: Any
     ) -> float:
-        """Record a cause. Returns the seconds per step that the cause explains."""
+        """Record a cause. Returns the seconds per step that the cause costs."""
         sure = lost.is_gain or lost.agree
         pairs = (lost.low, lost.high) if lost.agree and not lost.is_gain else None
         self._found.append(
@@ -273,7 +273,7 @@ class Diagnoser:
 
     def _try_readers(self, more: dict[str, int]) -> tuple[str, str, float]:
         """Measure the script with more readers. Returns a description of the readers, a sentence
-        for the evidence, and the seconds that the script still waits for data.
+        that states the evidence, and the seconds for which the script still waits for data.
         """
         readers = more.get("workers", 1) * more["threads"]
         skip = 3 * readers + self._facts["staged"]
@@ -317,7 +317,7 @@ class Diagnoser:
 
     def _judge_ranks(self) -> float:
         """Record the cost of sending gradients and of a slow rank. Returns the seconds per step
-        that both explain together.
+        that both cost together.
         """
         if "alone" not in self._windows:
             return 0.0
@@ -388,8 +388,8 @@ class Diagnoser:
 
     def _judge_epochs(self) -> float:
         """Record the time that the script's own loop takes between two passes over the data.
-        Returns this time in seconds per step. This pause must be measured last, because the script
-        ends if no other pass follows.
+        Returns this time in seconds per step. Measure this time last, because the script ends after
+        its last pass.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):
@@ -419,9 +419,9 @@ class Diagnoser:
 
     def _seen_between(self, kind: str) -> float:
         """Return the seconds per step that the script spends on this kind of work between the parts
-        of its steps. If the work occurs in each step, the rank with the least of it is used,
-        because more work on another rank is reported as a slow rank. If the work occurs only in
-        some steps, the rank with the most of it is used.
+        of its steps. If the work occurs in each step, the result is that of the rank with the least
+        work, because more work on another rank is reported as a slow rank. If the work occurs only
+        in some steps, the result is that of the rank with the most work.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -433,7 +433,7 @@ class Diagnoser:
         )
 
     def _between(self, rank: int) -> float:
-        """Return the mean seconds between the parts of a step, with rare events if any was
+        """Return the mean seconds between the parts of a step, including rare events if any were
         observed.
         """
         return self._every.mean("between", rank, seldom=self._saw_seldom(rank))
@@ -520,7 +520,7 @@ class Diagnoser:
             )
 
     def _ran_out(self) -> bool:
-        """Return whether a larger batch or micro-batch did not fit into memory. The script then
+        """Return whether a larger batch or micro-batch did not fit into memory, so that the script
         continued with a smaller micro-batch.
         """
         share, size = (

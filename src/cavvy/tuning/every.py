@@ -31,9 +31,9 @@ class StepHistory:
         self._windows.append((is_clean, ranks))
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
-        """Return the mean seconds per step. For something that occurs in every step, this is the
-        median, which is hardly affected by other programs on this machine. Otherwise, the result is
-        the mean, which includes rare events unless `seldom` is False. The rate of rare events is
+        """Return the mean seconds per step. For a part that occurs in every step, the result is the
+        median, which other programs on this machine hardly affect. Otherwise, the result is the
+        mean, which includes rare events unless `seldom` is False. The rate of rare events is
         computed from all windows.
         """
         steps = self._steps(name, rank)
@@ -92,7 +92,7 @@ def _period(steps: Sequence[StepSample]) -> float:
 
 
 def _is_usual(steps: Sequence[float]) -> bool:
-    """Return whether the median is close to the mean. If so, the median represents the steps
-    well.
+    """Return whether the median is close to the mean. A median close to the mean represents the
+    steps well.
     """
     return 0.6 * fmean(steps) <= median(steps) <= 1.1 * fmean(steps)

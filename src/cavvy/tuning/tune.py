@@ -93,8 +93,8 @@ class PlanTuner:
             best.close()
 
     def _is_known(self, change: dict[str, Any]) -> bool:
-        """Return whether the change need not be tried: the plan already has it, or a smaller batch
-        than the requested one brought no gain.
+        """Return whether the change need not be tried: the plan already has the change, or a
+        smaller batch brought no gain.
         """
         if "batch_size" in change:
             return any("batch_size" in each.change and not each.kept for each in self.trials)
@@ -185,8 +185,8 @@ class PlanTuner:
 
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
-    """Return the changes to try, in order. Each has a flag that says whether results stay exactly
-    equal. Without `numerics`, only changes with equal results are returned.
+    """Return the changes to try, in order. Each change has a flag that says whether the results of
+    training stay exactly equal. Without `numerics`, only changes with equal results are returned.
     """
     is_plain = facts.get("plain")
     exact = (list_exact_levers if is_plain else _list_exact)(facts)

@@ -20,9 +20,9 @@ Work = Callable[..., Any]
 
 
 class KeptFiles:
-    """While this is installed, a script cannot replace, empty, rename or delete a file that is
-    older than this object. The script's writes go to a file in `folder` instead, and later reads of
-    the same path use that file. Files of `torch.save` always go to `folder`.
+    """While a `KeptFiles` is installed, a script cannot replace, empty, rename or delete a file
+    that is older than the `KeptFiles` object. The script's writes go to a file in `folder` instead,
+    and later reads of the same path use that file. Files of `torch.save` always go to `folder`.
 
     The protection covers `torch.save`, `open` with "w", and the functions of `os` and `shutil`. The
     protection does not cover native code, other programs, and files that are opened to append or to
@@ -67,8 +67,8 @@ class KeptFiles:
 
     def _is_old(self, path: str) -> bool:
         """Return whether this file or link existed before the script or, for a folder, whether it
-        contains such a file or link. The result is derived from the time of the last change, which
-        is also new if the script has copied the file.
+        contains such a file or link. The result is derived from the time of the last status change,
+        so a copy that the script made counts as new.
         """
         try:
             found = os.lstat(path)
@@ -207,7 +207,9 @@ class KeptFiles:
 
 
 def _path(file: Any) -> str | None:
-    """Return the absolute path of a file that is given by its path; None for a file object."""
+    """Return the absolute path of a file, or None if the argument is a file object instead of a
+    path.
+    """
     if isinstance(file, str | bytes | os.PathLike):
         return os.path.abspath(os.fsdecode(file))
     return None

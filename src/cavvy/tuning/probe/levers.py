@@ -193,7 +193,7 @@ class PlainLevers:
             self._autocast.__enter__()
 
     def leave_autocast(self) -> None:
-        """Return to the script's own precision. Does nothing if autocast is not active."""
+        """Restore the script's own precision. Does nothing if autocast is not active."""
         if self._autocast is not None:
             self._autocast.__exit__(None, None, None)
             self._autocast = None

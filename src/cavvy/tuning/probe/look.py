@@ -97,9 +97,9 @@ class StackSampler:
     """Samples every millisecond what the main thread is executing: the part of the step, and the
     line of the user's code.
 
-    The time stamp is taken before the line is determined. The reason is that the sampling thread
-    gets to run when an operation begins, and a short operation would end while the line is being
-    determined. `loop` contains the code objects of the functions that run the training loop.
+    The time stamp is taken before the line is determined: the sampling thread starts to run when an
+    operation begins, and a short operation would end while the line is being determined. `loop`
+    contains the code objects of the functions that run the training loop.
     """
 
     def __init__(self, clock: Any, loop: "frozenset[Any]" = frozenset()) -> None:
@@ -139,8 +139,8 @@ class StackSampler:
 
 
 class BusyLines:
-    """Learns from windows with a trace which of the user's lines spend their time in Python instead
-    of in operations.
+    """Determines, from windows with a trace, which of the user's lines spend their time in Python
+    instead of in operations.
     """
 
     def __init__(self) -> None:
@@ -149,9 +149,9 @@ class BusyLines:
         self._told: dict[str, tuple[int, int]] = {}
 
     def learn(self, seen: list[StackSample], busy: "list[tuple[int, int]]", steps: int) -> None:
-        """Learn from a traced window. `busy` contains the intervals in which operations ran, in
-        nanoseconds since 1970; they are sorted and do not overlap. A line that calls many tiny
-        operations in each of the `steps` steps is also treated as Python.
+        """Add the samples of a traced window. `busy` contains the intervals in which operations
+        ran, in nanoseconds since 1970; they are sorted and do not overlap. A line that calls many
+        tiny operations in each of the `steps` steps is also treated as Python.
         """
         begins = [begin for begin, _ in busy]
         ran, before = [], ""
@@ -222,8 +222,8 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 
 def find_own_line(frame: Any) -> str:
-    """Return the line of the user's code that is running, or whose call is running. Returns ""
-    if PyTorch or cavvy.train is running, or if gradients are being summed.
+    """Return the line of the user's code that is running, or that called the function that is
+    running. Returns "" if PyTorch or cavvy.train is running, or if gradients are being summed.
     """
     found = ""
     while frame is not None:
@@ -239,7 +239,7 @@ def find_own_line(frame: Any) -> str:
 
 
 def calling_line() -> str:
-    """Return the line of the user's code whose call is running, or ""."""
+    """Return the line of the user's code that called the function that is running, or ""."""
     frame: Any = sys._getframe(1)
     while frame is not None and not _is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -294,7 +294,9 @@ class UserLoop(NamedTuple):
     end: int
 
     def guard(self, done: type[BaseException]) -> None:
-        """Raise `done` when the frame leaves the loop, so that the code after it does not run."""
+        """Raise `done` when the frame leaves the loop, so that the code after the loop does not
+        run.
+        """
 
         def look(frame: Any, event: str, _: Any) -> Any:
             if event == "return" or frame.f_lasti > self.end:
@@ -307,7 +309,7 @@ class UserLoop(NamedTuple):
 
 
 def find_loop(frame: Any) -> UserLoop | None:
-    """Find the innermost loop in the user's code around the code that is running. A loop is
+    """Find the innermost loop of the user's code that contains the running code. A loop is
     recognized by a backward jump past the current instruction.
     """
     while frame is not None:

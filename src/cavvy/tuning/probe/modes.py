@@ -132,8 +132,8 @@ class WindowModes:
         return SAVE if self._saves == 0 else 0
 
     def _time_collectives(self) -> None:
-        """Wrap collectives that are not wrapped yet. On the first call these are all collectives;
-        later, they are collectives that the script has replaced.
+        """Wrap collectives that are not wrapped yet. The first call wraps all collectives; later
+        calls wrap collectives that the script has replaced.
         """
         for name in COLLECTIVES if dist.is_available() else ():
             made = getattr(dist, name)
@@ -142,8 +142,8 @@ class WindowModes:
                 setattr(dist, name, self._ours[-1])
 
     def _timed(self, collective: Any) -> Any:
-        """Wrap a collective, so that the script's calls of it are counted as communication. In
-        these calls, a rank may wait for a late rank.
+        """Wrap a collective, so that the script's calls of it are counted as communication. During
+        communication, a rank may wait for a late rank.
         """
 
         @wraps(collective)
