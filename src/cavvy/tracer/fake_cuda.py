@@ -1,5 +1,5 @@
-"""Lets a traced script believe that this machine has one GPU, so that the script takes the branches
-that it takes on a GPU, such as autocast.
+"""Reports one GPU to a traced script, so that the script takes the branches that it takes on a GPU,
+such as autocast.
 """
 
 import types
@@ -42,7 +42,7 @@ class _Stream:
         pass
 
     def elapsed_time(self, _: Any) -> float:
-        """Return milliseconds; the value is 1, like other values that a trace does not know."""
+        """Return 1 as the number of milliseconds, because a trace does not measure time."""
         return 1.0
 
     def query(self) -> bool:
@@ -52,7 +52,7 @@ class _Stream:
         return self
 
     def wait_stream(self, *_: Any) -> None:
-        """Do nothing, as `wait_event`, `record`, `wait` and `synchronize`."""
+        """Do nothing; this function replaces `wait_event`, `record`, `wait` and `synchronize`."""
 
     wait_event = record = wait = synchronize = wait_stream
 

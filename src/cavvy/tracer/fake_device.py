@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_leaves
 @contextmanager
 def fake_device() -> Iterator["_Fake"]:
     """Create only fake tensors. Models and batches that are created in this context have shapes but
-    no data, and use no memory. Moving them to another device does not change these models and
-    batches.
+    no data, and use no memory. Moving a fake model or batch to another device does not change it.
     """
     with patch.object(torch.nn.Module, "_apply", _convert), warnings.catch_warnings():
         warnings.filterwarnings(
@@ -34,9 +33,9 @@ _TURN = threading.RLock()
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
     """Fake tensors that also support operations whose result size depends on values. The largest
-    possible size is assumed: a mask selects everything. The exception is experts that are chosen by
-    `topk`, which get equal shares. `assumed` lists the lines of code with such sizes. Only one
-    thread at a time enters the mode, because data loaders collate in several threads.
+    possible size is assumed: a mask selects everything. But experts that are chosen by `topk` get
+    equal shares. `assumed` lists the lines of code with such sizes. Only one thread at a time
+    enters the mode, because data loaders collate in several threads.
     """
 
     def __init__(self) -> None:
@@ -142,7 +141,7 @@ def _count_most(args: Any, count: int, experts: int) -> _Made:
 
 def _unique_most(args: Any, rows: int) -> _Made:
     """Return the largest possible results of `unique` and its variants. Without a dimension
-    argument, at most `rows` values are different.
+    argument, at most `rows` values are distinct.
     """
     # The dimension is the only integer argument; the others are booleans.
     dim = next((each for each in args[1:] if type(each) is int), None)
@@ -195,7 +194,7 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
 
 class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`): False for
-    booleans, otherwise 1. These values usually lead to the common branch.
+    booleans, otherwise 1. With these values, code usually takes its common branch.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -66,8 +66,8 @@ def torchrun_environment() -> AbstractContextManager[Any]:
 
 
 class _Mixed(torch.nn.Module):
-    """A model that computes in another type, if `use_policy` was called with the mixed precision of
-    fully sharded data parallelism. Autocast takes the place of this mixed precision.
+    """A model that computes in another type if `use_policy` was called with the mixed precision of
+    fully sharded data parallelism. Autocast replaces this mixed precision.
     """
 
     _dtype: torch.dtype | None = None
@@ -84,7 +84,7 @@ class _Mixed(torch.nn.Module):
 
 class _OneRank(_Mixed):
     """A wrapper of a model, in place of DistributedDataParallel and FullyShardedDataParallel. With
-    one rank, both compute what the model computes.
+    one rank, these wrappers compute the same as the model.
     """
 
     def __init__(self, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -196,7 +196,7 @@ def _gather_object(own: Any, objects: list[Any] | None = None, *_: Any, **__: An
 
 def _without_workers(before: Any) -> Any:
     """Return a `DataLoader.__init__` that loads in the main process, without pinned memory. A
-    worker process would send storages of tensors, which a fake tensor does not have.
+    worker process would have to send the storages of tensors, but fake tensors have no storage.
     """
     signature = inspect.signature(before)
 

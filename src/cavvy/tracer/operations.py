@@ -278,8 +278,8 @@ def _cross_entropy(
 
 
 class _WideLogSoftmax(torch.autograd.Function):
-    """Log-softmax with a float32 result, as on CUDA. On the CPU, this kernel exists only for
-    float16, so it is also used for bfloat16.
+    """Log-softmax with a float32 result, as on CUDA. On the CPU, the kernel with a float32 result
+    exists only for float16, so the float16 kernel is also used for bfloat16.
     """
 
     @staticmethod

@@ -28,8 +28,8 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
     samples is the first dimension of the model's input. The script first sees one GPU. If the
     script then fails, it runs once more without a GPU.
 
-    Raises: RuntimeError: the script ended without an optimizer step. The script's own errors, of
-    its run with a GPU.
+    Raises: RuntimeError: the script ended without an optimizer step. Errors of the script's run
+    with a GPU.
     """
     try:
         with fake_cuda():
@@ -59,8 +59,8 @@ def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
 
 def _run_as_rank(path: str, arguments: Sequence[str]) -> None:
     """Run a script as `python` would run it. If the script needs a variable that torchrun sets, run
-    the script again as the only rank of torchrun. Libraries start process groups if they find these
-    variables, so the first run does not have them.
+    the script again as the only rank of torchrun. The first run does not set torchrun's variables,
+    because libraries start process groups if the variables exist.
     """
     try:
         with one_process():

@@ -31,7 +31,7 @@ class StepWatch:
       up to the second forward pass if the script accumulates gradients.
     * With several optimizers, such as those of a generator and a discriminator, one round: from one
       step of the first optimizer to its next step. If no model runs between the steps of the
-      optimizers, they are one step, as with one optimizer.
+      optimizers, all of these count as one step, as with one optimizer.
     * Without an optimizer of PyTorch, up to the second forward pass after a backward pass. The
       script is assumed to update parameters as SGD does.
     """
@@ -97,7 +97,7 @@ class StepWatch:
     def _train(self, module: torch.nn.Module) -> None:
         """Handle the first forward pass that computes gradients. Earlier passes of another model,
         such as a teacher, belong to the step. Earlier passes of this model do not belong to the
-        step, because the model acted in an environment or was evaluated.
+        step, because in them the model acted in an environment or was evaluated.
         """
         self._trains = True
         if self._model is None:
@@ -143,8 +143,8 @@ class StepWatch:
             self._rounds |= self._ran
 
     def _stepped(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        """Continue the record after a step. An optimizer whose step calls the model, such as
-        LBFGS, has ended the step if it is the only one.
+        """Continue the record after a step. If the only optimizer calls the model in its step, as
+        LBFGS does, the record ends with that step.
         """
         if self._model is None:
             return
