@@ -147,7 +147,7 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
     "AMD Instinct MI300X"). Returns None for an unknown name.
 
     `memory_mib` is the memory that the driver reports. The result has the nominal memory size,
-    which is slightly larger.
+    which is slightly larger than `memory_mib`.
     """
     known = find_accelerator(product)
     if known is None:
@@ -161,7 +161,7 @@ def nominal_memory(accelerator: AcceleratorModel, memory_mib: int | None) -> int
     """Return the memory size of the product that is closest to the reported size. If no size of the
     product is within 12 %, the reported size itself is returned.
 
-    If no size was reported, the result is the size of the product if there is only one, otherwise
+    If no size was reported and the product has only one size, this size is returned, otherwise
     None.
     """
     if memory_mib is None:
@@ -179,8 +179,8 @@ def names_matching(name: str) -> frozenset[str]:
     """Return the canonical names of all products that satisfy a requirement. A requirement is a
     product, a family, a vendor (nvidia) or a kind (gpu, tpu, fpga).
 
-    For an unknown name, the result has only this name, so that offers of unknown devices can be
-    requested.
+    For an unknown name, the result contains only that name, so that users can request devices that
+    the table lacks.
     """
     plain = _plain(name)
     rows = list_accelerators()
@@ -257,9 +257,9 @@ _NOISE = re.compile(
 
 
 def _shorter(product: str) -> list[str]:
-    """Return the forms of a name that are looked up in turn. Each form omits more: hyphens and
-    underscores, vendor words, the memory size, and the words for the slot and other punctuation.
-    The first form is unchanged.
+    """Return the forms of a name that are looked up in turn. The first form is the unchanged name.
+    Each later form also omits hyphens and underscores, then vendor words, then the memory size,
+    then the words for the slot and other punctuation.
     """
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)

@@ -2,9 +2,9 @@
 live offers. Queries of the snapshot must give the same results.
 
 If an offer does not state a property (memory 0, network None), it fails every requirement for this
-property. The disk is an exception, because a disk size that is not stated can be chosen at launch.
-On a shared host, a job gets only what it requests, so upper limits and exact counts do not exclude
-the host.
+property. An offer without a disk size meets every disk requirement, because the size is chosen at
+launch. On a shared host, a job gets only what it requests, so upper limits and exact counts do not
+exclude the host.
 """
 
 from collections import Counter
@@ -182,9 +182,9 @@ def accelerator_fit(
     shared: bool = False,
     part: float = 1.0,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
-    """Check the three accelerator constraints. Return the first constraint that fails, or None. The
-    second result is set if some alternative fails exactly one constraint; it is that constraint
-    with its distance.
+    """Check the three accelerator constraints. Return the first constraint that fails, or None. If
+    some alternative fails exactly one constraint, the second result is this constraint with its
+    distance.
 
     With several alternatives, a constraint fails if every alternative that meets the earlier
     constraints fails it.
@@ -222,7 +222,7 @@ _NO_END = 1 << 60
 
 def relative_gap(value: float, low: float | None, high: float | None) -> float:
     """Return how far a value is outside its limits, relative to the smaller of the value and the
-    limit. The value 0 means unknown.
+    limit. A value of 0 means that the offer does not state the value.
     """
     if not value:
         return UNKNOWN

@@ -1,5 +1,5 @@
-"""The query interface of a catalog. The reader of the snapshot (in `store/`) and live offers
-implement the interface.
+"""The query interface of a catalog. The snapshot's reader (in `store/`) and live offers implement
+this interface.
 
 Constraints are checked in the order of `Constraint`. An offer is counted only for the first
 constraint that it fails.
@@ -41,7 +41,7 @@ class NearMiss(Struct, frozen=True, kw_only=True):
 
 
 class OfferMatches(Struct, frozen=True, kw_only=True):
-    """The offers that fit, cheapest first, and the numbers of all other offers.
+    """The offers that fit, cheapest first, and the counts of rejected offers.
 
     `total` is the number of offers that were considered: matched + sum(rejected.values()) == total.
     """

@@ -37,8 +37,8 @@ def locate(provider: str, region: str) -> tuple[str | None, str | None]:
 
 def is_region(wanted: str, provider: str, region: str, zone: str | None) -> bool:
     """Return whether `wanted` names the region, its zone, its country or its area, ignoring case.
-    If the offer has no zone, a zone of Google as `wanted` names the region that is part of the
-    zone's name.
+    If the offer has no zone and `wanted` is a Google zone, the offer's region is compared with the
+    region in the zone's name.
     """
     wish = wished_place(wanted)
     if zone is None and region_of_zone(wish) == region.lower():

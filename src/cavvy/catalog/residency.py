@@ -107,8 +107,8 @@ def explain_unlocated(found: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def list_found_outside(task: TaskSpec, found: Mapping[str, str]) -> Iterator[OutsideBucket]:
-    """Yield the buckets that one of the task's alternatives does not allow by their regions in
-    `found` (by URL). A region whose location is unknown does not count as outside.
+    """Yield the buckets whose region in `found` (by URL) is not allowed by some alternative of the
+    task. A bucket in a region of unknown location is left out.
     """
     for url in list_unplaced(task):
         region = found.get(url)

@@ -1,9 +1,9 @@
 """The slices of Google's TPU pods: the names of the slice types, and their chips and topologies.
 
 Google rents out TPUs in slices of fixed sizes. The number in the name of a type is the number of
-chips for v5e and v6e (v5litepod-8 has 8 chips). For v5p and older, it is the number of TensorCores
-(v4-8 has 4 chips). The column `vms` of the table describes the machine of each host as
-chips:vCPUs:GiB.
+chips for v5e and v6e (v5litepod-8 has 8 chips). For v5p and older generations, the number in the
+name is the number of TensorCores (v4-8 has 4 chips). The column `vms` of the table describes the
+machine of each host as chips:vCPUs:GiB.
 """
 
 import re
@@ -130,8 +130,8 @@ def _spread(needs: ResourceSpec) -> Iterator[HostNeed]:
 
 
 def find_requested(need: AcceleratorNeed) -> TpuSlice | None:
-    """Return the slice of several hosts with exactly these chips, or None if no such slice exists
-    or a single host may have as many chips.
+    """Return the multi-host slice with exactly this number of chips. Returns None if there is no
+    such slice, or if a single host can have that many chips.
     """
     known = [each for each in list_slices() if each.accelerator == need.name]
     if need.count_max is not None or any(

@@ -46,8 +46,8 @@ class CrashPoint:
 
 
 class FaultyStore:
-    """An in-memory store with delays. As with a real store, other tasks read and write during the
-    delays. The server can crash while it writes to the store.
+    """An in-memory store with delays. As with a real store, other tasks can read and write during
+    the delays. The server can crash while it writes to the store.
     """
 
     def __init__(

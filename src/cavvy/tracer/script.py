@@ -28,8 +28,8 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
     samples is the first dimension of the model's input. The script first sees one GPU. If the
     script then fails, it runs once more without a GPU.
 
-    Raises: RuntimeError: the script ended without an optimizer step. Errors of the script's run
-    with a GPU.
+    Raises: RuntimeError: the script ended without an optimizer step. Any other error comes from the
+    script's run with a GPU.
     """
     try:
         with fake_cuda():

@@ -81,8 +81,8 @@ class ComparisonTerms(Struct, frozen=True, kw_only=True):
 
 
 def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.0) -> LoadCosts:
-    """Return the cost of each way to run the service for the load of the trace. The trace is
-    treated as a number of whole days.
+    """Return the cost of each way to run the service under the trace's load. The trace is assumed
+    to cover whole days.
     """
     days = max(1, ceil(trace.length_s / _DAY_S))
     load = scale_load(trace, factor, terms.setting.seed)
@@ -104,9 +104,7 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
 
 
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
-    """Return the costs of those ways to run the service that need no simulation of the
-    autoscaler.
-    """
+    """Return the costs of the ways to run the service that need no simulation of the autoscaler."""
     steady = find_steady(load, terms)
     busy_hours = find_busy_s(load, terms.scaling.concurrency) / 3600
     demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr
@@ -123,8 +121,8 @@ def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> l
 
 
 def find_busy_s(load: RequestTrace, concurrency: int) -> float:
-    """Return the seconds for which replicas work if each request starts when it arrives: at each
-    moment, as many replicas work as the requests in flight need.
+    """Return the total working time of replicas in seconds, if each request starts when it arrives
+    and only as many replicas work as the requests in flight need.
     """
     changes = [(at, 1) for at in load.arrivals_s]
     changes += [(at + work, -1) for at, work in zip(load.arrivals_s, load.services_s, strict=True)]
@@ -177,8 +175,8 @@ def scale_load(trace: RequestTrace, factor: float, seed: int) -> RequestTrace:
 
 
 def find_crossings(loads: Sequence[LoadCosts]) -> Sequence[WayCrossing]:
-    """Return the loads at which another way becomes the cheapest. Between two neighbouring loads,
-    the logarithms of the costs are interpolated.
+    """Return the loads at which the cheapest way to run the service changes. Between two
+    neighbouring loads, the logarithms of the costs are interpolated.
     """
     found = []
     ordered = sorted(loads, key=lambda each: each.per_day)

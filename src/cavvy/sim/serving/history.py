@@ -36,7 +36,8 @@ class LoadHistory:
 
 class LoadView(NamedTuple):
     """The inputs of a rule. `slots` is the number of requests that a replica can process at once,
-    and `service_s` is the true mean service time, which rules by rate need for their target.
+    and `service_s` is the true mean service time, from which rules based on rates compute their
+    target.
     """
 
     now_s: float
@@ -68,8 +69,8 @@ class RuleState(Struct, frozen=True, kw_only=True):
 
 
 class ScalingRule(Protocol):
-    """A rule of another system. `holds` states whether the system's gateway keeps requests while no
-    replica is ready; the gateways of other systems answer 503.
+    """A rule of another system. `holds` is true if the system's gateway queues requests while no
+    replica is ready, and false if the gateway answers 503.
     """
 
     @property

@@ -54,8 +54,8 @@ def plot_replicas(scores: Sequence[ServingScore], path: Path) -> None:
 
 
 def plot_costs(loads: Sequence[LoadCosts], crossings: Sequence[WayCrossing], path: Path) -> None:
-    """Plot the cost per month of each way against the requests per day. Dotted lines are where
-    another way becomes the cheapest; the dashed line is the recorded load.
+    """Plot the cost per month of each way against the requests per day. Dotted lines mark the loads
+    at which the cheapest way changes; the dashed line marks the recorded load.
     """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     panel = figure.subplots()

@@ -57,9 +57,9 @@ class TokenSpeed(Struct, frozen=True, kw_only=True):
 
 
 class RequestOptions(Struct, frozen=True, kw_only=True):
-    """The options for converting a file to requests: the speed of tokens, the service time of
-    requests without a stated one, and the random seed of arrivals that the file states only as a
-    rate.
+    """The options for converting a file to requests: the token speed, the service time for requests
+    whose service time the file does not state, and the random seed for arrivals that the file
+    states only as a rate.
     """
 
     speed: TokenSpeed = TokenSpeed()
@@ -182,7 +182,7 @@ def _read_executions(rows: Iterable[_Row], _: RequestOptions) -> Iterator[_Reque
 
 
 def _read_rates(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
-    """Read GenTD26's values of requests per second. The values of all containers at one time are
+    """Read the requests per second of GenTD26. The values of all containers at the same time are
     added up. Arrivals are drawn as a Poisson process of this rate, and service times as
     exponentially distributed.
     """

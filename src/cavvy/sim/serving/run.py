@@ -137,8 +137,8 @@ class AutoscalerController:
 
 
 class RuleController:
-    """The rule of another system. The rule's replicas run on demand, or on spot as placed by
-    SpotHedge.
+    """The rule of another system. The rule's replicas run on demand, or on spot capacity that
+    SpotHedge selects.
     """
 
     def __init__(self, rule: ScalingRule, service_s: float, hedge: bool = False) -> None:
@@ -221,7 +221,7 @@ def run_service(
     ready: int = 0,
 ) -> ServingScore:
     """Run the service until its last request has ended. The run begins with `ready` replicas or, if
-    it is `warm`, with the replicas that the first load needs.
+    `warm` is true, with the replicas that the initial load needs.
     """
     service = SimulatedService(
         trace, setting, markets or [on_demand_market(setting)], holds=controller.holds

@@ -22,7 +22,7 @@ from cavvy.sim.traces.world import TraceWorld
 
 
 class Knows(StrEnum):
-    """The knowledge of a simulated job about the markets."""
+    """What a simulated job knows about the markets."""
 
     EVERYTHING = "everything"  # at every moment, which markets have spot
     LAUNCHES = "launches"  # only prices and the results of its own launches, like a real job
@@ -78,8 +78,8 @@ def run_job(
     the policy receives; the job itself uses the terms without the margins. If the job still waits
     when the record ends, it has missed its deadline.
 
-    Raises PolicyFault if the policy takes spot that is unavailable according to its view, or sets
-    the time of the next decision to a time that is not in the future.
+    Raises PolicyFault if the policy takes spot capacity that its view shows as unavailable, or asks
+    for the next decision at a time that is not in the future.
     """
     quotes = world.quotes[world.at(start_s)]
     session = start_session(terms, [quote.usd_hr for quote in quotes], margins, make)
@@ -170,7 +170,7 @@ class _Job:
         )
 
     def step(self, decision: tuple[RunMode, int, float, str]) -> None:
-        """Carry out the decision and advance to the time of the next decision."""
+        """Apply the decision and advance to the time of the next decision."""
         mode, market, again_s, reason = decision
         if again_s <= self.now_s:
             raise PolicyFault(
@@ -240,8 +240,8 @@ class _Job:
         return noticed
 
     def _notice(self, before: tuple[SpotQuote, ...]) -> bool:
-        """Notify the policy of the changed quotes that the job can see. Return whether any of these
-        quotes changed.
+        """Report the changed quotes that the job can see to the policy, and return whether there
+        were any.
         """
         if self._knows is Knows.EVERYTHING:
             self._session.show(self.now_s, self.quotes)

@@ -6,8 +6,8 @@ Prices are constant between two cuts. Therefore a stay can start at a cut instea
 same work, and cost the same, so only stays that start at a cut need to be considered. A stay may
 end at any time. The state at a cut is the running stay and the amount of work done. A launch is
 modelled as a loss of work equal to the overhead, which the stay makes up while it loads. A stay
-that ends before it has compensated for the overhead only causes costs, so no state becomes cheaper
-than in reality.
+that ends before it has made up for the overhead only adds cost, so no state becomes cheaper than in
+reality.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.
@@ -44,8 +44,8 @@ def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
 
 
 def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span]:
-    """Yield the length and the quotes of each period between two changes. A new price of spot that
-    is unavailable is not a change.
+    """Yield the length and the quotes of each period between two changes. A price change of
+    unavailable spot capacity does not count.
     """
     end_s = start_s + length_s
     since, holding = start_s, world.quotes[world.at(start_s)]
@@ -68,7 +68,7 @@ def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span
 class _Search:
     """The lowest cost of each state: `idle[m][p]` if the job idles with its checkpoint in market m,
     and `runs[m, spot][p]` if a gang runs in market m. Index p means that p - overhead units of work
-    are done. The difference is negative while the first gang is still loading.
+    are done. p - overhead is negative while the first gang is still loading.
     """
 
     def __init__(self, terms: JobTerms, unit: int) -> None:

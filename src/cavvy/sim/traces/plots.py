@@ -119,6 +119,6 @@ def plot_fleet(stays: Sequence[QueueStay], gpus: int, path: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a plot; equal plots give identical files."""
+    """Write a plot to a file. Equal plots give identical files."""
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, dpi=120)

@@ -94,8 +94,8 @@ def _read_document(path: Path) -> object:
 
 
 def _policies(top: "_Table") -> list[str]:
-    """Return the policies of a scenario. The default is Cavvy's own policy and two others for
-    comparison.
+    """Return the policies of a scenario. The default is Cavvy's own policy and two other policies
+    for comparison.
     """
     policies = [str(name) for name in top.items("policies")]
     for name in policies:

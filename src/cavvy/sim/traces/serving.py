@@ -3,8 +3,8 @@ evaluation of SpotHedge.
 
 A replica is billed from its launch on, and is ready after the cold start. If a zone loses capacity,
 its youngest replicas end. The cost is divided by the cost of running all replicas on demand. The
-availability is the share of ticks with enough ready replicas. The time of the first cold start is
-not included in either value.
+availability is the share of ticks with enough ready replicas. Neither the cost nor the availability
+includes the time of the first cold start.
 """
 
 from collections.abc import Sequence

@@ -84,7 +84,7 @@ class PolicyScore(Struct, frozen=True, kw_only=True):
     """The result of one policy over many runs. `mean` is the total cost divided by the total
     optimum. `worst` is the highest ratio of cost to optimum in a single run.
 
-    Values that need the optimum are None if it was not computed.
+    Values that need the optimum are None if the optimum was not computed.
     """
 
     mean: float | None
