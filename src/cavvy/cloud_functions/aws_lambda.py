@@ -13,7 +13,7 @@ def lambda_handler(event: dict[str, Any], context: object) -> None:
 
 
 def read_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the event of a record of S3 or SQS."""
+    """Return the CloudEvent for a record of S3 or SQS."""
     if record.get("eventSource") == "aws:sqs":
         return {
             "id": record["messageId"],
@@ -34,7 +34,7 @@ def read_record(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_bridge_event(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the event of EventBridge."""
+    """Return the CloudEvent for an event of EventBridge."""
     return {
         "id": event["id"],
         "source": event["source"],

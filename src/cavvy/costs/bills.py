@@ -20,7 +20,7 @@ class BilledKind(StrEnum):
 
 
 class BillCategory(StrEnum):
-    """Whether a line is for usage, or for something that the ledger does not charge."""
+    """The category of a bill's line: usage, or something that the ledger does not charge."""
 
     USAGE = "usage"
     TAX = "tax"

@@ -10,8 +10,8 @@ The rules, in the order in which they apply:
 
 The amount of a discount is rounded down to whole micro-dollars once. The amount is distributed over
 the attempts in proportion to their charges. Each attempt gets its share rounded down. The remaining
-micro-dollars are assigned, one each, to the attempts with the largest remainders; of equal
-remainders, the first by ID is chosen. Therefore the parts add up exactly.
+micro-dollars are assigned, one each, to the attempts with the largest remainders; among equal
+remainders, the attempt with the lowest ID comes first. Therefore the parts add up exactly.
 """
 
 import re
@@ -25,8 +25,9 @@ _DISCOUNT = re.compile(r"([a-z0-9_-]+(?:@[a-z0-9-]+)?):(?:(\d+(?:\.\d{1,4})?)%|(
 
 
 class Discount(Struct, frozen=True, kw_only=True):
-    """A discount on the charges of an account at a provider, as `domain/credentials.py` names it.
-    Either the field `millionths` (of the charges) or the field `credit` (for each month) is set.
+    """A discount on the charges of an account at a provider. `domain/credentials.py` defines the
+    names of accounts. Either the field `millionths` (of the charges) or the field `credit` (for
+    each month) is set.
     """
 
     account: str

@@ -1,5 +1,5 @@
-"""The kinds of cost that the ledger meters, and those that cannot be observed, with the reason: the
-rows of `cavvy cost meters`.
+"""The rows of `cavvy cost meters`: the kinds of cost that the ledger meters, and the costs that
+cannot be observed, each with the reason.
 """
 
 from cavvy.domain.ledger import EntryKind
@@ -9,8 +9,8 @@ ALL_PROVIDERS = "all"
 
 
 class LedgerMeter(Struct, frozen=True, kw_only=True):
-    """The way in which the amounts of one kind are determined, the providers that report them, and
-    the missing parts with the reason.
+    """How Cavvy determines the amounts of one kind, which providers report them, and which parts
+    are missing and why.
     """
 
     kind: EntryKind

@@ -1,14 +1,15 @@
 """Compares a cloud's bill with the ledger, by resource, day and kind.
 
 The caller adds the bill's lines to a `BillSummary` as it reads them, and calls `reconcile` at the
-end. Therefore a bill of any length needs only memory for Cavvy's resources and days. If charges are
-missing from the bill, the caller reads the bill a second time for the lines without a tag on those
-days.
+end. Therefore the required memory depends on the number of Cavvy's resources and days, not on the
+length of the bill. If charges are missing from the bill, the caller reads the bill a second time
+for the lines without a tag on those days.
 
 A resource is a gang: the ledger identifies its machines by the attempt, and the bill by the tag
-that Cavvy sets on them. Lines without the tag do not belong to Cavvy, unless one of them costs as
-much on a day as a resource of the ledger that is missing from the bill. A volume is compared
-together with the disks of the gang in its tag and of the jobs that used it (`shared_disks`).
+that Cavvy sets on them. Lines without the tag do not belong to Cavvy. The exception is a line that
+costs as much on a day as a resource of the ledger that is missing from the bill. A volume is
+compared together with the disks of the gang in its tag and of the jobs that used it
+(`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -209,15 +210,17 @@ class BillSummary:
                 self.untagged.setdefault(key, BilledSum()).take(part)
 
     def join_disks(self, groups: Mapping[str, str]) -> None:
-        """Add up the disks of each group of gangs and volumes, which have no common sums in the
-        ledger. Call this when all lines have been added."""
+        """Add up the disks of each group of gangs and volumes, because the ledger has no sums for
+        groups. Call this when all lines have been added."""
         self._groups = groups
         self.tagged = self.name_gangs(self.tagged, {})
 
     def name_gangs(
         self, cells: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
     ) -> dict[CellKey, BilledSum]:
-        """Return the sums, with the names of the gangs if known, and of the groups of disks."""
+        """Return the sums under the names of their gangs or groups of disks. A sum without a known
+        gang keeps the name of its resource.
+        """
         found: dict[CellKey, BilledSum] = {}
         for key, each in cells.items():
             name = gangs.get(key.resource, key.resource)
@@ -241,7 +244,7 @@ def add_up_bill(lines: Iterable[BillLine | BadBillLine]) -> BillSummary:
 
 
 def _split_line(line: BillLine) -> Iterator[tuple[date, BilledSum]]:
-    """Return the parts of a line on each day; a day gets its share of the time."""
+    """Divide a line among its days, in proportion to the time on each day."""
     length = (line.until - line.since) // timedelta(microseconds=1)
     decimals = max(0, -int(line.amount.as_tuple().exponent))
     for since, until in _days(line.since, line.until):
@@ -319,8 +322,8 @@ def _part(line: LedgerLine, kind: BilledKind, since: datetime, until: datetime) 
 
 
 def match_gangs(gangs: Iterable[str], attempts: Iterable[str]) -> dict[str, str]:
-    """Return the gang of each attempt that started one: the gang's name is a prefix followed by the
-    attempt's name. Attempts without a gang in the bill are omitted.
+    """Return the gang of each attempt that started a gang. A gang's name is a prefix followed by
+    the attempt's name. Attempts without a gang in the bill are omitted.
     """
     by_attempt: dict[str, str] = {}
     wanted = frozenset(attempts)

@@ -4,9 +4,10 @@ Whenever the bill has grown, the new amount is divided in proportion to time: th
 key's requests (requests that are in flight at the same moment share the replica equally), the time
 before the replica was ready (`cold start`), and the remaining time (`idle`). Each division posts
 entries that add up to zero: they subtract the amount from the bill's own kinds and add it to the
-kinds of the parts. Therefore, the parts add up exactly to the bill. Changes of a bill after its
-replica's end are idle. Requests that are reported after the last division of a bill, or whose share
-is smaller than a micro-dollar, get an entry without an amount, so that each request is counted.
+kinds of the parts. Therefore, the parts add up exactly to the bill. Changes of a bill after the end
+of its replica count as idle time. Requests that are reported after the last division of a bill, or
+whose share is smaller than a micro-dollar, get an entry without an amount, so that each request is
+counted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -118,7 +119,7 @@ def _merge(before: RequestCounts, counts: RequestCounts) -> dict[str, dict[str, 
 
 
 def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
-    """Return the counts since the last division."""
+    """Return the counts of requests since the last division."""
     found: dict[str, KeyWork] = {}
     for epoch, work in counts.items():
         for key, now in work.items():

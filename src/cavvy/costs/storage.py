@@ -1,9 +1,9 @@
 """Computes the cost of volumes between jobs.
 
-A job pays for the volumes of its nodes, as a part of their disks. The volume's own bill covers the
+A job pays for the volumes of its nodes as disks of these nodes. The volume's own bill covers the
 rest of the time from its creation until the provider last listed it. The whole bill is computed
-each time and the store posts the difference, so a use that becomes known late leads to a
-correction.
+each time and the store posts the difference, so a late report of a job's use of the volume leads to
+a correction.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ _STEP = timedelta(days=31)  # rounded, so that most checks change nothing
 
 
 def begin_bill(volume: KeptVolume, subject: LedgerSubject, metered_since: datetime) -> VolumeBill:
-    """Return the empty bill of a volume that was seen for the first time. Nothing is charged from
-    before the installation began to meter volumes.
+    """Return the empty bill of a volume that was seen for the first time. The time before the
+    installation began to meter volumes is not charged.
     """
     since = max(volume.created_at, metered_since)
     return VolumeBill(subject=subject, since=since, seen_at=since)

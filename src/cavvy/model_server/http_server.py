@@ -119,4 +119,4 @@ class ModelRequestHandler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, *arguments: Any) -> None:
-        """Log nothing, because requests are counted instead."""
+        """Log no requests, because the metrics count them."""

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 def predict(model: OnnxModel, body: Any) -> list[Any]:
-    """Return a prediction for each instance of a request's body. Instances of the same shapes are
-    computed together, so that instances of other shapes do not affect them. Raises WrongRequest.
+    """Return a prediction for each instance of a request's body. Only instances of the same shape
+    are computed together, so that instances of different shapes do not affect each other. Raises
+    WrongRequest.
     """
     if not isinstance(body, dict) or not isinstance(body.get("instances"), list):
         raise WrongRequest("the body needs a list `instances`")

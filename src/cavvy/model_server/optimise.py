@@ -25,8 +25,8 @@ class SampleReader:
 
 
 def list_kinds(source: Path) -> list[str]:
-    """Return the conversions to try: `dynamic` converts only matrices; `static`, which is tried if
-    the model has convolutions, converts these too.
+    """Return the conversions to try: `dynamic` converts only matrices; `static` also converts
+    convolutions, and is tried only if the model has any.
     """
     import onnx
 

@@ -9,8 +9,8 @@ from typing import Any
 
 
 class RandomAccessFiles:
-    """Reads from many files. A process opens a file when it first reads from it. If this object is
-    sent to another process, that process opens its own file handles.
+    """Reads from many files. A process opens a file at its first read of the file. If this object
+    is sent to another process, that process opens its own file handles.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

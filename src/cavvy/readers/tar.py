@@ -12,8 +12,8 @@ Parts = tuple[tuple[str, int, int], ...]  # extension, offset, size
 
 
 class WebDataset:
-    """Reads a tar file or a folder of tar files. First, all headers are read once. After that, each
-    file of a sample takes one read.
+    """Reads a tar file or a folder of tar files. All headers are read once, when the reader is
+    created. Then each file of a sample takes one read.
     """
 
     def __init__(self, path: str, *, decoded: bool = True) -> None:
