@@ -87,7 +87,7 @@ def load_task(
 ) -> LoadedTask:
     """Read a task file of Cavvy, SkyPilot or dstack that is to be run. `params` overrides
     parameters of the file; the values are strings or have the types of the parameters. If `now` is
-    given, earlier times are refused. Raises SpecError with every problem.
+    given, times in the file that are before `now` are refused. Raises SpecError with every problem.
     """
     file = Path(path)
     text = read_file(file) if options.text is None else options.text

@@ -31,8 +31,8 @@ class TranslatedNeeds(Struct, frozen=True, kw_only=True):
 
 
 def find_needs(name: str, count: str, memory: str = "") -> TranslatedNeeds:
-    """Return the requirements for `count` devices called `name`. `count` and `memory` are in the
-    syntax of `catalog.needs`.
+    """Return the requirements for `count` devices called `name`. `catalog.needs` defines the syntax
+    of `count` and `memory`.
     """
     from cavvy.catalog.needs import NeedError, parse_accelerator
 
@@ -65,7 +65,7 @@ def _find_name(name: str) -> tuple[str, int | None]:
 
 
 def _find_problem(name: str, chips: int | None) -> str:
-    """Return a message if Google has no slice with this number of chips, or "" if it has one."""
+    """Return a message if Google has no slice with this number of chips, otherwise ""."""
     from cavvy.catalog.tpu_slices import list_slices
 
     sizes = [each.chips for each in list_slices() if each.accelerator == name]

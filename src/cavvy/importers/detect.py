@@ -93,9 +93,9 @@ def names_no_tool(documents: "Sequence[Node]") -> bool:
 
 
 def find_by_path(path: Path) -> Dialect | None:
-    """Return the tool that a file's name or folder suggests, for example a name like
-    train.sky.yaml, a repository called skypilot, or a folder with a `.skyignore`. Returns None if
-    neither suggests a tool.
+    """Return the tool that a file's name or folder suggests. For example, the name train.sky.yaml,
+    a repository called skypilot, and a folder with a `.skyignore` suggest SkyPilot. Returns None if
+    neither the name nor the folder suggests a tool.
     """
     named = _NAMED.fullmatch(path.name.lower())
     if named:

@@ -17,8 +17,8 @@ class KeptKey(Struct, frozen=True, kw_only=True):
     """One key of another tool's file that a task cannot represent.
 
     `refused` means that the work would not run as intended without this key, so the file cannot be
-    run. `until_submitted` means that the key is refused except when `cavvy run` submits the file,
-    because `cavvy run` itself supplies what the key needs.
+    run. `until_submitted` means that only `cavvy run` accepts the key, because it determines the
+    missing value when it submits the file.
     """
 
     line: int
@@ -47,8 +47,8 @@ class Translation(Struct, frozen=True, kw_only=True):
     """The translation of another tool's file.
 
     `tasks` is empty if the file describes no work (for example a fleet or a volume), and has
-    several entries for a pipeline or a job group. The `run` and `setup` of a task are the author's
-    text. Call `add_translation_header` to make the task ready to run.
+    several entries for a pipeline or a job group. The `run` and `setup` of a task contain the
+    author's original text. Call `add_translation_header` to make the task ready to run.
     """
 
     kind: str  # the name of the tool
@@ -65,7 +65,7 @@ class Translation(Struct, frozen=True, kw_only=True):
 
     @property
     def refused(self) -> tuple[KeptKey, ...]:
-        """The keys because of which the file cannot be run, or () if it can be run."""
+        """The keys that prevent the file from being run, or () if the file can be run."""
         return tuple(each for each in self.kept if each.refused)
 
 

@@ -1,6 +1,6 @@
 """Reads the keys that another tool allows from the file `keys.yaml` in the folder of its importer.
 
-An entry of this file describes a shape, which is the set of allowed values. A shape is one of
+An entry of `keys.yaml` describes a shape, which is the set of allowed values. A shape is one of
 
 * a word: a shape that the importer defines, or the name of another entry of the file
 * a word with its arguments, such as `whole 1..8`, `number above 0` or `one-of aws gcp`

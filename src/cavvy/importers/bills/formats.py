@@ -17,9 +17,7 @@ _MOST_NAMES = 12  # maximum number of column names that an error lists
 
 
 class BillFormat(Struct, frozen=True, kw_only=True):
-    """A format. `required` lists the columns that a file must have; of each group of names, the
-    file must have one.
-    """
+    """A format of bills. A file must have one column of each group of names in `required`."""
 
     name: str
     title: str

@@ -4,8 +4,8 @@ a query that names fields of records with a dot or an underscore.
 Fields: "Structure of Detailed data export",
 https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/detailed-usage, read on
 2026-11-24. Amounts of `credits` are negative and become separate lines here. `usage.amount` of
-machines is in seconds, summed over all cores or bytes of memory, so it is not the running time of a
-machine.
+machines is in seconds, summed over all cores or bytes of memory, so the amount is not the running
+time of a machine.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 """The rows of a file: CSV, CSV in gzip, Parquet, or JSON with an object on each line. The rows are
-read one after the other, so a file of any length needs little memory.
+read one by one, so that a long file does not need much memory.
 """
 
 import csv
@@ -21,7 +21,7 @@ BillRow = Mapping[str, Any]
 
 
 class BillFileError(Exception):
-    """Raised if the file is not a readable bill. `hint` says what to do."""
+    """Raised if the file is not a readable bill. `hint` tells the user how to fix the problem."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -29,9 +29,9 @@ class BillFileError(Exception):
 
 
 def read_rows(file: Path) -> Iterator[tuple[int, BillRow | BadBillLine]]:
-    """Yield the rows with their line numbers: in CSV the header is line 1, in the other formats the
-    first row. Raises BillFileError, also between rows, and ImportError if the file is in Parquet
-    and pyarrow is not installed.
+    """Yield the rows with their line numbers: in CSV the header is line 1; in the other formats the
+    first row is line 1. Raises BillFileError, also between rows, and ImportError if the file is in
+    Parquet and pyarrow is not installed.
     """
     try:
         with file.open("rb") as opened:

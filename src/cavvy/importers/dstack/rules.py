@@ -1,6 +1,4 @@
-"""dstack's rules for runs (tasks, services and dev environments), as far as `keys.yaml` cannot
-express them.
-"""
+"""dstack's rules for tasks, services and dev environments that `keys.yaml` cannot express."""
 
 import re
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""dstack's rules for services, fleets, volumes, gateways and presets, as far as `keys.yaml` cannot
-express them.
+"""dstack's rules for services, fleets, volumes, gateways and presets that `keys.yaml` cannot
+express.
 """
 
 import ipaddress

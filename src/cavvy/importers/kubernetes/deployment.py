@@ -97,8 +97,8 @@ def _read_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec
 
 
 def _read_command(objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
-    """Return the container's command as a line of shell code. The program of an image is not known,
-    so the file must name one.
+    """Return the container's command as a line of shell code. Cavvy does not know the program of an
+    image, so the file must name the program to run.
     """
     container = objects.container
     words = [
@@ -124,7 +124,7 @@ def _is_shell(words: Sequence[str]) -> bool:
 
 
 def _expand(text: str, names: Collection[str], write: Callable[[str], str]) -> str:
-    """Return the text with references to variables in the shell's notation. As in Kubernetes,
+    """Replace the references to variables in a text by the shell's notation. As in Kubernetes,
     $(NAME) is a reference if a variable has this name, and $$ means $:
     https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container
     """

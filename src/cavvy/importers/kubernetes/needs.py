@@ -70,7 +70,7 @@ def read_quantity(value: object) -> float:
 def _list_volumes(
     objects: ServiceObjects, source: Values, path: str, read_only: bool
 ) -> Iterator[Volume]:
-    """Yield the volume of this source, or nothing if it has no equivalent."""
+    """Yield the volume for this source, or nothing if Cavvy has no equivalent."""
     if claim := at(source, "persistentVolumeClaim"):
         name = str(claim.get("claimName"))
         spec = next(

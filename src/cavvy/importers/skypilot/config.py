@@ -1,5 +1,5 @@
-"""Translates SkyPilot's `config`. Some of its settings affect the work; the others concern only
-SkyPilot itself.
+"""Translates SkyPilot's `config`. Some settings in `config` affect the work; the others concern
+only SkyPilot itself.
 """
 
 import json
@@ -65,8 +65,8 @@ def read_options(config: Node | None) -> tuple[ProviderOptions, ...]:
 
 
 def _are_met(options: Node) -> bool:
-    """Return whether these options of the container engine request only what every job's container
-    already has: GPUs and the node's shared memory.
+    """Return whether these options of the container engine request only GPUs and the node's shared
+    memory, which every job's container already has.
     """
     texts = [each for each in (options, *items(options)) if isinstance(each, ScalarNode)]
     known = r"(--(shm-size|gpus|ipc)([= ]\S+)?\s*)+"
@@ -76,9 +76,9 @@ def _are_met(options: Node) -> bool:
 def keep_config(
     config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
 ) -> None:
-    """Add a note for each setting that is not translated, or refuse it. A setting is refused if the
-    work may need it. Whether the work may need a setting depends on the `clouds` on which the job
-    may run (empty means any cloud), and on whether the job runs in an image.
+    """Refuse each untranslated setting that the work may need, and add a note for each other
+    untranslated setting. Whether the work may need a setting depends on the `clouds` on which the
+    job may run (empty means any cloud), and on whether the job runs in an image.
     """
     for key, section in entries(config):
         keys = entries(section) if isinstance(section, MapNode) else [(key, section)]

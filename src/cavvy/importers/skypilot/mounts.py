@@ -63,8 +63,8 @@ def read_mounts(
     table: Node, workdir: Workdir | None, clouds: Collection[str], kept_keys: TranslationNotes
 ) -> TranslatedMounts:
     """Translate the supported mounts, and refuse the others. Local files are submitted with the
-    working folder. A bucket without a store is assumed to be in the store of the only cloud in
-    `clouds`, or in S3 if there is no cloud or more than one.
+    working folder. If `clouds` has exactly one cloud, a bucket without a store is assumed to be in
+    the store of that cloud, otherwise in S3.
     """
     found = TranslatedMounts()
     stores: set[str] = set()
@@ -98,7 +98,7 @@ def read_mounts(
 
 def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
     """Use S3's URL scheme for the buckets of a mount if their store uses S3's protocol. Adds the
-    original schemes to `stores`. Raises WrongValue if the schemes differ.
+    original schemes to `stores`. Raises WrongValue if `stores` then has different schemes.
     """
     urls = [each.source for each in found.inputs] + [each.target for each in found.outputs]
     schemes = stores | {url.partition(":")[0] for url in urls} & set(_LIKE_S3)

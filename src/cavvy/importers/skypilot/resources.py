@@ -1,5 +1,5 @@
-"""Translates SkyPilot's `resources`. If possible, its alternatives are merged into one set of
-resources; otherwise the result has several alternatives.
+"""Translates SkyPilot's `resources`. If possible, the alternatives in `resources` are merged into
+one set of resources; otherwise the result has several alternatives.
 """
 
 import json
@@ -199,8 +199,8 @@ def _scalar(text: str, mark: SourceMark) -> ScalarNode:
 
 
 def _read_one(table: MapNode, kept_keys: TranslationNotes, *, spare: bool) -> ResourceRequest:
-    """Translate one alternative. With `spare`, there is another alternative, so an unknown
-    accelerator is only noted.
+    """Translate one alternative. `spare` means that there is another alternative, so an unknown
+    accelerator causes only a note.
     """
     kept_keys.keep_listed((key for key, _ in entries(table)), _REFUSED, _NOTED, "resources.")
     providers, regions, zone = _read_location(table, kept_keys)
@@ -507,8 +507,8 @@ def _combine(found: list[ResourceSpec]) -> ResourceSpec | None:
 
 
 def _join(found: list[ResourceSpec]) -> ResourceSpec:
-    """Return the first alternative, extended to accept everything that the other alternatives
-    accept."""
+    """Extend the first alternative to accept everything that the other alternatives accept, and
+    return it."""
     spots = {each.spot for each in found}
     return replace(
         found[0],
