@@ -69,7 +69,9 @@ def _check_bounds(table: MapNode, unit: Unit, notes: ProblemNotes) -> None:
     if low is None and high is None:
         notes.add(table.mark, "the range has no bounds", expected="`min`, `max` or both")
     elif low is not None and high is not None and low > high:
-        notes.add(table.mark, "this is a reversed range", suggestion="swap `min` and `max`")
+        notes.add(
+            table.mark, "the range has its larger value first", suggestion="swap `min` and `max`"
+        )
 
 
 def _check_whole_bounds(table: MapNode, notes: ProblemNotes) -> None:

@@ -240,7 +240,7 @@ def _check_environment(table: MapNode, notes: ProblemNotes) -> None:
     if child(table, "entrypoint") is not None:
         notes.add(
             mark_of(table, "entrypoint"),
-            "a dev-environment has no `entrypoint`",
+            "a dev-environment cannot have an `entrypoint`",
             suggestion="delete it",
         )
     if flag_at(table, "dstack") and is_set(table, "inactivity_duration"):

@@ -26,7 +26,9 @@ _SYNTHETIC = ("input_tokens", "output_tokens", "shared_prefix_tokens")
 
 def _check_probe(table: MapNode, notes: ProblemNotes) -> None:
     if child(table, "body") is not None and text_at(table, "method") in ("get", "head"):
-        notes.add(mark_of(table, "body"), f"a `{text_at(table, 'method')}` request has no body")
+        notes.add(
+            mark_of(table, "body"), f"a `{text_at(table, 'method')}` request cannot have a body"
+        )
 
 
 def _check_group(table: MapNode, notes: ProblemNotes) -> None:
@@ -79,7 +81,9 @@ def _check_service_groups(table: MapNode, legacy: bool, notes: ProblemNotes) -> 
             and (text_at(group, "replicas") or text_at(group, "count")) != "1"
         ):
             notes.add(
-                group.mark, "a group with a `router` has one replica", expected="`replicas: 1`"
+                group.mark,
+                "a group with a `router` must have one replica",
+                expected="`replicas: 1`",
             )
         for key in (*_SOURCES, "privileged", "spot_policy", "reservation"):
             if is_set(table, key) and child(group, key) is not None:
@@ -141,7 +145,7 @@ def _check_preset(table: MapNode, notes: ProblemNotes) -> None:
     if shared >= float(text_at(table, "input_tokens") or 1024) and shared:
         notes.add(
             mark_of(table, "shared_prefix_tokens"),
-            "the shared prefix is not shorter than the whole input",
+            "the shared prefix must be shorter than the whole input",
         )
     agent = child(table, "agent")
     if text_at(agent, "provider") == "codex" and text_at(agent, "effort") == "max":

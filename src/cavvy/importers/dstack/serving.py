@@ -111,7 +111,7 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
     if not probes:
         return ReadinessProbe(path=usual, start=_START, any_status=usual == "/")
     if len(probes) > 1:
-        kept_keys.refuse_at(root, "probes", "a service has one probe")
+        kept_keys.refuse_at(root, "probes", "a service can have only one probe")
     probe = probes[0]
     for key, reason in (
         ("headers", "probes cannot have headers"),

@@ -44,7 +44,7 @@ _WHY_NOT = {
     "fleet": "Cavvy has no fleets: it finds nodes for each job and releases them afterwards",
     "volume": "volumes are not created yet",
     "gateway": "the server has one gateway for all services, which `cavvy serve` starts",
-    "preset": "the search for the best settings of a model's service is not supported yet",
+    "preset": "Cavvy cannot search for the best settings of a model's service yet",
 }
 _LATER = {
     "groups": "nodes of several kinds in one job are not supported yet",
@@ -417,7 +417,9 @@ def _read_schedule(root: Node, kept_keys: TranslationNotes) -> JobSchedule | Non
     lines = [as_text(each) for each in (*items(cron), cron) if isinstance(each, ScalarNode)]
     if len(lines) > 1:
         kept_keys.refuse_at(
-            root, "schedule", "a job has only one cron line; write a separate file for each line"
+            root,
+            "schedule",
+            "a job can have only one cron line; write a separate file for each line",
         )
     return JobSchedule(cron=lines[0]) if lines else None
 

@@ -366,7 +366,7 @@ def _read_tpu(table: MapNode, kept_keys: TranslationNotes) -> dict[str, object]:
     }
     if options.pop("tpu_vm", True) is False:
         key = "resources.accelerator_args"
-        kept_keys.refuse_at(table, key, "Google no longer has TPU nodes, only TPU VMs")
+        kept_keys.refuse_at(table, key, "Google offers only TPU VMs now, no TPU nodes")
     return options
 
 

@@ -31,7 +31,7 @@ def _check_storage(table: MapNode, notes: ProblemNotes) -> None:
 def _check_mounts(table: MapNode, notes: ProblemNotes) -> None:
     for key, _ in table.entries:
         if re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*:)?//[^/?#]", key.text):
-            hint = "the path on the node comes first, the source second"
+            hint = "write the path on the node first, then the source"
             notes.add(
                 key.mark, f"{key.text} cannot be a target", expected="a path", suggestion=hint
             )

@@ -31,7 +31,7 @@ _NOTED = {
     "pool": "`cavvy run` does what `sky launch` does: it ignores the number of workers and starts "
     "one worker",
     "inputs": "SkyPilot uses this key only to estimate the price of traffic",
-    "outputs": "SkyPilot uses it only to estimate the price of traffic",
+    "outputs": "SkyPilot uses this key only to estimate the price of traffic",
     "api_server_access": "there is no SkyPilot server that Cavvy could connect to",
     "_metadata": "the key only concerns SkyPilot itself",
 }
