@@ -1,8 +1,8 @@
 """Finds the architecture of a machine's CPUs from its instance type, because price lists do not
 state it.
 
-The rows of `architectures.csv` are patterns for instance types of one provider. All other types
-have x86_64 CPUs, except machines whose accelerators contain an Arm CPU.
+The rows of `architectures.csv` are patterns for instance types of one provider. A type that no
+pattern matches has x86_64 CPUs, unless its accelerators contain an Arm CPU.
 """
 
 import re

@@ -31,10 +31,11 @@ def price_counterfactuals(
     had not been interrupted.
 
     `ran` is the measured running time. If the task states its work, `lengths` gives the estimated
-    running time by offer key; for other offers, the measured time is assumed. `basis` states which
-    of the two times was used. `start` is the time that is billed before the work begins. For each
-    combination of provider, instance type and purchase option, the result contains only the
-    cheapest offer, because the same machine in another zone tells the user nothing new.
+    running time by offer key; for other offers, the measured time is assumed. `basis` states
+    whether the estimated or the measured time was used. `start` is the time that is billed before
+    the work begins. For each combination of provider, instance type and purchase option, the result
+    contains only the cheapest offer, because the same machine in another zone tells the user
+    nothing new.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

@@ -31,7 +31,8 @@ def forecast_month(spent: Money, daily: Sequence[int], now: datetime) -> Spendin
     micro-dollars of each of the last days. Returns None with fewer than two days.
 
     For mean m and standard deviation s of the days, and d remaining days (with fractions): expected
-    = spent + m d, and the interval is expected ± 1.2816 s √d, at least the amount already spent.
+    = spent + m d, and the interval is expected ± 1.2816 s √d, where the lower bound is at least
+    `spent`.
     """
     if len(daily) < 2:
         return None

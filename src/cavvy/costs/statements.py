@@ -21,7 +21,7 @@ def make_statement(
 ) -> list[LedgerLine]:
     """Return the lines in [since, until), with only the part of an entry that is in this period.
     Entries of the same line and kind of a bill are combined, with the ID of the first entry. The
-    rows add up to the entries.
+    amounts of the lines add up to the amounts of the entries.
     """
     found: dict[tuple[object, ...], LedgerLine] = {}
     for line in lines:

@@ -17,8 +17,8 @@ class KeptKey(Struct, frozen=True, kw_only=True):
     """One key of another tool's file that a task cannot represent.
 
     `refused` means that the work would not run as intended without this key, so the file cannot be
-    run. `until_submitted` means that only `cavvy run` accepts the key, because it determines the
-    missing value when it submits the file.
+    run. `until_submitted` means that only `cavvy run` accepts the key, because the command
+    determines the missing value when it submits the file.
     """
 
     line: int

@@ -154,7 +154,7 @@ def _find_rank(process: Any) -> int | None:
 
 
 class _EndedProcess:
-    """The handle of a process of another rank, in place of the operating system's."""
+    """A handle for the process of another rank, which is never started."""
 
     pid = returncode = 0
 

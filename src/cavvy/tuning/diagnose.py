@@ -477,7 +477,9 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """Return the gain of a single pass, divided by the measured gain of fewer passes."""
+        """Return the factor that scales the measured gain of fewer passes to the gain of a single
+        pass.
+        """
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property

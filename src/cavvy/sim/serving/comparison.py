@@ -70,7 +70,8 @@ class WayCrossing(Struct, frozen=True, kw_only=True):
 class ComparisonTerms(Struct, frozen=True, kw_only=True):
     """What is compared. `managed_usd_hr` is the hourly price of a replica of a managed endpoint,
     and `serverless_usd_hr` is the hourly price of a serverless GPU while it works. Unknown prices
-    are None. `spot` are markets for a mix, or () if there is none.
+    are None. `spot` contains the spot markets of a mix with on-demand, or is () if no mix is
+    compared.
     """
 
     scaling: ScalingTerms

@@ -240,8 +240,8 @@ class _Job:
         return noticed
 
     def _notice(self, before: tuple[SpotQuote, ...]) -> bool:
-        """Report the changed quotes that the job can see to the policy, and return whether there
-        were any.
+        """Report to the policy which quotes changed, as far as the job can see them. Return whether
+        any changed.
         """
         if self._knows is Knows.EVERYTHING:
             self._session.show(self.now_s, self.quotes)
@@ -284,8 +284,8 @@ class _Job:
             self.launches += 1
 
     def close(self) -> None:
-        """End the current segment. The segment is stored if segments are kept and its length is
-        above 0."""
+        """End the current segment. The segment is stored only if the run keeps segments and the
+        segment's length is above 0."""
         since, usd, left = self._opened
         if self._keep and self.now_s > since:
             self.segments.append(
