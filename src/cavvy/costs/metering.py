@@ -80,7 +80,7 @@ def list_prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyR
 def list_stretches(
     prices: Sequence[tuple[datetime, HourlyRate]], until: datetime
 ) -> Iterable[tuple[datetime, datetime, HourlyRate]]:
-    """Yield the periods of the prices until the time, each with its start, end and rate."""
+    """Yield the start, end and rate of each price's period, up to the given time."""
     begun = [(since, rate) for since, rate in prices if since < until]
     for (since, rate), (end, _) in pairwise([*begun, (until, HourlyRate())]):
         yield since, end, rate

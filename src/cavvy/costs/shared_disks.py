@@ -58,7 +58,7 @@ def _list_entries(
 
 
 def name_disk(resource: str) -> str:
-    """Return the id of a disk, whose whole path bills may contain."""
+    """Return the id of a disk. A bill may contain the whole path of the disk."""
     return resource.rpartition("/")[2].lower()
 
 

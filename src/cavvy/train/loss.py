@@ -1,8 +1,8 @@
 """The loss of a batch that is computed in parts. The loss is the weighted mean over all parts.
 
-The weight of a mean over samples is the number of samples. Many losses are means over something
-else, for example over the tokens that are not padding. The weight of a mean is the denominator of
-the mean. The denominator is read from the autograd graph of the loss, or the script returns (mean,
+The weight of a mean over samples is the number of samples. Many losses are means over other items,
+for example over the tokens that are not padding. The weight of a mean is the denominator of the
+mean. The denominator is read from the autograd graph of the loss, or the script returns (mean,
 weight).
 """
 

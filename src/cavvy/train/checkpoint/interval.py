@@ -59,7 +59,9 @@ def told(every: "float | str") -> SaveInterval:
 
 
 def follow(interval: SaveInterval) -> None:
-    """Adopt the interval that Cavvy derives from the market and may change while the job runs."""
+    """Adopt the current interval that Cavvy derives from the market. Cavvy may change it while the
+    job runs.
+    """
     said = os.environ.get("CAVVY_CHECKPOINT_EVERY_S")
     path = os.environ.get("CAVVY_CHECKPOINT_EVERY_FILE")
     if path:

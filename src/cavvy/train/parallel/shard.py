@@ -1,7 +1,7 @@
 """Places a model on the ranks according to the plan.
 
 The steps must be in this order: tensor parallel, recomputation, compile, FSDP2 or replicas. The
-optimizer is created after the last step.
+optimizer is created after FSDP2 or the replicas.
 """
 
 from collections.abc import Callable, Sequence
