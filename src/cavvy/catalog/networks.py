@@ -2,8 +2,8 @@
 the machine.
 
 The catalog has no speed for such a machine, because a speed from another source is not a promise of
-the provider. Such a machine never meets a request for `network.min`. Burst speeds are not a promise
-either.
+the provider. A machine without a published speed never meets a request for `network.min`. Burst
+speeds are not a promise either.
 """
 
 import re

@@ -1,9 +1,9 @@
 """Detects the tool for which a task file was written, and translates the file into a task.
 
-`cli` and `api` call `load_task` and `parse_task`. These return a task that is ready to run, or
-raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files. A file
-of another tool is recognised by its keys, checked by the rules of that tool, and translated into
-tasks.
+`cli` and `api` call `load_task` and `parse_task`. Both functions return a task that is ready to
+run, or raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files.
+A file of another tool is recognised by its keys, checked by the rules of that tool, and translated
+into tasks.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ Parts = tuple[tuple[str, int, int], ...]  # extension, offset, size
 
 class WebDataset:
     """Reads a tar file or a folder of tar files. All headers are read once, when the reader is
-    created. Then each file of a sample takes one read.
+    created. Reading a sample takes one read for each of its files.
     """
 
     def __init__(self, path: str, *, decoded: bool = True) -> None:

@@ -28,7 +28,7 @@ Listener = Callable[[StepRecord], None]
 
 
 class StepPart:
-    """One part of the current step. The same object is used for all steps, because creating one for
+    """One part of the current step. One object serves all steps, because creating an object for
     each step would take too long if steps are short. `begun` is 0 while the part is not running.
     """
 

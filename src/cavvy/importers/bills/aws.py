@@ -4,8 +4,8 @@ Columns and types of lines: "Line item details" and "Line item columns", AWS Dat
 guide, https://docs.aws.amazon.com/cur/latest/userguide/Lineitem-columns.html and
 table-dictionary-cur2-line-item.html, read on 2026-11-24. CUR 2.0 has the same columns in snake
 case, and all tags in the map `resource_tags`, whose keys have the prefix `user_`
-(table-dictionary-cur2-resource-tags.html). Both formats list a tag only after it was activated as a
-cost allocation tag. LineItemId is unique in a partition ("Identity details").
+(table-dictionary-cur2-resource-tags.html). AWS lists a tag in both formats only after the tag was
+activated as a cost allocation tag. LineItemId is unique in a partition ("Identity details").
 """
 
 from collections.abc import Iterator
