@@ -64,8 +64,8 @@ def divide_bill(
     *,
     final: bool = False,
 ) -> Division | None:
-    """Return the division of the amount by which the bill has grown, or None if there is nothing to
-    divide. `final` means that the replica has ended: its bill may not grow again, so new counts are
+    """Divide the amount by which the bill has grown. Returns None if there is nothing to divide.
+    `final` means that the replica has ended: its bill may not grow again, so new counts are
     recorded even if it has not changed.
     """
     before = bill.divided or DividedBill(attempt_id=bill.attempt_id, until=bill.since)

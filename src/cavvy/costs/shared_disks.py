@@ -1,11 +1,11 @@
 """Finds the disks that a bill and the ledger assign to different gangs, to compare them together.
 
 A cloud bills a volume for its whole life, with the tag of the gang for which the volume was
-created. In the ledger, the time in which a job used the volume is a part of the job's disks, and
-the rest is in the volume's own entries. Therefore the disks of the volume, of the gang in its tag
-and of all jobs that used the volume are compared as one sum. A job counts as a user of the volume
-if its disks' charges begin or end at the same microsecond at which the volume's own charges end or
-begin, since the volume's own charges cover the time that jobs did not pay.
+created. In the ledger, the job's disks include the time in which the job used the volume; the
+volume's own entries cover the remaining time. Therefore the disks of the volume, of the gang in its
+tag and of all jobs that used the volume are compared as one sum. The volume's own charges cover the
+time for which no job paid. Therefore a job counts as a user of the volume if the charges for the
+job's disks begin or end at the same microsecond at which the volume's own charges end or begin.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,7 @@
 """Computes the cost of volumes between jobs.
 
-A job pays for the volumes of its nodes as disks of these nodes. The volume's own bill covers the
-rest of the time from its creation until the provider last listed it. The whole bill is computed
+A job pays for the volumes of its nodes as disks of these nodes. The volume's own bill covers all
+other time from the volume's creation until the provider last listed it. The whole bill is computed
 each time and the store posts the difference, so a late report of a job's use of the volume leads to
 a correction.
 """

@@ -83,10 +83,10 @@ def find(
     ranks get the same answer.
 
     A size that is not expected to fit is never tried: ranks of a split model wait for each other
-    within a pass, so if one rank failed, the others would wait forever. From 2 samples on, memory
-    is assumed to grow linearly; the growth is measured between 2 and 4 samples. `attempt(n)` runs a
-    forward and backward pass over n samples, `coming_bytes` is the memory that the optimizer will
-    still allocate, and `least` returns the minimum of a number over all ranks.
+    within a pass, so after a failure of one rank all other ranks would wait forever. From 2 samples
+    on, memory is assumed to grow linearly; the growth is measured between 2 and 4 samples.
+    `attempt(n)` runs a forward and backward pass over n samples, `coming_bytes` is the memory that
+    the optimizer will still allocate, and `least` returns the minimum of a number over all ranks.
     """
     total = device.memory_bytes
     if least(0 if total is None else 1) == 0 or most <= 4:

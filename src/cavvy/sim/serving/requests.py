@@ -158,8 +158,8 @@ def _read_burst_gpt(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_
 
 
 def _read_mooncake(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
-    """Read Mooncake's traces. The times of these traces are whole steps of some seconds, so the
-    requests of a step are distributed over the step at random.
+    """Read Mooncake's traces. The traces give times only in steps of some seconds, so the requests
+    of a step are distributed over the step at random.
     """
     found = [
         (float(row["timestamp"]) / 1000.0, float(row["input_length"]), float(row["output_length"]))

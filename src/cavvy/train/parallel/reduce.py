@@ -16,8 +16,8 @@ BUCKET_BYTES = 25 * 2**20  # bytes of a bucket; the default of DistributedDataPa
 
 
 class GradientBucket:
-    """Parameters whose gradients are sent together in one buffer. At the end, the buffer has one
-    number for each parameter: the number of ranks that have a gradient for it.
+    """Parameters whose gradients are sent together in one buffer. At its end, the buffer has a
+    number for each parameter: the number of ranks that have a gradient for that parameter.
     """
 
     def __init__(self, parameters: list[Any]) -> None:

@@ -142,8 +142,8 @@ class WindowModes:
                 setattr(dist, name, self._ours[-1])
 
     def _timed(self, collective: Any) -> Any:
-        """Wrap a collective, so that the script's calls of it are counted as communication. During
-        communication, a rank may wait for a late rank.
+        """Wrap a collective, so that the script's calls of the collective are counted as
+        communication. During communication, a rank may wait for a late rank.
         """
 
         @wraps(collective)
