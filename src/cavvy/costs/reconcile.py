@@ -231,7 +231,7 @@ class BillSummary:
 
     @property
     def resources(self) -> frozenset[str]:
-        """The gangs that the bill names."""
+        """The names of the gangs in the bill's tags."""
         return frozenset(key.resource for key in self.tagged)
 
 

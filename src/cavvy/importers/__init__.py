@@ -208,7 +208,7 @@ def _parse(
     options: ReadOptions,
 ) -> Translation:
     """Translate a string. If `file` is a `Path`, the task is going to be submitted, and the path
-    may also identify the tool. If `file` is a string, it is only a name for messages.
+    may also identify the tool. If `file` is a string, the string is only a name for messages.
     """
     from cavvy.planner.slices import spread_task
     from cavvy.spec.overrides import apply_overrides, list_overridden

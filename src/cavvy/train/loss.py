@@ -18,8 +18,8 @@ MEAN = 1  # torch's number for reduction="mean"
 
 
 def spread(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Make a function that takes a batch from a loss function. If the loss function has several
-    arguments, it gets the members of the batch, such as input and target.
+    """Convert a loss function to a function whose only argument is a batch. If the loss function
+    has several arguments, it gets the members of the batch, such as input and target.
     """
     if not takes_several(function):
         return function

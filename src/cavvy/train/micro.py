@@ -24,7 +24,8 @@ class OutOfMemory(RuntimeError):
     """Raised if a single sample does not fit into memory, or one rank of a split model ran out of
     memory.
 
-    `fits` contains the micro-batches that fit, by key. `fits` is empty if no micro-batch is known.
+    `fits` contains the micro-batches that fit, by key. `fits` is empty if no micro-batch is known
+    to fit.
     """
 
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:

@@ -128,9 +128,9 @@ class CheckpointStore:
 
     def save(self, step: int, collect: Callable[[], tuple[dict[str, Any], dict[str, Any]]]) -> bool:
         """Wait for the previous save, then start to save a step. If the files of this step are
-        already written, the checkpoint is only completed. Returns whether `collect` was called to
-        get the state and the facts for a new write. All ranks must call this method at the same
-        step.
+        already written, the method only completes the checkpoint. Returns whether `collect` was
+        called to get the state and the facts for a new write. All ranks must call this method at
+        the same step.
         """
         self.wait()
         begun = perf_counter()
@@ -243,8 +243,8 @@ class CheckpointStore:
             self.forget_old(done.step)
 
     def forget_old(self, newest: int) -> None:
-        """Remove old complete checkpoints up to the step `newest`. The last KEPT checkpoints are
-        kept."""
+        """Remove old complete checkpoints up to the step `newest`. The newest KEPT checkpoints
+        stay."""
         complete = [
             (step, path) for step, path in _list(self.folder) if step <= newest and read_mark(path)
         ]

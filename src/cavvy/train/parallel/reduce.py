@@ -45,7 +45,8 @@ class GradientBucket:
 
     def store(self) -> None:
         """Copy the sums from the buffer to the gradients. A parameter that only other ranks used
-        also gets a gradient here; otherwise the ranks would update the parameter differently.
+        also gets a gradient on this rank; otherwise the ranks would update the parameter
+        differently.
         """
         if any(p.grad is None for p in self.parameters):
             for p, used in zip(self.parameters, self.used.tolist(), strict=True):
