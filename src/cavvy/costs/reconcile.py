@@ -8,8 +8,8 @@ for the lines without a tag on those days.
 A resource is a gang: the ledger identifies its machines by the attempt, and the bill by the tag
 that Cavvy sets on them. Lines without the tag do not belong to Cavvy. The exception is a line that
 costs as much on a day as a resource of the ledger that is missing from the bill. A volume is
-compared together with the disks of the gang in its tag and of the jobs that used it
-(`shared_disks`).
+compared together with the disks of the gang in the volume's tag, and of the jobs that used the
+volume (`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

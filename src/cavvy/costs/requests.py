@@ -66,7 +66,7 @@ def divide_bill(
 ) -> Division | None:
     """Divide the amount by which the bill has grown. Returns None if there is nothing to divide.
     `final` means that the replica has ended: its bill may not grow again, so new counts are
-    recorded even if it has not changed.
+    recorded even if the bill has not changed.
     """
     before = bill.divided or DividedBill(attempt_id=bill.attempt_id, until=bill.since)
     kinds = {*bill.amounts, *before.moved}

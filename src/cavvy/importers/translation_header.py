@@ -121,8 +121,8 @@ def add_translation_header(task: TaskSpec, kind: str, before: str = "") -> TaskS
 
 
 def _move_setup(task: TaskSpec) -> TaskSpec:
-    """If the setup starts processes, move it to the start of the commands; otherwise these
-    processes would end together with the setup, although the commands need them.
+    """If the setup starts processes, move the setup to the start of the commands; otherwise its
+    processes would end with the setup, although the commands need them.
     """
     if task.setup is None or task.image is not None or not STARTS_PROCESSES.search(task.setup):
         return task

@@ -145,9 +145,8 @@ class CountedModel:
 
 
 def _has_dynamic_scale(path: Path) -> bool:
-    """Return whether a model computes one scale of its 8-bit activations for all rows of a batch,
-    from its input. A model that does so contains the name of an operator, `DynamicQuantize`, as
-    plain text.
+    """Return whether a model computes one scale for its 8-bit activations from all rows of a batch.
+    A model that does so contains the name of an operator, `DynamicQuantize`, as plain text.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return data.find(b"DynamicQuantize") >= 0

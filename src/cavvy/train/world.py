@@ -158,9 +158,10 @@ class RankWorld:
 
 
 def _name_rerun(size: int) -> str:
-    """Return a name for this start of the ranks if their program already ran with the same store of
-    torchrun, either in the same process or before torchrun restarted the ranks; otherwise "".
-    torchrun's numbers of restarts are not used, because they can differ between nodes.
+    """Return a name for this start of the ranks, or "" for the program's first start with
+    torchrun's store. A program starts again with this store in the same process, or after torchrun
+    restarted the ranks. torchrun's numbers of restarts are not used, because they can differ
+    between nodes.
     """
     is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

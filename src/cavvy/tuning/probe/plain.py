@@ -91,8 +91,8 @@ class PlainLoop:
         self._stack.close()
 
     def finish(self) -> bool:
-        """Report the measured steps if there are at least LEAST_STEPS. Returns whether it reported
-        them.
+        """Report the measured steps if there are at least LEAST_STEPS. Returns whether the steps
+        were reported.
         """
         if self._sampler is None or self._device is None or len(self._records) < LEAST_STEPS:
             return False
