@@ -34,7 +34,7 @@ _TURN = threading.RLock()
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
     """Fake tensors that also support operations whose result size depends on values. The largest
     possible size is assumed: a mask selects everything. But experts that are chosen by `topk` get
-    equal shares. `assumed` lists the lines of code with such sizes. Only one thread at a time
+    equal shares. `assumed` lists the lines of code with assumed sizes. Only one thread at a time
     enters the mode, because data loaders collate in several threads.
     """
 

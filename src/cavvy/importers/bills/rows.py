@@ -111,7 +111,7 @@ def _read_json(text: IO[str]) -> Iterator[tuple[int, BillRow | BadBillLine]]:
 
 
 def _flatten(row: Mapping[str, Any]) -> BillRow:
-    """Return the row with the fields of objects as `outer.inner`."""
+    """Flatten a row: a field `inner` of an object `outer` gets the name `outer.inner`."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):

@@ -203,7 +203,7 @@ class PlainLoop:
         return not any(self.clock.part(name).begun for name in self.clock.parts)
 
     def _timed(self, name: str, work: Timed) -> Timed:
-        """Wrap a function so that the time of its calls is counted for this part of a step. Calls
+        """Wrap a function so that the time of its calls counts toward this part of a step. Calls
         within another part are not counted separately.
         """
 
