@@ -168,7 +168,7 @@ class ArchivedPostgres:
             connection.execute(sql)  # type: ignore[call-overload]  # a literal of this file
 
     def return_to(self, point: str) -> None:
-        """Replace the data by the base backup and the write-ahead log up to a named point."""
+        """Replace the data with the base backup and the write-ahead log up to a named point."""
         self.stop()
         shutil.rmtree(self._data)
         (self._folder / "base").rename(self._data)

@@ -91,8 +91,8 @@ class CheckpointSync(SidecarProcess):
             self._look_for_rest()
 
     def _list(self) -> list[FileEntry]:
-        """Return the files of the checkpoint folder, or [] if the work has replaced the folder by a
-        link that leads out of the working folder.
+        """Return the files of the checkpoint folder, or [] if the work has replaced the folder with
+        a link that leads out of the working folder.
         """
         try:
             return list_checkpoint(self._config, self._folder, self._given)

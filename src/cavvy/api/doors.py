@@ -226,7 +226,7 @@ class BoundedHttp(HttpToolsProtocol):
         """
         if isinstance(self.place, socket.socket) and not self._proven:
             with contextlib.suppress(OSError):  # the connection is already closed
-                # the kernel replaces 1 by its minimum
+                # the kernel replaces 1 with its minimum
                 self.place.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
 
     def _abort_later(self) -> None:

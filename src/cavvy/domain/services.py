@@ -139,9 +139,9 @@ class UpdateStrategy(StrEnum):
 
 
 class ServiceUpdate(Struct, frozen=True, kw_only=True):
-    """The settings for replacing the serving revision by a new one. A canary gets `weight` percent
-    of the requests. The canary takes over after it has answered `requests` requests, or after the
-    time `within`, without enough evidence against it.
+    """The settings for replacing the serving revision with a new one. A canary gets `weight`
+    percent of the requests. The canary takes over after it has answered `requests` requests, or
+    after the time `within`, without enough evidence against it.
     """
 
     strategy: UpdateStrategy = UpdateStrategy.ROLLING

@@ -34,7 +34,7 @@ _OVERRIDES = replace(
 
 
 def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> TaskSpec:
-    """Replace values of a task by the values in `text`, a YAML table with keys of the task file.
+    """Replace values of a task with the values in `text`, a YAML table with keys of the task file.
 
     In a section such as `resources`, only the keys in `text` are replaced. The keys are replaced in
     every alternative of the resources. Variables and secrets are added to those of the task. With

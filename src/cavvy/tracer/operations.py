@@ -212,7 +212,7 @@ def as_on_gpu() -> Iterator[None]:
 def _recurrent(
     name: str, data: torch.Tensor, second: Any, third: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Replace a recurrent network by a few kernels, as cuDNN does; these have the FLOPs and saved
+    """Replace a recurrent network with a few kernels, as cuDNN does; these have the FLOPs and saved
     tensors of all time steps. For a packed sequence, the arguments are data, batch sizes and state;
     otherwise they are data and state.
     """

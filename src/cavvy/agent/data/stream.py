@@ -41,7 +41,7 @@ def open_pipe(folders: AllowedFolders, path: str) -> int:
     pipe = folders.open(path, os.O_WRONLY, follow=False)
     if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
         os.close(pipe)
-        raise OSError(errno.EINVAL, "the work has replaced the pipe by another file", path)
+        raise OSError(errno.EINVAL, "the work has replaced the pipe with another file", path)
     return pipe
 
 

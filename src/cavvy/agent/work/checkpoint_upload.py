@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # `link` is the target of a symbolic link; "" for a file.
 FileEntry = namedtuple("FileEntry", "path size mtime_ns inode mode link")
-# Errors that opening a listed file raises if the work has removed it, or replaced it by a link or
+# Errors that opening a listed file raises if the work has removed it, or replaced it with a link or
 # another file.
 REPLACED = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
 FULL = 507

@@ -173,8 +173,8 @@ def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     are included because a rank may use links that lead to files of another rank.
     """
     gang = os.path.dirname(config.home)
-    # Show each rank's home folder separately, because the work cannot replace a mounted folder by a
-    # link.
+    # Show each rank's home folder separately, because the work cannot replace a mounted folder with
+    # a link.
     ranks = [f"{gang}/{name}" for name in sorted(os.listdir(gang)) if name.isdigit()]
     shown = [gang, *ranks, config.cache + "/mounts"]
     if work.setup is not None:  # do not show `tree`, because the agent copies from it later

@@ -29,8 +29,8 @@ def use_venv(env: dict[str, str], folder: str) -> None:
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Replace the environment by a new one, made with uv if this node has it. The environment uses
-    the first suitable Python on the job's PATH, else the agent's own Python.
+    """Replace the environment with a new one, made with uv if this node has it. The environment
+    uses the first suitable Python on the job's PATH, else the agent's own Python.
 
     If no Python is suitable, the environment contains only a program `pip` that explains the
     problem. Raises OSError.

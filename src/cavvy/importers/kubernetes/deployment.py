@@ -124,7 +124,7 @@ def _is_shell(words: Sequence[str]) -> bool:
 
 
 def _expand(text: str, names: Collection[str], write: Callable[[str], str]) -> str:
-    """Replace the references to variables in a text by the shell's notation. As in Kubernetes,
+    """Replace the references to variables in a text with the shell's notation. As in Kubernetes,
     $(NAME) is a reference if a variable has this name, and $$ means $:
     https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container
     """

@@ -290,7 +290,7 @@ RULES = (_check_needs, _check_table, _check_volume)
 
 
 def unalias(table: MapNode, notes: ProblemNotes) -> MapNode:
-    """Replace older names of keys by their current names, in the table and in its alternatives."""
+    """Replace older names of keys with current names, in the table and in its alternatives."""
     found = []
     for key, value in table.entries:
         known = ALIASES.get(key.text)

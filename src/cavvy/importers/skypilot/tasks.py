@@ -115,8 +115,8 @@ def _unalias(node: Node, notes: ProblemNotes) -> Node:
 
 
 def _fill_in(node: Node) -> Node:
-    """Replace the document's own variables by their values. SkyPilot also replaces variables before
-    it checks the file.
+    """Replace the document's own variables with their values. SkyPilot also replaces variables
+    before it checks the file.
     """
     if not isinstance(node, MapNode):
         return node

@@ -63,7 +63,7 @@ class AutoPolicy(MarketPolicy):
         ]
         self._learned = [MarketMemory(self._unit) for _ in terms.markets]
         self._seen: Sequence[SpotQuote | None] = [None] * len(terms.markets)
-        self._watches = self._learned  # `decide` replaces these prices by copies that fit its view.
+        self._watches = self._learned  # `decide` replaces these with copies that fit its view.
         self._home = NOWHERE
         # The last computed price of slack for each market, and for a job that runs on spot only.
         # The next search starts there, which saves time but does not change the result.

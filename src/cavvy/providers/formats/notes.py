@@ -49,8 +49,8 @@ def list_notes(task: TaskSpec, covered: Collection[str]) -> list[str]:
 def _explain_image(task: TaskSpec) -> str:
     build = task.image_build
     if build is None:
-        return "the task names no image; replace IMAGE by the image to run"
-    return f"build {build.path}/{build.dockerfile}, push the image, and replace IMAGE by its name"
+        return "the task names no image; replace IMAGE with the image to run"
+    return f"build {build.path}/{build.dockerfile}, push the image, and replace IMAGE with its name"
 
 
 def _explain_secrets(task: TaskSpec) -> str:

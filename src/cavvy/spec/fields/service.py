@@ -469,7 +469,7 @@ _MODEL = either(
 SERVICE = section(
     "service",
     _build,
-    # engine_section.py has replaced these keys by `run`, `port`, `probe` and `models`
+    # engine_section.py has replaced these keys with `run`, `port`, `probe` and `models`
     engine=FieldSpec(text_kind("the name of an engine", filled), to=()),
     model=FieldSpec(_MODEL, to=()),
     options=FieldSpec(

@@ -244,7 +244,7 @@ def _take(blobs: BlobStore, folder: int, path: str, link: str) -> CheckpointFile
     if link:
         return CheckpointFile(path=path, link=link)
     for tries_left in reversed(range(_TRIES)):
-        # a job that is still running may have replaced the file by a link or a pipe
+        # a job that is still running may have replaced the file with a link or a pipe
         opened = open_below(folder, path, os.O_RDONLY | os.O_NONBLOCK)
         with open(check_regular(opened, path), "rb") as file:
             name = hashlib.file_digest(file, "sha256").hexdigest()

@@ -95,7 +95,7 @@ def _list_steps(task: TaskSpec, job: BatchJobRequest, machine: Machine) -> list[
     left = [each.path for each in task.volumes if each.path not in mounted]
     gpu = machine.offer.accelerator if machine.offer else None
     steps = {
-        "Run this script with the AWS CLI, version 2. Replace QUEUE by your job queue.": True,
+        "Run this script with the AWS CLI, version 2. Replace QUEUE with your job queue.": True,
         "Set minvCpus of the queue's compute environment to 0, so that it costs nothing without "
         "jobs.": True,
         f"resources.gpu: any GPU is accepted; use a queue whose machines have {gpu}, such as "
@@ -105,8 +105,8 @@ def _list_steps(task: TaskSpec, job: BatchJobRequest, machine: Machine) -> list[
         ),
         "resources.spot: the compute environment of the queue decides whether machines are "
         "spot instances": task.resources.spot != "never",
-        f"secrets: replace the ARNs by those of {', '.join(task.secrets)} in Secrets Manager, and "
-        f"{_ROLE} by an execution role that may read them": bool(task.secrets),
+        f"secrets: replace the ARNs with those of {', '.join(task.secrets)} in Secrets Manager, "
+        f"and {_ROLE} with an execution role that may read them": bool(task.secrets),
         f"volumes: the container does not mount {', '.join(left)}": bool(left),
         "nodes: CAVVY_HOSTS is not set; the nodes know only MASTER_ADDR": task.nodes > 1,
         "retry: AWS Batch restarts the program from its first line; only files in storage "

@@ -116,17 +116,16 @@ def _list_steps(task: TaskSpec, job: EcsTaskRequest) -> list[str]:
     left = [each.path for each in task.volumes if each.path not in mounted]
     on_fargate = job.launch_type is LaunchType.FARGATE
     steps = {
-        "Run this script with the AWS CLI, version 2. Replace CLUSTER by your cluster, REGION by "
-        f"its region, and {_ROLE} by an execution role that may pull the image and write "
+        "Run this script with the AWS CLI, version 2. Replace CLUSTER with your cluster, REGION "
+        f"with its region, and {_ROLE} with an execution role that may pull the image and write "
         "logs": True,
-        "Replace SUBNET by a subnet with a route to the internet": on_fargate,
+        "Replace SUBNET with a subnet with a route to the internet": on_fargate,
         "resources.spot: the cluster needs the capacity provider FARGATE_SPOT; ECS does not "
         "change to on-demand": on_fargate and job.spot,
         "resources.spot: the capacity of the cluster determines whether its machines are spot "
         "instances": job.spot and not on_fargate,
-        f"secrets: replace the ARNs by those of {', '.join(task.secrets)} in Secrets Manager": bool(
-            task.secrets
-        ),
+        "secrets: replace the ARNs with those of "
+        f"{', '.join(task.secrets)} in Secrets Manager": bool(task.secrets),
         f"volumes: the container does not mount {', '.join(left)}": bool(left),
     }
     return [step for step, is_so in steps.items() if is_so] + list_notes(task, _COVERED)

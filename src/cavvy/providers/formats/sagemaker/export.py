@@ -55,7 +55,7 @@ def make_export(task: TaskSpec, find_offers: FindOffers) -> str:
     job = _make_request(task, machine)
     notes = [
         f"Run: aws sagemaker create-training-job --cli-input-yaml file://{task.name}.yaml",
-        f"Replace {_ROLE} by the role that SageMaker assumes for the job.",
+        f"Replace {_ROLE} with the role that SageMaker assumes for the job.",
         *_list_steps(task, job),
         *list_notes(task, _COVERED | ({"limits.deadline"} if job.longest_wait else set())),
     ]
@@ -205,7 +205,7 @@ def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
         f"name: SageMaker calls the job {job.name}; the name of a job can be used only once": True,
         "image: SageMaker pulls images from Amazon ECR; push this image there, and change "
         "TrainingImage": task.image is not None and ".dkr.ecr." not in task.image,
-        f"Replace {_BUCKET} by your own bucket.": any(
+        f"Replace {_BUCKET} with your own bucket.": any(
             _BUCKET in each
             for each in (job.output_uri, job.checkpoint_uri or "", *(c.uri for c in job.channels))
         ),

@@ -130,7 +130,7 @@ def _list_steps(task: TaskSpec) -> list[str]:
     steps = {
         f"Run: gcloud ai custom-jobs create --region=REGION --display-name={task.name} "
         f"--config={task.name}.yaml{f' --labels={labels}' if labels else ''}": True,
-        f"Replace {_BUCKET} and /gcs/BUCKET by your own bucket.": workdir is not None
+        f"Replace {_BUCKET} and /gcs/BUCKET with your own bucket.": workdir is not None
         or (task.checkpoint is not None and not (storage or "").startswith("gs://")),
         f"workdir: copy {source} to {_BUCKET}/{task.name}/workdir/ first, by gcloud storage cp "
         "--recursive": workdir is not None,
