@@ -6,9 +6,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Return whether both URLs have the same scheme, host and port. The default port is the same as
-    no port, and the case of letters in a host name is ignored: https://a.org:443/x and
-    https://A.org/y are on the same server.
+    """Return whether both URLs have the same scheme, host and port. A URL without a port has
+    the default port of its scheme, and the case of letters in a host name is ignored:
+    https://a.org:443/x and https://A.org/y are on the same server.
     """
     return _server(url) == _server(other)
 

@@ -15,8 +15,8 @@ class OtherServers(Protocol):
 
     @property
     def addresses(self) -> Sequence[str]:
-        """The addresses for nodes of the live servers, including this one. For a server behind a
-        load balancer, the address is the server's own, not the load balancer's.
+        """The addresses at which nodes reach the live servers, including this server. For
+        a server behind a load balancer, the address is the server's own, not the load balancer's.
         """
 
     def is_alive(self, server: str) -> bool:

@@ -101,8 +101,8 @@ async def delete_server(api: IbmApi, region: str, path: str) -> None:
 
 
 async def _read_status(api: IbmApi, region: str, path: str) -> str:
-    """Return the status of a server, or "pending" if the API does not return the server yet. Only
-    the deletion shows whether the server no longer exists.
+    """Return the status of a server, or "pending" if the API does not return the server yet. A
+    deleted server also counts as "pending"; only a request to delete it shows that it is gone.
     """
     try:
         return str((await api.get(region, path))["status"])

@@ -194,7 +194,7 @@ class IbmCloud:
 
 
 def _make_id(region: str, kind: str, told: Json) -> str:
-    """Return the id that the layer `vm` uses for a machine: the region, the kind (omitted for an
+    """Return the id that the code in `vm` uses for a machine: the region, the kind (omitted for an
     instance) and IBM's id.
     """
     return f"{region}/{told['id']}" if kind == _INSTANCES else f"{region}/{kind}/{told['id']}"
@@ -230,7 +230,7 @@ def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """Return the fault of a failed creation, with a code and status that set the next step."""
+    """Return the fault for a failed creation, whose code and status select Cavvy's reaction."""
     if fault.code == _NAME_USED:
         return CloudFault(409, fault.code, fault.message)
     if "quota" in fault.code:

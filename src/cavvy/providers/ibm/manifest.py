@@ -111,7 +111,8 @@ MANIFEST = replace(
     _MANIFEST,
     abilities=(*_MANIFEST.abilities, HAS_PARTS),
     # read on 2026-11-23, as was IBM's client of the API, the Python package ibm-vpc 0.36
-    no_quotas="IBM's VPC API reports neither quotas nor their use; IBM's page lists the defaults "
-    "and raises them by support cases (https://cloud.ibm.com/docs/vpc?topic=vpc-quotas)",
+    no_quotas="IBM's VPC API reports neither quotas nor their use; IBM lists the default "
+    "quotas online and raises quotas through support cases "
+    "(https://cloud.ibm.com/docs/vpc?topic=vpc-quotas)",
     options={"image": "the id or the name of an image"},
 )

@@ -97,8 +97,8 @@ class IbmPlaces:
 
 
 def _release_for(offer: Offer) -> str:
-    """Return the release of Ubuntu in names of images. For bare metal, IBM lists 22.04 as the
-    newest (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-image, of 2025-12-18).
+    """Return the Ubuntu release to look for in image names. The newest release that IBM lists for
+    bare metal is 22.04 (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-image, of 2025-12-18).
     """
     return "22-04" if is_bare_metal(offer.instance_type) else "24-04"
 
@@ -114,7 +114,7 @@ def check_default_image(offer: Offer) -> None:
 
 
 def _choose(images: Sequence[Json], offer: Offer, what: str) -> str:
-    """Return the id of the newest usable image among these."""
+    """Return the id of the newest usable image in `images`."""
     usable = [each for each in images if each["status"] in ("available", "deprecated")]
     if not usable:
         raise Refused(

@@ -158,12 +158,12 @@ class JarvislabsCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def _template(self) -> str:
-        """Return the template of instances. Raises Refused for virtual machines."""
+        """Return the template of instances. Raises Refused if it creates virtual machines."""
         template = str(self.account.settings["template"])
         if template == _VIRTUAL_MACHINE:
             raise Refused(
-                "[providers.jarvislabs] template: `vm` creates virtual machines, and Cavvy rents "
-                "containers only; set the id of another template, such as `pytorch`"
+                "[providers.jarvislabs] template: the template `vm` creates virtual machines, but "
+                "Cavvy rents only containers; set the id of another template, such as `pytorch`"
             )
         return template
 

@@ -117,8 +117,9 @@ class MachineRegister:
         return member, own
 
     async def find(self, token: str) -> MemberMachine:
-        """Find the machine with this token. Raises TryAgain, and Refused if no such machine
-        exists."""
+        """Find the machine with this token. Raises Refused if no machine has the token, and
+        TryAgain if the register cannot be read.
+        """
         member = self._of(token)
         if member is None:
             await self.refresh()  # the machine may have joined through another server

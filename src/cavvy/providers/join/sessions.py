@@ -1,5 +1,6 @@
 """The sessions of joined machines, as records that all servers read. Each record says to which
-server the machine is connected. Other servers reach the machine through that server.
+server the machine is connected. Other servers reach a machine through
+the server to which it is connected.
 
 The server that has the session writes its record when the session begins, and when the machine
 falls silent, calls again or leaves. A record counts only while its server is alive.
@@ -72,8 +73,8 @@ _ERRORS: Mapping[str, type[ProviderError]] = {
 
 
 class MachineSessions:
-    """The sessions of one provider's machines. Without other servers (None), there are no records,
-    because no server would read them.
+    """The sessions of one provider's machines. If `servers` is None, the server runs alone, and
+    no records are written, because no other server would read them.
     """
 
     def __init__(self, provider: str, state: ProviderState, servers: OtherServers | None) -> None:

@@ -198,8 +198,8 @@ def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
     """Deduct the resources of `count` pods from nodes where the pods fit. `parts` maps an
-    accelerator resource to the amounts that a pod uses on nodes with this resource. The key "" is
-    for all other nodes.
+    accelerator resource to the amounts that a pod uses on nodes with this resource. The key ""
+    stands for all other nodes.
     """
     left = list(nodes)
     for _ in range(count):

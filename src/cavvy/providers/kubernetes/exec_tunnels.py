@@ -96,8 +96,8 @@ class ExecTunnels:
             pause = _FIRST_PAUSE_S if woken else min(_LAST_PAUSE_S, pause * 1.1)
 
     async def _pause(self, pod: str, seconds: float) -> bool:
-        """Wait for `seconds`, or until `follow` reports that the pod runs. Return True if `follow`
-        reported it.
+        """Wait for `seconds`, or until `follow` reports that the pod runs. Return True if the pod
+        runs.
         """
         wake = self._wake[pod]
         with suppress(TimeoutError):

@@ -76,10 +76,10 @@ MANIFEST = Manifest(
         node_price(),
         flag(
             "catalog_prices",
-            "If the two prices above are 0 and the cluster's nodes are machines of EKS, GKE, AKS "
-            "or CoreWeave, pods cost their share of the price that the catalog has for the "
-            "machine, and jobs need consent to costs. Set this to `false` if you have paid for "
-            "the machines already.",
+            "If `price_usd_gpu_hr` and `price_usd_node_hr` are 0 and the cluster's nodes are "
+            "machines of EKS, GKE, AKS or CoreWeave, pods cost their share of the price that the "
+            "catalog has for the machine, and jobs need consent to costs. Set this "
+            "to `false` if you have paid for the machines already.",
             default=True,
         ),
         text(
@@ -101,7 +101,7 @@ MANIFEST = Manifest(
         ),
         text(
             "priority_class",
-            "The priority class of pods. The default is the cluster's own default.",
+            "The priority class of pods. The default is the cluster's default priority class.",
         ),
         text(
             "service_account",
@@ -119,7 +119,7 @@ MANIFEST = Manifest(
             "`resources.options`.",
         ),
         text("runtime_class", "The runtime class of pods, such as `nvidia`."),
-        text("scheduler", "The scheduler of pods. The default is the cluster's own default."),
+        text("scheduler", "The scheduler of pods. The default is the cluster's default scheduler."),
         text(
             "node_selector",
             "The labels that nodes must have to be used, such as `pool=gpu zone=a`.",

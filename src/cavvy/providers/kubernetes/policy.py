@@ -1,4 +1,4 @@
-"""Writes manifests for `kubectl apply` with the permissions that this provider needs. No
+"""Writes manifests for `kubectl apply` with the permissions that the Kubernetes provider needs. No
 I/O."""
 
 from collections.abc import Sequence

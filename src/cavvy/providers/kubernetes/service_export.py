@@ -50,7 +50,7 @@ def list_service_notes(service: ServiceSpec) -> list[str]:
         "service.replicas: the cluster scales by CPU use, not by the service's target": (
             service.replicas.most > max(1, service.replicas.least)
         ),
-        "service.replicas: the cluster keeps one pod where the service would have none": (
+        "service.replicas: the cluster always keeps one pod, and never scales to zero": (
             service.replicas.least == 0
         ),
         "service.keys, rate, limits, hosts: pods check none of these; put a gateway in front of "
@@ -58,7 +58,7 @@ def list_service_notes(service: ServiceSpec) -> list[str]:
             bool(service.keys or service.rates or service.hosts)
             or service.limits != RequestLimits()
         ),
-        "service.batch: without the gateway, each request reaches the program alone": (
+        "service.batch: without the gateway, requests are not combined into batches": (
             service.batch is not None
         ),
     }

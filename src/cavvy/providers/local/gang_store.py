@@ -185,8 +185,8 @@ class LocalGangStore(Struct):
             self._forget()
 
     def empty_trash(self) -> None:
-        """Delete discarded folders, which may take long. The caller needs no lock. A deletion that
-        fails is repeated later.
+        """Delete discarded folders, which may take a long time. The caller needs no lock. A
+        deletion that fails is repeated later.
         """
         self.has_trash = False
         for path in self._scan("trash"):

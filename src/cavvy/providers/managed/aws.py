@@ -89,7 +89,7 @@ class AwsService:
         return {name: each for name, each in names.items() if name.startswith(prefix)}
 
     def _status(self, fault: AwsFault) -> int:
-        """Return the HTTP status that the layer `vm` expects for a fault. AWS itself uses the
+        """Return the HTTP status that the code in `vm` expects for a fault. AWS itself uses the
         status 400 for most errors.
         """
         if fault.code == _NO_REPLY:

@@ -1,4 +1,4 @@
-"""Adapts a managed service to the layer `vm`: each instance of a job counts as a machine.
+"""Adapts a managed service to the code in `vm`: each instance of a job counts as a machine.
 
 A job of N instances is one request for N machines. The name of the job is the name of the machine
 with rank 0. A machine's id is the id of its job, "#" and the container's place in the job. If jobs

@@ -1,5 +1,5 @@
 """The provider that all managed endpoints share: a gang is one endpoint with one instance, which
-the layer `vm` starts and removes like a machine.
+the code in `vm` starts and removes like a machine.
 """
 
 from collections.abc import Callable, Sequence

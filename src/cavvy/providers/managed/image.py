@@ -13,7 +13,7 @@ def find_image(provider: str, gang: GangSpec, settings: Mapping[str, Scalar]) ->
     image = gang.image or gang.options.get("image") or settings.get("image")
     if not image:
         raise Refused(
-            f"[providers.{provider}] image: no image is set; set this, or `image` in the task"
+            f"[providers.{provider}] image: no image is set; set one here, or in the task's `image`"
         )
     return str(image)
 

@@ -1,4 +1,6 @@
-"""Decides when a provider searches its regions for objects that launches or deletions left."""
+"""Decides when a provider searches its regions for objects that launches or deletions left
+behind.
+"""
 
 from datetime import datetime, timedelta
 

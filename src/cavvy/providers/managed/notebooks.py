@@ -37,7 +37,7 @@ NOTEBOOK_TRAITS = ServiceTraits(
 
 class NotebookEnds:
     """Remembers each notebook's state when it was first observed as off. The service changes a
-    notebook's times until the notebook is deleted, and no longer knows the notebook afterwards.
+    notebook's times until the notebook is deleted, and does not return the notebook afterwards.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:

@@ -26,7 +26,7 @@ def make_provider(
     list_notices: Callable[[GangSpec], Sequence[NoticeSource]] | None = None,
     release: Release | None = None,
 ) -> VmProvider:
-    """Return a provider of the layer `vm`, whose machines are the instances of the service's jobs.
+    """Return a `VmProvider` whose machines are the instances of the service's jobs.
     `close` closes the service's connections. `list_placed` returns the targets of the inputs that
     the service itself places on a gang's nodes. `list_notices` returns the addresses that a gang's
     agents poll for notices, in addition to the service's SIGTERM; if it is None, the manifest's

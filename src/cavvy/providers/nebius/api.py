@@ -94,7 +94,7 @@ class NebiusApi:
         return await self._run(method, body, token="", writes=False)
 
     async def change(self, method: str, body: Json, token: str = "") -> Json:
-        """Make a call once. Repetitions with the same token have no further effect."""
+        """Make a call once. Calls that repeat a token have no further effect."""
         return await self._run(method, body, token=token, writes=True)
 
     async def list(self, method: str, body: Json) -> list[Json]:
@@ -191,7 +191,7 @@ class NebiusApi:
 
 
 def _find_method(sdk: Any, method: str) -> tuple[Any, Any]:
-    """Return the function of a method, and an empty request."""
+    """Return the client's function that calls an API method, and an empty request for it."""
     service, _, name = method.partition("/")
     package, _, service = service.partition(".")
     home, _, request = _REQUESTS[method].partition(".")
@@ -206,7 +206,7 @@ def _find_method(sdk: Any, method: str) -> tuple[Any, Any]:
 
 
 def _import(package: str) -> Any:
-    """Return the newest version of a package of the API that has the methods above."""
+    """Return the module of an API package, in the newest version that has all of `_REQUESTS`."""
     version = "v2" if package == "iam" else "v1"
     return importlib.import_module(f"nebius.api.nebius.{package}.{version}")
 

@@ -1,7 +1,7 @@
 """Reads the tenancy's service limits for compute and their use, and limits offers to the unused
 part.
 
-Each shape names the limits to which its instances count; most limits apply to one availability
+Each shape names the limits toward which its instances count; most limits apply to one availability
 domain. Instances of all purchase options count in the same way. Facts read on 2026-11-23: the
 Limits API (https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names and the units
 of limits
@@ -52,7 +52,7 @@ class OciQuotas:
 
     async def read(self) -> Sequence[Quota]:
         """Return the quotas of all regions that answer, sorted by region, name and availability
-        domain. Raises CloudFault, Refused if no region answers. A failed read is repeated after a
+        domain. Raises CloudFault or Refused if no region answers. A failed read is repeated after a
         minute.
         """
         await self._market.offers()

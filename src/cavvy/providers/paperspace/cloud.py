@@ -4,7 +4,7 @@
 The API reports neither prices nor the sizes of machine types. Prices and sizes come from the
 catalog, whose instance types have the names of Paperspace's machine types. The API stores the
 script that a machine runs on its first boot as a separate object. Cavvy creates the script before
-the machine and deletes both together.
+the machine, and deletes it together with the machine.
 """
 
 import asyncio

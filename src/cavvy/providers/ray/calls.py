@@ -34,7 +34,7 @@ class DashboardRefused(Exception):
         self.status = status
 
     def sorted(self, where: str) -> ProviderError:
-        """Return the corresponding error of the provider interface."""
+        """Return the error of the provider interface that corresponds to this error."""
         text = str(self).strip()
         last = text.splitlines()[-1][:300] if text else ""
         if self.status in _DENIED:

@@ -167,8 +167,8 @@ def _camel(name: str) -> str:
 
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
-    """Deduct the resources that `count` nodes of the offer need from Ray nodes where they fit.
-    These nodes of the offer are requested but not placed yet.
+    """Deduct the resources of `count` nodes of the offer, which were requested but not placed yet,
+    from Ray nodes where they fit.
     """
     left = []
     for node in nodes:

@@ -141,7 +141,9 @@ class RayCluster:
         """
         alike = [node for node in nodes if is_of(node.shape, gang.offer, spot=node.spot)]
         if not alike:
-            raise NoCapacity(f"{gang.offer.key}: the cluster {self.name} no longer has such nodes")
+            raise NoCapacity(
+                f"{gang.offer.key}: the cluster {self.name} no longer has nodes of this kind"
+            )
         if not self._terms.options.wait:
             rooms = [node.fits(gang.offer) for node in alike]
             room = sum(map(bool, rooms)) if self._terms.options.spread else sum(rooms)
@@ -232,7 +234,7 @@ class RayCluster:
         since = self._missed.setdefault(record.name, now)
         session = str((await self.api.version()).get("session_name", ""))
         if record.session and session and session != record.session:
-            why = "the head of its cluster was restarted"
+            why = "the Ray cluster's head node was restarted"
         elif now - since >= _MISSED and not await self._allocations(record.name):
             why = "Ray no longer lists the gang's job, and no nodes are reserved for it"
         else:

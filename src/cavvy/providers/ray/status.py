@@ -193,7 +193,7 @@ def as_seen(record: RayGangRecord, waits: str = "") -> GangSeen:
         )
     else:
         state = GangState.STARTING if record.placed else GangState.QUEUED
-        reason = "" if record.placed else waits or "Ray is starting its job"
+        reason = "" if record.placed else waits or "Ray is starting the gang's job"
     return GangSeen(
         name=record.name,
         state=state,

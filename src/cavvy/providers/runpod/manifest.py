@@ -81,8 +81,8 @@ MANIFEST = make_manifest(
         ),
         number(
             "gpu_vcpus",
-            "Pods start only on hosts with this number of vCPUs for each GPU. Offers state this "
-            "number.",
+            "Pods start only on hosts with at least this number of vCPUs per GPU. Offers "
+            "state this number.",
             unit="vCPUs",
             default=4,
             minimum=1,
@@ -90,7 +90,7 @@ MANIFEST = make_manifest(
         ),
         number(
             "gpu_memory_gib",
-            "Pods start only on hosts with this memory for each GPU. Offers state this memory.",
+            "Pods start only on hosts with at least this memory per GPU. Offers state this memory.",
             unit="GB",
             default=16,
             minimum=1,

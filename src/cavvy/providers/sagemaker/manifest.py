@@ -72,7 +72,7 @@ MANIFEST = Manifest(
         "input_mode": "how SageMaker provides channels: `File` copies all objects before the work "
         "starts (the default), `FastFile` reads an object when the work opens its file",
         "output": "the S3 URI to which SageMaker copies the folder /opt/ml/model after the work",
-        "checkpoints": "the S3 URI that SageMaker keeps equal to the folder /opt/ml/checkpoints",
+        "checkpoints": "the S3 URI that SageMaker synchronizes with /opt/ml/checkpoints",
         "warm_s": "as the setting `warm_s`",
     },
     settings=(

@@ -103,7 +103,7 @@ class InstanceOffers:
 
 
 def read_rates(products: Sequence[Any], use: str) -> _Rates:
-    """Return the hourly prices of the instances whose price is for this use, such as "Training"."""
+    """Return the hourly prices of instances for one use, such as "Training"."""
     found: dict[str, HourlyRate] = {}
     for each in products:
         attributes = each.get("product", {}).get("attributes", {})

@@ -74,8 +74,8 @@ MANIFEST = Manifest(
         text("security_groups", "The security groups of endpoints, if `subnets` is set."),
         number(
             "disk_gib",
-            "The disk size that offers state; Cavvy compares it with `resources.disk`. SageMaker "
-            "selects the real size of an endpoint's disk by the endpoint's instance type.",
+            "The disk size that Cavvy states in offers and compares with `resources.disk`. "
+            "The instance type of an endpoint determines the real size of its disk.",
             default=30,
             minimum=1,
             unit="GiB",

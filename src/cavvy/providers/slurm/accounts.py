@@ -43,8 +43,8 @@ def explain_accounts(
 
 
 def _refuse(account: str, user: str, config: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise Refused if Slurm requires an association of the user with the account, and none
-    exists.
+    """Raise Refused if Slurm requires that the user has an association with the account, but the
+    user has none.
     """
     enforced = {
         word.strip().lower() for word in config.get("AccountingStorageEnforce", "").split(",")

@@ -53,7 +53,7 @@ _ENDS = {
     "COMPLETED": "the agents exited",
     "FAILED": "the agents failed",
     "CANCELLED": "the job was cancelled in Slurm, not by Cavvy",
-    "PREEMPTED": "Slurm gave its nodes to a job with higher priority",
+    "PREEMPTED": "Slurm gave the job's nodes to a job with higher priority",
     "TIMEOUT": "the job reached Slurm's time limit",
     "DEADLINE": "the job reached Slurm's deadline",
     "NODE_FAIL": "a node failed",

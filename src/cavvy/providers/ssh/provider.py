@@ -137,7 +137,8 @@ class SshProvider:
             return idle or [
                 (
                     "hosts",
-                    "none; list some in `hosts` or an `inventory` (see docs/guides/ssh-hosts.md)",
+                    "no host is listed; list hosts in `hosts` or an `inventory` "
+                    "(see docs/guides/ssh-hosts.md)",
                 )
             ]
         if not any(link.up for link in self._links.values()):

@@ -88,7 +88,9 @@ class TpuApi:
 
 
 def sort(fault: CloudFault) -> CloudFault:
-    """Return the fault, with the code FULL or QUOTA if its message indicates this."""
+    """Return the fault, with the code FULL if its message reports that a zone has no capacity, or
+    QUOTA if its message reports an exceeded quota.
+    """
     for code, pattern in ((FULL, _FULL), (QUOTA, _QUOTA)):
         if pattern.search(fault.message):
             return CloudFault(400, code, fault.message)

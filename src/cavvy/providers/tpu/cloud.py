@@ -99,7 +99,7 @@ class TpuCloud:
 
     async def offers(self) -> Sequence[Offer]:
         """Return the offers of all zones that answer, limited by the unused quotas. Raises
-        CloudFault, Refused if no zone answers.
+        CloudFault or Refused if no zone answers.
         """
         return await self._quotas.limit(await self._market.offers())
 
@@ -182,8 +182,9 @@ class TpuCloud:
         return fault.code == FULL
 
     async def _start(self, request: MachineRequest, name: str, script: str) -> None:
-        """Request one slice. Return if the slice exists; otherwise raise the fault of the
-        request."""
+        """Request one slice, and return once the slice exists. If it does not exist, raise the
+        request's fault.
+        """
         zone, body = request.offer.zone, self._make_body(request, script)
         self._deleted.pop(f"{zone}/{name}", None)
         try:

@@ -4,8 +4,8 @@ the unused quota.
 The limits come from the Cloud Quotas API, which does not report usage
 (https://cloud.google.com/docs/quotas/reference/rest/v1/projects.locations.services.quotaInfos, read
 on 2026-11-24). The usage is the sum over all slices that the Cloud TPU API lists, including slices
-that Cavvy did not create. Google publishes no list of quota names; the names below are from
-Google's error messages.
+that Cavvy did not create. Google publishes no list of quota names; the names in this module are
+from Google's error messages.
 """
 
 import re
@@ -128,8 +128,8 @@ def _find_key(zone: str, kind: TpuSlice, spot: bool, known: _Quotas) -> _Key:
 
 
 def _count(kind: TpuSlice) -> int:
-    """Return how much of its quota a slice uses: the number in its name, which is the number of
-    cores; v5e and v6e have one core for each chip.
+    """Return the number of cores that a slice of this kind uses of its quota, from the slice's
+    name. The chips of v5e and v6e have one core each.
     """
     return int(kind.type.rpartition("-")[2])
 

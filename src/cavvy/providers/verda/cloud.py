@@ -1,7 +1,7 @@
 """Calls Verda's API, version 1 (https://api.verda.com/v1/docs).
 
 The API stores the user data of a machine as a separate object, a startup script. Cavvy creates the
-script before the machine and deletes both together.
+script before the machine, and deletes it together with the machine.
 """
 
 import os

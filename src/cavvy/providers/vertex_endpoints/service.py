@@ -3,7 +3,7 @@
 A replica needs a model (image and environment), an endpoint, and the deployment of the model to the
 endpoint. In this module, a job is the deployment, because only the deployment is billed. Model and
 endpoint have the same name, and are deleted with the deployment, or later if the server stopped in
-between. Google creates, deploys and removes each of them by an operation.
+between. Google creates, deploys and removes models and endpoints by operations.
 """
 
 import re

@@ -2,7 +2,7 @@
 https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction
 
 Google runs a script on a new instance only from Cloud Storage. Therefore the setting `script` names
-a short script there, which runs the script in the instance's metadata:
+a short script in Cloud Storage, which runs the script in the instance's metadata:
 https://cloud.google.com/vertex-ai/docs/workbench/instances/manage-metadata (2026-11-23)
 """
 
@@ -206,7 +206,7 @@ class WorkbenchInstances:
         return self._failed.get(job, "")
 
     def _fail(self, job: ServiceJob, reason: str) -> ServiceJob:
-        """Return an instance whose creation failed. Google does not bill such an instance."""
+        """Return an instance whose creation failed, which Google does not bill."""
         now, full = self._now(), _FULL.search(reason) is not None
         return replace(
             job,

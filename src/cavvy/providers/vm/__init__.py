@@ -1,3 +1,3 @@
-"""The layer that all clouds of virtual machines share. A cloud implements six calls and states its
-traits (`vm.cloud`); from these, the layer implements the provider interface.
+"""The code that all clouds of virtual machines share. A cloud implements six calls and states its
+traits (`vm.cloud`); `VmProvider` implements the provider interface with the calls and traits.
 """

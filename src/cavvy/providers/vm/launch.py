@@ -1,8 +1,8 @@
 """Launches gangs: all nodes or none, although in most clouds each request starts only one machine.
 
-If a launch cannot be completed now, it raises TryAgain, and the next call continues it. The control
-plane makes this call within 15 seconds. If a launch cannot succeed, it deletes the machines that it
-has started.
+If a launch cannot be completed now, it raises TryAgain, and the next call of `launch`, which the
+control plane makes within 15 seconds, continues it. If a launch cannot succeed, it deletes the
+machines that it has started.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Deletes startup scripts whose machine was never created, such as those of a server that crashed
-between the two requests. This module is for clouds that store startup scripts separately from
-machines. A script contains the claim of a node.
+"""Deletes startup scripts whose machine was never created, for example because the server crashed
+after it had created the script. This module is for clouds that store startup scripts separately
+from machines. A script contains the claim of a node.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -15,8 +15,8 @@ _SPARED = timedelta(hours=1)
 
 
 class LeftoverScripts:
-    """Sweeps the scripts of the account. A script has the name of its machine. `read` lists all
-    scripts of the account, and `drop` deletes some by id.
+    """Deletes leftover scripts from the account. A script has the name of its machine. `read` lists
+    all scripts of the account, and `drop` deletes the scripts with the given ids.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class QuotaCache(Generic[_K]):
 
 
 def _check(quotas: Mapping[_K, Quota]) -> Mapping[_K, Quota]:
-    """Return the quotas. Raises ValueError if one of their numbers cannot be used."""
+    """Return the quotas. Raises ValueError if a limit or the use of a quota is not finite."""
     for each in quotas.values():
         if not isfinite(each.limit) or not isfinite(each.used or 0.0):
             raise ValueError(f"{each.name}: {each.used} of {each.limit}")

@@ -1,10 +1,10 @@
-"""The layer's records of gangs, and the names of machines. If a record is lost, the gang's machines
-are found by their names.
+"""The records of gangs on virtual machines, and the machines' names. If a record is lost, the
+gang's machines are found by their names.
 
 A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK stands for the installation. LAUNCH is
-different for each launch of a gang, so that machines of an abandoned launch are not taken for
-machines of the next one. COUNT is the number of nodes, which shows whether a gang is complete. If a
-gang's name is too long for the cloud, GANG is a hash of the name.
+different for each launch of a gang, so that machines of an abandoned launch are not mistaken
+for machines of the next launch. COUNT is the number of nodes, which shows whether a gang is complete.
+If a gang's name is too long for the cloud, GANG is a hash of the name.
 """
 
 import hashlib
@@ -153,7 +153,7 @@ class MachineNames:
 
 def is_machine_name(name: str) -> bool:
     """Return whether the name has the form that an installation gives its machines. The prefix
-    alone does not prove this, because users may have objects with names such as "cv-images".
+    `cv-` is not enough, because users may have objects with names such as "cv-images".
     """
     return _NAME.fullmatch(name) is not None
 
@@ -204,7 +204,7 @@ def recall(
 
 
 class MachineBill(Struct, frozen=True, kw_only=True):
-    """The layer's facts about the billing of a machine."""
+    """The facts that determine the bill of a machine."""
 
     free: bool = False  # True: the machine is booting, and its cloud does not bill the boot
     boots_free: bool = False  # True: the cloud does not bill the boot of any machine
@@ -252,8 +252,9 @@ def _is_taken(node: VmNode, machine: CloudMachine) -> bool:
 
 
 def _choose_reason(node: VmNode, machine: CloudMachine) -> str:
-    """Return why the machine stopped or ended. The recorded cause of a deletion by the layer is not
-    replaced."""
+    """Return why the machine stopped or ended. If Cavvy deleted the machine, the recorded cause of
+    the deletion is not replaced.
+    """
     known = node.failed or (node.deleted and machine.preempted_or_deleted)
     return node.reason if known else machine.reason or node.reason
 

@@ -16,10 +16,10 @@ async def ask_regions(
     regions: Sequence[str], ask: Callable[[str], Awaitable[Sequence[_T]]]
 ) -> tuple[list[_T], Sequence[str]]:
     """Return the answers of all regions together, and the regions that did not answer, each with
-    the reason. Raises CloudFault, Refused if no region answers.
+    the reason. Raises CloudFault or Refused if no region answers.
 
-    Lists of machines must not be read this way: a machine in a region that does not answer would
-    count as ended. `list_regions` reads them.
+    Lists of machines must not be read with this function, because a machine in a region that
+    does not answer would count as ended. Use `list_regions` for lists of machines.
     """
     found, faults = await _ask_each(regions, ask)
     return found, [f"{region}: {fault}" for region, fault in faults.items()]

@@ -3,7 +3,7 @@
 
 Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. A call that
 only reads is repeated after a lost reply, the status 429 or a server error. If a reply with the
-status 429 states a time to wait, the client waits for that time. No other call is repeated here:
+status 429 states a time to wait, the client waits for that time. The client repeats no other calls:
 the launcher first checks whether the call took effect.
 """
 
@@ -97,7 +97,7 @@ class RestClient:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Json:
-        """Send a request that changes something. The request is never repeated here.
+        """Send a request that changes something. The client never repeats the request.
         Raises CloudFault.
         """
         what = f"{method} {path}"

@@ -125,14 +125,14 @@ class HostFleet:
         )
 
     def announce(self, host: str) -> None:
-        """Report a change of all gangs on this host."""
+        """Report all gangs on this host as changed."""
         for intent in self._ledger.intents.values():
             if host in intent.hosts:
                 self.changes.put(intent.name)
 
     def announce_lost(self) -> None:
-        """Report a change for the gangs of each host that has now been silent for longer than the
-        limit.
+        """Report the gangs of each host that has just become silent for longer than the limit as
+        changed.
         """
         lost = {name for name, link in self._links.items() if link.silent_s >= self._lost_after_s}
         for name in lost - self._lost:

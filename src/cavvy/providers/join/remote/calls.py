@@ -41,7 +41,7 @@ class ServerAddresses:
         return changed
 
     def leave(self, failed: str) -> None:
-        """Use the address after this one, unless another thread already did so."""
+        """Switch from `failed` to the next address, unless another thread has already switched."""
         if self.current == failed:
             known = [self._first, *(each for each in self.others if each != self._first)]
             at = known.index(failed) + 1 if failed in known else 0

@@ -36,8 +36,8 @@ def say(text: str) -> None:
 
 
 def retry(work: Callable[[], _T], over: threading.Event, *, loud: bool = False) -> _T | None:
-    """Call `work` until it raises no OSError, and return its result. Return None if `over` is set
-    first.
+    """Call `work` until it raises no OSError, and return its result. Return None if
+    `over` is set before `work` succeeds.
     """
     pause = FIRST_PAUSE_S
     while not over.is_set():
@@ -147,7 +147,7 @@ class MachineClient:
 
 
 class SupervisorSession:
-    """One session, with its own supervisor process. The constructor raises OSError,
+    """One session, with its own supervisor process. The constructor may raise OSError or
     MachineDismissed.
     """
 
@@ -310,7 +310,7 @@ class SupervisorSession:
 
 
 def alive(root: str) -> bool:
-    """Return whether a rank of any gang on this machine has not ended."""
+    """Return whether any gang on this machine has a rank that has not ended."""
     ranks = glob.glob(glob.escape(root) + "/gangs/*/*/config.json")
     return any(not os.path.exists(os.path.dirname(path) + "/dead.json") for path in ranks)
 

@@ -35,8 +35,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ConnectionBroken(Exception):
-    """Raised if a connection could not be made, or broke. Whether a request took effect is
-    unknown."""
+    """Raised if a connection could not be made, or broke. The server may or may not
+    have executed the request.
+    """
 
 
 class UpgradeRefused(Exception):

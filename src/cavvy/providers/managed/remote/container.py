@@ -76,9 +76,9 @@ def leave(number: int, frame: object) -> None:
 
 
 def stay(server: str, lease_s: float) -> None:
-    """Wait until the service ends this container. The control plane requests this end once all
-    ranks have ended. Return early if the server cannot be reached for `lease_s` seconds, or if the
-    service has already requested the end of this container.
+    """Wait until the service ends this container. The control plane requests the end of the
+    container once all ranks have ended. Return early if the server cannot be reached for
+    `lease_s` seconds, or if the service has already requested the end of this container.
     """
     parts = urllib.parse.urlsplit(server)
     until = time.monotonic() + lease_s
