@@ -222,8 +222,8 @@ class LocalGangStore(Struct):
                 )
 
     def _prepare(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LocalIntent:
-        """Write the intent and all configurations. A rename makes all these files visible at
-        once.
+        """Write the intent and all configurations to a folder, and rename the folder, so that all
+        files become visible at once.
         """
         intent = LocalIntent(
             name=spec.name,

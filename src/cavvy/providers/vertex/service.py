@@ -155,7 +155,7 @@ class VertexService:
         return str(told.get("displayName")).startswith(f"{NAME_PREFIX}{self._mark}-")
 
     def _read(self, region: str, told: Mapping[str, Any]) -> ServiceJob:
-        """Parse a reply. A job that was reclaimed still counts as reclaimed after its cancellation."""
+        """Parse a reply. A reclaimed job still counts as reclaimed after its cancellation."""
         job = read_job(region, told)
         before = self._reclaimed.get(job.id)
         if job.state is JobState.RECLAIMED:

@@ -198,8 +198,8 @@ class VmReach:
                     await self._records.drop(name)
 
     def _collect(self) -> None:
-        """Remove the visits that have ended. A failed visit is logged, and starts again. Therefore
-        an error of one machine does not end the visits of other machines.
+        """Forget the machines' tasks that have ended. A failed task is logged, and starts again.
+        Therefore an error of one machine does not end the tasks of other machines.
         """
         for machine, task in list(self._visits.items()):
             if task.done():

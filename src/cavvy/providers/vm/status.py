@@ -2,7 +2,7 @@
 to no gang.
 
 If a machine is missing from the list, the cloud is queried for the machine's id. The node counts as
-ended only if the cloud does not know the id either, the machine is older than `list_lag`, and
+ended only if the cloud does not know the id, the machine is older than `list_lag`, and
 `ended_listed` has passed since the machine was last seen.
 """
 

@@ -1,1 +1,1 @@
-"""Programs that run in pods. These programs import nothing from Cavvy."""
+"""Programs that run in pods, and import nothing from Cavvy."""

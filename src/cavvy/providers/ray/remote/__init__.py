@@ -1,3 +1,1 @@
-"""Programs that are copied to a Ray cluster and run there. These programs import nothing from
-Cavvy.
-"""
+"""Programs that are copied to a Ray cluster and run there. They import nothing from Cavvy."""
