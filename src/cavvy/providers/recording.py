@@ -127,7 +127,7 @@ class CallRecorder:
         clock: Callable[[], float] = monotonic,
         safe: Collection[str] = (),
     ) -> None:
-        """`safe` names further fields whose values are kept, as `_KEPT_FIELDS` does."""
+        """`safe` names fields whose values are kept, in addition to `_KEPT_FIELDS`."""
         self._clock, self._kept = clock, _KEPT.union(map(_fold, safe))
         self._folder = home / FOLDER
         self._head = {"provider": provider, "installation": installation}

@@ -39,9 +39,9 @@ def is_bare_metal(profile: str) -> bool:
 
 
 def to_instance_profile(told: Json) -> Json:
-    """Convert the profile of a bare metal server to the form of an instance's profile. Its disk
-    size is that of the smallest disk, which is the boot disk. IBM's model of such profiles, in the
-    Python package ibm-vpc 0.36.0, has no GPUs.
+    """Convert the profile of a bare metal server to the form of an instance's profile. The
+    disk size in the result is the size of the smallest disk, which is the boot disk. The
+    profile of a bare metal server has no GPUs in IBM's Python package ibm-vpc 0.36.0.
     """
     disks = [_read_default(each["size"]) for each in told.get("disks") or []]
     return {

@@ -56,8 +56,8 @@ class LastDelivery(Struct, frozen=True, kw_only=True):
 
 
 class LocalGangEnd(Struct, frozen=True, kw_only=True):
-    """The record of an ended gang. `seen_at` is the time when Cavvy found the end. From this time
-    on, the record is kept for a fixed period.
+    """The record of an ended gang. `seen_at` is the time when Cavvy found the end. Cavvy
+    keeps the record for a fixed period after `seen_at`.
     """
 
     name: str

@@ -24,7 +24,7 @@ def list_unsupported(
         Feature.CAPACITY: f"{service} does not report free capacity; {notebook} without capacity "
         f"fails, and Cavvy tries the next best offer ({api})",
         Feature.RESULTS: f"{notebook} is deleted with its disk when the session ends "
-        f"({deletion}). If the server is unreachable at that time, the results are "
-        "stored in the bucket in `checkpoint.storage` or `server.results_url`",
+        f"({deletion}). If the server is unreachable when the session ends, the "
+        "results are stored in the bucket in `checkpoint.storage` or `server.results_url`",
         Feature.NOTICE: f"{notebook} is not reclaimed, because there is no spot option ({api})",
     }

@@ -24,8 +24,8 @@ class NebiusPlaces:
         self._families: dict[tuple[str, str], str] = {}  # by region and platform
 
     def forget(self) -> None:
-        """Find subnets and images again at the next launch, because one of them may have been
-        deleted."""
+        """Find subnets and images again at the next launch, because a subnet or an image
+        may have been deleted."""
         self._subnets.clear()
         self._families.clear()
 

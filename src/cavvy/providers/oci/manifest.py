@@ -81,7 +81,7 @@ _MANIFEST = make_manifest(
         ),
         text(
             "limits_endpoint",
-            "The address of OCI's Limits API, which `cavvy quota` reads. This address differs "
+            "The address of OCI's Limits API, which `cavvy quota` reads. The address differs "
             "outside OCI's commercial regions.",
             "https://limits.{region}.oci.oraclecloud.com/20190729",
         ),

@@ -250,8 +250,8 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
     """Add the `doomed` machines that are not nodes of the record to the record's rolled-back
-    machines, so that they are billed. The time when these machines were requested is unknown, but
-    not earlier than the launch.
+    machines, so that they are billed. The record does not show when the `doomed` machines
+    were requested, but it was not before the launch.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

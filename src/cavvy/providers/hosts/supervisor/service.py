@@ -379,7 +379,8 @@ class HostSupervisor:
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
         """Return whether processes of a dead agent still run. The agent's reaper should end these
-        processes. Processes that still run after `REAPER_S` are killed here.
+        processes. This method kills processes that still run after
+        `REAPER_S`.
         """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
