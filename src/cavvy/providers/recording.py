@@ -115,7 +115,7 @@ class _Recording(Struct, kw_only=True):
 
 
 class CallRecorder:
-    """Records calls for the gangs of one provider that have the label `TAG`. While no such gang
+    """Records one provider's calls for gangs that have the label `TAG`. While no such gang
     exists, nothing is recorded. `clock` returns seconds that never decrease.
     """
 

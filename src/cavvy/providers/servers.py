@@ -1,5 +1,5 @@
-"""The other servers of an installation, as providers reach them (`ProviderContext.servers`). A
-provider's machine may be connected to a server other than the one that has to reach it.
+"""The other servers of an installation, as providers reach them (`ProviderContext.servers`). If a
+machine is connected to another server, a provider reaches it through that other server.
 """
 
 from collections.abc import Sequence
