@@ -1,4 +1,4 @@
-"""Makes access tokens and keys of services, and their hashes.
+"""Creates access tokens and service keys, and computes their hashes.
 
 A token contains 256 random bits. Only its SHA-256 is stored. An attacker would have to try 2^255
 tokens on average to find the token of a hash, so a slow hash, as for passwords, would not add

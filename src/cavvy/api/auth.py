@@ -44,8 +44,8 @@ _NEW_TOKEN = "sign in again with `cavvy login`, or ask an admin for a new token"
 
 
 class AuthMiddleware:
-    """Wraps the application with the token check. `token` is the token of the state folder, whose
-    owner has all rights.
+    """Wraps the application with the token check. `token` is the token of the state folder: a
+    caller that sends it has all rights.
     """
 
     def __init__(self, app: ASGIApp, token: str, app_state: AppState) -> None:

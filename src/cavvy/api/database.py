@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class BindsFolder(Protocol):
-    """A store in a database, to which files on a disk belong."""
+    """A store whose database refers to files on a disk."""
 
     async def bind(self, key: str, value: str) -> str:
         """Store a fact of the installation unless the fact is known, and return the stored
@@ -231,8 +231,8 @@ def check_others(
     *,
     in_bucket: bool = False,
 ) -> None:
-    """Check that this server can share the work with the others. Servers with files in a bucket are
-    compared by `bind_folder`. Raises StateDirError.
+    """Check that this server can share the work with the others. If the files are in a bucket,
+    `bind_folder` checks that all servers use the same bucket. Raises StateDirError.
     """
     for each in others:
         if not in_bucket and not os.path.exists(files.file(_SERVERS, each.id)):

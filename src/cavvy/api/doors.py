@@ -41,7 +41,7 @@ class ListenerTls(Protocol):
     strict: ssl.SSLContext  # the context with which each connection starts
 
     def only_downloads(self, connection: object) -> bool:
-        """Return whether this TLS connection may only download files by hash."""
+        """Return whether this TLS connection is limited to downloads of files by their hash."""
         ...
 
 

@@ -95,7 +95,9 @@ def raise_file_limit() -> None:
 
 
 def _load_modules() -> None:
-    """Import the modules that a server needs, so that a takeover does not wait for the imports."""
+    """Import the modules that a server needs, so that a server that takes over need not wait for
+    the imports.
+    """
     import uvloop  # noqa: F401
 
     import cavvy.api.app

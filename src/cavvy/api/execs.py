@@ -167,8 +167,8 @@ class JobExecs:
         return found
 
     def end_with(self, job_id: str) -> None:
-        """End the commands of a job whose nodes are gone, and wake the requests that wait for their
-        output.
+        """End the commands of a job that has lost its nodes, and wake the requests that wait for
+        the commands' output.
         """
         for each in self._all.values():
             if each.job_id == job_id and each.exit_code is None:

@@ -34,7 +34,7 @@ _SHARED = ("agents.key", "tls.pem", "token")
 
 
 class BindsFiles(Protocol):
-    """A store in a database, to which files belong."""
+    """A store whose database refers to files."""
 
     async def bind(self, key: str, value: str) -> str:
         """Store a fact of the installation unless the fact is known, and return the stored

@@ -215,8 +215,9 @@ class _ServerParts(Struct, frozen=True):
         return replace(made, servers=ProviderPeers(self.share, peers, _CLOCK.now))
 
     def make_front(self, relays: ReplicaRelays) -> GatewayFront:
-        """Return this server's gateway. If several servers work together, each has its own
-        gateway."""
+        """Return this server's gateway. If several servers share the work, each server has its own
+        gateway.
+        """
         listener = read_listener(self.settings, shared=self.shares)
         folder, path = Path(self.home.path) / "gateway", self.home.gateway_path()
         shared = None if self.share is None else _make_shared(self.share)
@@ -484,8 +485,8 @@ def make_dependencies(
 
 
 def make_tidy(store: Store, blobs: ProjectBlobs) -> Callable[[datetime], Awaitable[None]]:
-    """Make a function that removes blobs of working folders that belong to no job. The function
-    does so at most once a day.
+    """Make a function that removes blobs of working folders that belong to no job, at most once a
+    day.
     """
     swept: list[datetime] = []
 

@@ -177,7 +177,7 @@ class ProjectCredentials:
             await self._use(account, made, files, bound.updated_at)
 
     async def remove(self, project: str, provider: str) -> None:
-        """Delete a credential that no running machine uses. Raises RowNotFound, ApiProblem,
+        """Delete a credential, if no running machine uses it. Raises RowNotFound, ApiProblem,
         TryAgain.
         """
         account = name_account(provider, project)

@@ -1,8 +1,8 @@
 """Decodes messages of agents. The type, range and length of each field are checked separately.
 
-Nodes are not trusted. If the server answered with an error, an agent would send the same message
-again and again, so every batch that is valid JSON is accepted. The invalid fields of a message are
-listed in its `fault`, and the module `control` applies the other fields.
+Nodes are not trusted. After an error, an agent would send the same message again and again, so the
+server accepts every batch that is valid JSON. The invalid fields of a message are listed in its
+`fault`, and the module `control` applies the other fields.
 """
 
 import json

@@ -1,10 +1,10 @@
 """`cavvy server restore`: restores a server from an archive, or checks a server whose database was
 restored by other means.
 
-The archive is unpacked next to its final location and checked there. Its database is compared with
-the providers and also marked as restored there, so a database that was not compared is never used.
-The file `cavvy.db`, or the rows in PostgreSQL, are written last. If the command fails before that,
-it can be repeated.
+The archive is unpacked next to its final location and checked there. Before the database is moved
+to its final location, it is compared with the providers and marked as restored, so a server never
+uses a database that was not compared. The file `cavvy.db`, or the rows in PostgreSQL, are written
+last. If the command fails before that, it can be repeated.
 """
 
 import asyncio

@@ -8,8 +8,9 @@ from cavvy.client.wire import Answer, Ask
 
 
 class RoleView(Answer, frozen=True, kw_only=True):
-    """A role of an account in a project. An empty project stands for the installation. A role that
-    comes from a group of the account has the name of the trust, and ends at `until`.
+    """A role of an account in a project. An empty project stands for the installation. If the role
+    comes from a group of the account, `trust` is the name of the trust, and the role ends at
+    `until`.
     """
 
     account: str
@@ -110,8 +111,8 @@ class ProjectArchiveAsk(Ask, frozen=True, kw_only=True):
 
 
 class ProjectView(Answer, frozen=True, kw_only=True):
-    """A project in which the caller has these roles. `parent` is also null if the caller has no
-    role in the parent.
+    """A project, and the caller's roles in it. `parent` is also null if the caller has no role in
+    the parent.
     """
 
     name: str

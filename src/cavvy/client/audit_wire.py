@@ -27,18 +27,18 @@ class AuditLogRow(Answer, frozen=True, kw_only=True):
 
 
 class AuditLogPage(Answer, frozen=True, kw_only=True):
-    """Some records of the audit log, by number."""
+    """One page of records of the audit log, ordered by number."""
 
     records: list[AuditLogRow]
 
 
 def read_newest(client: ApiClient, limit: int, **filters: object) -> list[AuditLogRow]:
-    """Return the newest records, by number. Filters are parameters of the route."""
+    """Return the newest records, ordered by number. Filters are parameters of the route."""
     return _read(client, limit=limit, newest="true", **filters)
 
 
 def read_all(client: ApiClient, **filters: object) -> Iterator[AuditLogRow]:
-    """Yield all records, by number. Filters are parameters of the route."""
+    """Yield all records, ordered by number. Filters are parameters of the route."""
     after = 0
     while page := _read(client, limit=_PAGE, after=after, **filters):
         yield from page

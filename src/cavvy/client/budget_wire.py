@@ -12,7 +12,8 @@ from cavvy.client.wire import Answer, Ask
 
 class BudgetAsk(Ask, frozen=True, kw_only=True):
     """A budget for each month. An empty `project`, `user`, `tag` or `service` matches all of its
-    kind; `tag` is NAME=VALUE. Percentages are of the month's amount; null means never.
+    kind; `tag` is NAME=VALUE. Percentages are of the month's amount; null means that the action is
+    never taken.
     """
 
     limit_micros: int
@@ -28,7 +29,7 @@ class BudgetAsk(Ask, frozen=True, kw_only=True):
 
 
 class BudgetRequestAsk(Ask, frozen=True, kw_only=True):
-    """A request for another amount."""
+    """Requests a different amount for a budget."""
 
     limit_micros: int
     reason: str = ""
@@ -41,7 +42,7 @@ class BudgetApprovalAsk(Ask, frozen=True, kw_only=True):
 
 
 class BudgetRequestView(Answer, frozen=True, kw_only=True):
-    """A pending request for another amount."""
+    """A pending request for a different amount of a budget."""
 
     limit_micros: int
     reason: str
@@ -50,9 +51,10 @@ class BudgetRequestView(Answer, frozen=True, kw_only=True):
 
 
 class BudgetView(Answer, frozen=True, kw_only=True):
-    """A budget in this month. `month_limit_micros` includes the unspent amount of the last month,
-    if it is carried over. The forecast is for the end of the month, with an interval of about 80 %.
-    The forecast's values are null during the first two days of spending.
+    """A budget, with its spending and forecast in the current month. `month_limit_micros` includes
+    the unspent amount of the last month, if it is carried over. The forecast is for the end of the
+    month, with an interval of about 80 %. The forecast's values are null during the first two days
+    of spending.
     """
 
     name: str

@@ -153,7 +153,7 @@ class ApiClient:
         return self._ask(job_path(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
-        """Return the observations about each offer that was ever used."""
+        """Return what was observed about each offer that was ever used."""
         return self._ask("/v1/markets", list[wire.MarketListing])
 
     def events(
@@ -279,7 +279,7 @@ class ApiClient:
         )
 
     def remove(self, project: str, name: str) -> wire.JobRemoved:
-        """Delete an ended job; keep its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
+        """Delete an ended job, not its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
         target = job_path(project, name)
         return self._ask(target, wire.JobRemoved, method="DELETE", retry=False, wait_s=60)
 
@@ -338,8 +338,8 @@ class ApiClient:
         return self._ask(target, wire.ProjectCost)
 
     def audit(self, project: str, name: str | None = None) -> wire.AuditReport:
-        """Compare bills with the providers' own records, for one job or for the project's newest
-        jobs.
+        """Compare the bills of one job, or of the project's newest jobs, with the providers' own
+        records.
         """
         target = f"{project_path(project)}/audit" + query(job=name)
         return self._ask(target, wire.AuditReport)
@@ -355,7 +355,7 @@ class ApiClient:
     def invite(
         self, *, name: str | None = None, group: str | None = None, valid_s: float = 3600
     ) -> wire.InvitationView:
-        """Return two commands. Either command turns the machine that runs it into a node."""
+        """Return two commands. The machine that runs one of the commands becomes a node."""
         ask = wire.InviteAsk(name=name, group=group, valid_s=valid_s)
         return self._ask("/v1/invitations", wire.InvitationView, ask, wait_s=30)
 

@@ -36,8 +36,8 @@ def list_credentials(client: ApiClient, project: str) -> list[CredentialRow]:
 
 
 def put_credential(client: ApiClient, project: str, provider: str, ask: CredentialAsk) -> None:
-    """Set a credential, after the server has tested it. Raises ApiError `credential-in-use`,
-    `provider-refused`, `provider-unreachable`.
+    """Send a credential, which the server tests and then stores. Raises ApiError
+    `credential-in-use`, `provider-refused`, `provider-unreachable`.
     """
     client.send("PUT", _path(project, provider), encode(ask), wait_s=120)
 

@@ -143,7 +143,7 @@ def _stop(home: str, server: ServerFile, patience: Patience) -> None:
     ended.
 
     When this function returns, another server may already have the lock, because a command that
-    follows a job starts a new server as soon as the old one stops answering.
+    follows a job's progress starts a new server as soon as the old one stops answering.
     """
     try:
         with ApiClient(

@@ -1,8 +1,8 @@
 """IDs of jobs: 16 characters of Crockford's base 32 in lower case. The first ten characters encode
 the time.
 
-Such ids also serve as idempotency keys of clients, so that a repeated submission creates only one
-job.
+Clients also use IDs of this form as idempotency keys, so that a repeated submission creates only
+one job.
 """
 
 import os

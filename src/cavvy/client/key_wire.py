@@ -9,7 +9,7 @@ from cavvy.client.wire import Answer
 class SecretKeyRow(Answer, frozen=True, kw_only=True):
     """A key that encrypts the data keys of secrets and files, with the number of secrets and of
     files' data keys that it protects. `place` is None if the server does not have the key. `id` is
-    empty for secrets of an older version, which have no data key.
+    empty if the row counts secrets from an older version of Cavvy, which have no data key.
     """
 
     id: str

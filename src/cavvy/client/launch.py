@@ -32,7 +32,7 @@ class StartupReport(Struct, frozen=True, kw_only=True):
 
 def launch(home: str, patience: Patience) -> ServerFile:
     """Start the server of this state folder, or wait for the server that another command is
-    starting. If the start is slow, this is reported through `patience`. Raises StartFailed.
+    starting. If the start is slow, report the delay through `patience`. Raises StartFailed.
     """
     try:
         timeout_s = settings.load().whole("server.start_timeout_s")

@@ -1,4 +1,5 @@
-"""Packs: many small blobs in one request. Clients, agents and the server exchange them.
+"""Encodes and decodes packs, with which clients, agents and the server exchange many small blobs in
+one request.
 
 A pack is a sequence of entries: the SHA-256 in 64 lower-case hexadecimal digits, the size in
 decimal, a line feed, and the bytes. The agent has its own code to read packs, because it imports no

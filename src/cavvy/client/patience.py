@@ -24,7 +24,7 @@ class Patience:
             self._report("no answer from the server yet; still waiting (see `cavvy server logs`)")
 
     def note_answer(self) -> None:
-        """Report that the server answers again, if its silence was reported."""
+        """Report that the server answers again, if `report` said that it does not answer."""
         if self._silent and self._report is not None:
             self._silent = False
             self._report("the server answers now")

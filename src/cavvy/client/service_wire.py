@@ -56,7 +56,7 @@ class ServiceTrafficView(Answer, frozen=True, kw_only=True):
 
 class LevelShares(Answer, frozen=True, kw_only=True):
     """The service level of a service in a period: the share of requests that were answered, and the
-    share of answers that came within `p95`. The values are null until they are measured.
+    share of answers that came within `p95`. Each value is null until it is measured.
     """
 
     requests: int
@@ -75,9 +75,9 @@ class LevelView(Answer, frozen=True, kw_only=True):
 
 class TrialView(Answer, frozen=True, kw_only=True):
     """The trial of a revision next to the serving one, or the last trial that ended. `end` is ""
-    during the trial. Afterwards it is the reason why the revision took over (enough, time, ready)
-    or was rolled back (errors, latency, failed, withdrawn). A canary gets `weight` percent of the
-    requests until it has received `asked` requests. `errors` is the share of each revision's
+    during the trial. After the trial, `end` is the reason why the revision took over (enough, time,
+    ready) or was rolled back (errors, latency, failed, withdrawn). A canary gets `weight` percent
+    of the requests until it has received `asked` requests. `errors` is the share of each revision's
     requests that failed, the old revision first. `slower` is the factor by which the new revision's
     latency is higher. The revision is rolled back when `evidence` reaches `bound`.
     """
@@ -192,7 +192,7 @@ def put_service(
     user: str,
     consent: bool,
 ) -> ServedView:
-    """Start a service or give it a new revision. Raises ApiError as `ApiClient.submit` does."""
+    """Start a service or give it a new revision. Raises the same errors as `ApiClient.submit`."""
     ask = wire.SubmitRequest(
         text=text,
         path=path,

@@ -96,7 +96,7 @@ class JobPage(Answer, frozen=True, kw_only=True):
 
 
 class NodeView(Answer, frozen=True, kw_only=True):
-    """One rank of an attempt, as its agent reports it."""
+    """One rank of an attempt, with the state that its agent reports."""
 
     rank: int
     phase: str
@@ -295,8 +295,8 @@ class CostView(Answer, frozen=True, kw_only=True):
 
 class AuditRow(Answer, frozen=True, kw_only=True):
     """The bill of an ended attempt, compared with its provider's own record. The attempt may have
-    cost up to `unsure_micros` in addition to `billed_micros`. `reported_micros` is the cost
-    according to the provider's record, or null if the provider no longer lists the gang.
+    cost up to `unsure_micros` more than `billed_micros`. `reported_micros` is the cost according to
+    the provider's record, or null if the provider no longer lists the gang.
     """
 
     job: str
@@ -328,7 +328,7 @@ class ProjectCost(Answer, frozen=True, kw_only=True):
 
 class NodeListing(Answer, frozen=True, kw_only=True):
     """A node that is running or billed now. `rank_phase` is the phase that its agent reports.
-    `devices` are the devices of a shared host that are allocated to it.
+    `devices` are the devices of a shared host that are allocated to the node.
     """
 
     project: str
@@ -355,8 +355,8 @@ class StopAsk(Ask, frozen=True, kw_only=True):
 
 
 class JobRemoved(Answer, frozen=True, kw_only=True):
-    """A removed job. `freed_bytes` is the size of its deleted checkpoints. `kept` says which files
-    could not be deleted and why, or is "".
+    """A removed job. `freed_bytes` is the total size of the job's deleted checkpoints. `kept` says
+    which files could not be deleted and why, or is "".
     """
 
     freed_bytes: int
@@ -402,8 +402,8 @@ class DownAsk(Ask, frozen=True, kw_only=True):
 
 
 class GcAsk(Ask, frozen=True, kw_only=True):
-    """Finds nodes of this installation that belong to no unfinished job, and removes them unless
-    `dry_run` is set.
+    """Finds nodes of this installation that belong to no unfinished job. Unless `dry_run` is set,
+    also removes these nodes.
     """
 
     dry_run: bool = True
@@ -481,7 +481,7 @@ class InviteAsk(Ask, frozen=True, kw_only=True):
 
 
 class InvitationView(Answer, frozen=True, kw_only=True):
-    """Two commands. Either command turns the machine that runs it into a node."""
+    """Two commands. The machine that runs one of the commands becomes a node."""
 
     shell: str
     python: str
@@ -520,7 +520,7 @@ class QuotaRow(Answer, frozen=True, kw_only=True):
 
 
 class UntoldQuotas(Answer, frozen=True, kw_only=True):
-    """A provider with unknown quotas, and the reason."""
+    """A provider whose quotas are unknown, and the reason."""
 
     provider: str
     reason: str
@@ -538,8 +538,8 @@ class MachineView(Answer, frozen=True, kw_only=True):
     and costs nothing; its placement, times, rate and cost are null.
 
     `has` describes the hardware. `rate_micros_per_hour` is the price of all nodes together.
-    `spent_micros` is the cost of these nodes since the machine got them. `waiting` is the number of
-    jobs that wait for the machine.
+    `spent_micros` is the cost of the machine's nodes since the machine got them. `waiting` is the
+    number of jobs that wait for the machine.
     """
 
     name: str

@@ -46,8 +46,8 @@ class Connections:
     @contextmanager
     def use(self) -> Iterator[ApiClient]:
         """Yield a connection for requests of one thread. Errors of the transport are raised as
-        CavvyError. A connection whose request was interrupted is closed, because the answer may
-        still arrive on it.
+        CavvyError. A connection is closed if its request was interrupted, because the answer to
+        that request could arrive later and be taken for the next answer.
         """
         with public_errors():
             connection = self._take()

@@ -101,7 +101,7 @@ class Job:
         return last_figures(self._detail())
 
     def cost(self) -> JobCost:
-        """Return the cost of the job so far, and its time by phase."""
+        """Return the job's cost so far, and the time that it spent in each phase."""
         with self._connections.use() as connection:
             job = connection.job(self.project, self.id)
             return read_cost(job, connection.cost(self.project, self.id))
@@ -180,7 +180,7 @@ class JobWaiter:
         self._after = 0
 
     def finish(self) -> JobStatus:
-        """Call `look` until the wait is over. Raises JobFailed, WaitTimeout."""
+        """Call `look` repeatedly until the wait is over. Raises JobFailed, WaitTimeout."""
         while (status := self.look()) is None:
             pass
         return status

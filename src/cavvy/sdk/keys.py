@@ -155,7 +155,7 @@ class VolumeMount(TypedDict, total=False):
 
 
 class Checkpoint(TypedDict):
-    """A folder that is kept from one attempt to the next."""
+    """A folder whose files are passed from one attempt to the next."""
 
     path: str
     every: NotRequired[Length]
@@ -221,7 +221,7 @@ class Webhook(TypedDict):
 
 
 class ServiceTarget(TypedDict, total=False):
-    """How much load each replica of a service should have."""
+    """The load that each replica of a service should have."""
 
     queue_wait: Length
     concurrency: Number
@@ -287,7 +287,7 @@ class ServiceLimits(TypedDict, total=False):
 
 
 class ServiceBatch(TypedDict, total=False):
-    """How requests to a service are joined into batches."""
+    """Settings for joining requests to a service into batches."""
 
     max: Whole
     wait: Length
@@ -296,14 +296,14 @@ class ServiceBatch(TypedDict, total=False):
 
 
 class ServiceSlo(TypedDict, total=False):
-    """The service level of a service."""
+    """The service level that a service must reach."""
 
     p95: Length
     availability: Number | str
 
 
 class ServiceUpdateKeys(TypedDict, total=False):
-    """How a new revision of a service takes over."""
+    """Settings for the takeover by a new revision of a service."""
 
     strategy: str
     weight: Number | str
@@ -312,7 +312,7 @@ class ServiceUpdateKeys(TypedDict, total=False):
 
 
 class ServiceQueueKeys(TypedDict, total=False):
-    """How queued calls to a service are sent."""
+    """Settings for sending the queued calls of a service."""
 
     attempts: Whole
     backoff: Length
@@ -322,7 +322,7 @@ class ServiceQueueKeys(TypedDict, total=False):
 
 
 class ServiceEvent(TypedDict):
-    """A source of calls to a service."""
+    """A bucket, a schedule or a webhook that causes calls to a service."""
 
     bucket: NotRequired[str]
     every: NotRequired[Length]

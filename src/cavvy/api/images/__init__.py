@@ -1,1 +1,1 @@
-"""Pins images to digests, and verifies who signed them, before their jobs are stored."""
+"""Pins images to digests and verifies their signatures, before jobs that use them are stored."""

@@ -24,7 +24,7 @@ class NodeDownloads:
         self._known: set[str] = set()
 
     def put(self, content: bytes) -> str:
-        """Add this file to those that are served, and return its hash. Raises OSError."""
+        """Start to serve this file, and return its hash. Raises OSError."""
         name = hashlib.sha256(content).hexdigest()
         if name not in self._known:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ class NodeDownloads:
         return name
 
     def find(self, name: str) -> Path | None:
-        """Return the path of the file with this hash, or None if there is none. Blocks."""
+        """Return the path of the file with this hash, or None if no such file is served. Blocks."""
         path = self._folder / name
         if len(name) != 64 or not name.isalnum():
             return None

@@ -30,7 +30,7 @@ class TlsContexts:
         self.strict.sni_callback = self._choose
 
     def only_downloads(self, connection: object) -> bool:
-        """Return whether this TLS connection may only download files by hash."""
+        """Return whether this TLS connection is limited to downloads of files by their hash."""
         return getattr(connection, "context", None) is self._downloads
 
     def _choose(

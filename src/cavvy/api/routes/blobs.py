@@ -147,7 +147,7 @@ async def send_blob(store: BlobStore, name: str) -> Response:
 
 
 def gather(stores: Mapping[BlobStore, Sequence[str]]) -> bytes:
-    """Make a pack with as many of the requested small blobs as fit into it. `stores` maps each
+    """Return a pack that contains as many of the requested small blobs as fit. `stores` maps each
     store to the names of the blobs that are requested from this store. Blocks on disk I/O. Raises
     ApiProblem.
     """

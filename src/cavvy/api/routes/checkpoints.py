@@ -60,7 +60,9 @@ class PartAnswer(Answer, frozen=True, kw_only=True):
 
 
 class CommitAsk(Struct, frozen=True, kw_only=True):
-    """Commits a checkpoint. All of these files must have been sent before."""
+    """Commits a checkpoint. The agent must send all of these files before it commits the
+    checkpoint.
+    """
 
     gang: Name
     rank: Rank

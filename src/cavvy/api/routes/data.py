@@ -57,7 +57,7 @@ class InputEntry(Answer, frozen=True, kw_only=True):
 
 
 class InputAnswer(Answer, frozen=True, kw_only=True):
-    """Some of an input's files. To get the next files, the agent sends `next`."""
+    """One page of an input's files. To get the next page, the agent sends `next`."""
 
     files: list[InputEntry]
     next: str
@@ -107,13 +107,13 @@ class AbortAsk(Struct, frozen=True, kw_only=True):
 
 
 class MovedAnswer(Answer, frozen=True, kw_only=True):
-    """Confirms that the part was accepted."""
+    """Confirms that the server accepted the part."""
 
 
 class DepositAnswer(Answer, frozen=True, kw_only=True):
     """Signed uploads for the results of ended work, which the agent uses if the server is
-    unreachable when the work ends. The first upload is for the manifest, the others are for the
-    parts. The list is empty if the job has no bucket.
+    unreachable when the work ends. The first upload is for the manifest, and the other uploads are
+    for the parts. The list is empty if the job has no bucket.
     """
 
     uploads: list[SignedAnswer]

@@ -52,7 +52,7 @@ async def quotas(
 
 
 async def _ask(pool: ProviderPool, name: str) -> tuple[Sequence[Quota], Sequence[str]]:
-    """Return the provider's quotas, and the reasons why quotas are not known."""
+    """Return the provider's quotas, and the reasons why some quotas are not known."""
     try:
         found = await pool.quotas(name)
     except ProviderError as error:

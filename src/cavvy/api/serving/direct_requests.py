@@ -2,8 +2,8 @@
 
 HAProxy counts them for each of its servers, whose names differ between its processes, and forgets
 them when its process ends. The counts that were read are therefore kept in a file, by service,
-replica and HAProxy server. The time of these requests is an estimate: their number times HAProxy's
-mean of the last times, and at most the time since the last reading.
+replica and HAProxy server. The total duration of these requests is an estimate: their number
+multiplied by HAProxy's mean of the last durations, but at most the time since the last reading.
 """
 
 from collections.abc import Iterable, Mapping

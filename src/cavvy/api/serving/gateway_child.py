@@ -46,9 +46,9 @@ class GatewayChild:
         return self._process is not None
 
     async def reach(self, routes: Sequence[ServiceRoute] = ()) -> GatewayLink:
-        """Return a link to the gateway, which is started if no gateway answers. A new gateway gets
-        these services before it listens, so that it does not refuse requests for services that it
-        does not know yet. Raises OSError, GatewayLost.
+        """Return a link to the gateway. If no gateway answers, start one. A new gateway gets these
+        services before it listens, so that it does not refuse requests for services that it does
+        not know yet. Raises OSError, GatewayLost.
         """
         self._routes = routes
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

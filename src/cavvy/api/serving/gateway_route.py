@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 def list_routes(
     services: Iterable[StoredService], hash_key: Callable[[str], str] = lambda service_id: ""
 ) -> tuple[ServiceRoute, ...]:
-    """Return the routes of all services. The gateway would refuse all routes if one of them could
-    not be used, so a service with such a route is closed. If two services have the same host name,
-    which two simultaneous requests can cause, the older service keeps the name. `hash_key` returns
-    the SHA-256 of the key of queued calls to a service; "" if there is no such key.
+    """Return the routes of all services. The gateway refuses all routes if one of them is unusable,
+    so a service whose route is unusable is closed. If two services have the same host name, which
+    two simultaneous requests can cause, the older service keeps the name. `hash_key` returns the
+    SHA-256 of the key of queued calls to a service; "" if there is no such key.
     """
     found: list[ServiceRoute] = []
     taken: set[str] = set()

@@ -264,8 +264,8 @@ def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
 
 
 def add_direct(traffic: ServiceTraffic, counted: DirectCount, *, whole: bool) -> ServiceTraffic:
-    """Return the sum of the traffic of the gateway and of HAProxy. The number of late requests
-    among those that wait in HAProxy is unknown.
+    """Return the sum of the traffic of the gateway and of HAProxy. HAProxy does not report how many
+    of its waiting requests are late.
     """
     load, replicas = counted.last, dict(traffic.replicas)
     for name, count in load.replicas.items():

@@ -1,4 +1,4 @@
-"""The traffic of services if several servers each have a gateway."""
+"""Combines the traffic of services if several servers each have a gateway."""
 
 import asyncio
 import logging
@@ -30,7 +30,9 @@ class SharedTraffic:
         self._totals: dict[str, GatewayTotals] = {}
 
     async def tell(self, counted: Mapping[str, GatewayCount]) -> None:
-        """Store the new counts for the other servers. If this fails, the next call stores them."""
+        """Store the new counts for the other servers. If this fails, the next call stores the
+        counts.
+        """
         news = {name: each for name, each in counted.items() if self._is_new(name, each)}
         if not news:
             return

@@ -107,7 +107,7 @@ class TunnelChannel:
             self._tunnel.send(self.number, DATA, bytes(piece))
 
     def end(self) -> None:
-        """Tell the node that no more data follows."""
+        """Tell the node that this channel sends no more data."""
         if not self._over:
             self._tunnel.send(self.number, EOF)
 
@@ -118,7 +118,7 @@ class TunnelChannel:
             self._tunnel.send(self.number, CONTROL, json.dumps(fields).encode())
 
     def close(self) -> None:
-        """Close the channel. A command that is running gets SIGHUP."""
+        """Close the channel. If the channel's command is still running, it gets SIGHUP."""
         if not self._over:
             self._tunnel.send(self.number, CLOSE)
             self.lose()
