@@ -1,4 +1,4 @@
-"""Defines the accelerators of a machine. The code for each vendor's devices shares these types."""
+"""Defines the data types for a machine's accelerators, which are the same for all vendors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -3,7 +3,7 @@ server the machine is connected. Other servers reach a machine through
 the server to which it is connected.
 
 The server that has the session writes its record when the session begins, and when the machine
-falls silent, calls again or leaves. A record counts only while its server is alive.
+falls silent, calls again or leaves. A record is valid only while the server that wrote it is alive.
 """
 
 from collections.abc import Mapping

@@ -198,8 +198,8 @@ def promise(
     nodes: Sequence[KubernetesNode], parts: Mapping[str, ResourceAmount], count: int
 ) -> list[KubernetesNode]:
     """Deduct the resources of `count` pods from nodes where the pods fit. `parts` maps an
-    accelerator resource to the amounts that a pod uses on nodes with this resource. The key ""
-    stands for all other nodes.
+    accelerator resource to the amounts that a pod uses on nodes with this resource. The amounts
+    under the key "" apply to nodes with any other resource, or without accelerators.
     """
     left = list(nodes)
     for _ in range(count):
@@ -408,8 +408,9 @@ def list_offers(
 def _price(
     alike: Sequence[KubernetesNode], gpu_rate: HourlyRate, node_rate: HourlyRate
 ) -> PartPrices:
-    """Return the prices of parts of similar nodes. If the price in the settings is 0, a part costs
-    its share of the machine's own price.
+    """Return the prices of parts of similar nodes. If the settings have no price for a GPU (0), a
+    GPU costs its share of the machine's own price. If the settings have no price for a node (0), a
+    node costs the machine's own price.
     """
     whole = max(node.rate for node in alike)
     part = HourlyRate(whole.micros_per_hour // max(1, alike[0].shape.gpus))

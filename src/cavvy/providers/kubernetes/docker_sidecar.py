@@ -162,8 +162,9 @@ def overlay_task(pod: Object, options: Mapping[str, Any], project: str) -> Objec
 
 
 def _make_sidecar(engine: DockerEngine, cached: str, socket: Object) -> Object:
-    """Return the engine's container. `cached` is the project's folder in the claim, or "" without a
-    cache. Two engines must not share a data folder, so each engine takes a free subfolder.
+    """Return the engine's container. `cached` is the project's folder in the volume claim of the
+    cache, or "" if there is no cache. Two engines must not share a data folder, so each engine
+    takes a free subfolder.
     """
     data = {"name": "docker-data", "mountPath": engine.data}
     command: Object = {}

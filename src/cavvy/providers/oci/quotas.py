@@ -96,8 +96,7 @@ class OciQuotas:
         return {(each.name, each.zone): each for each in found}
 
     def _list_shapes(self, region: str) -> Mapping[str, Sequence[str]]:
-        """Return the names of the shapes that count toward each limit, for limits of offered
-        shapes."""
+        """Return, for each limit, the names of the offered shapes that count toward it."""
         found: dict[str, set[str]] = {}
         for (place, _, shape), told in self._market.shapes.items():
             if place == region:

@@ -115,8 +115,8 @@ class NotebookInstances:
 
     async def stop(self, job: str) -> None:
         """Execute the next step toward the notebook's deletion. `VmProvider` repeats this call
-        until the notebook has ended, because a notebook can be deleted only after it has stopped,
-        and can be stopped only after it has started.
+        until the notebook has ended. A notebook must have started before it can be stopped, and
+        must have stopped before it can be deleted.
         """
         told = await self._describe(job)
         if told is None:

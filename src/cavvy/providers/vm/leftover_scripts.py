@@ -15,8 +15,8 @@ _SPARED = timedelta(hours=1)
 
 
 class LeftoverScripts:
-    """Deletes leftover scripts from the account. A script has the name of its machine. `read` lists
-    all scripts of the account, and `drop` deletes the scripts with the given ids.
+    """Deletes leftover scripts from the account. Each script is named after its machine. `read`
+    lists all scripts of the account, and `drop` deletes the scripts with the given ids.
     """
 
     def __init__(

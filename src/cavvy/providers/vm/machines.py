@@ -60,8 +60,8 @@ class GangMachines:
         return [each for each in self.of(gang) if each[1].state is not MachineState.ENDED]
 
     def require(self, region: str) -> None:
-        """Raise the region's error if the list lacks its machines. If the region is unknown (""),
-        the list must contain all regions.
+        """Raise the error of the region if the region did not answer, because its machines are then
+        missing from the list. If `region` is "", all regions must have answered.
         """
         for silent, error in self.silent.items():
             if not silent or region in ("", silent):

@@ -352,7 +352,8 @@ class VmReach:
         }
 
     async def _note_start(self, gang: str, machine: str) -> None:
-        """Record that an agent was started. The token is deleted when all agents were started."""
+        """Record that an agent was started. The token is deleted once all agents of the gang have
+        been started."""
         record = self._records.get(gang) or ReachRecord(name=gang)
         started = record.started | {machine}
         known = self._gangs.get(gang)

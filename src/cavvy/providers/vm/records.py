@@ -286,7 +286,7 @@ def begin(
 
 
 def make_nodes(asked: Sequence[VmNode], ids: Sequence[str], now: datetime) -> list[VmNode]:
-    """Return the nodes whose machines are named in a reply to their request."""
+    """Return the requested nodes, with the machine ids from the cloud's reply."""
     return [replace(node, id=each, made_at=now) for node, each in zip(asked, ids, strict=True)]
 
 

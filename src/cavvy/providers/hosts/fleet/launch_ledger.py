@@ -36,8 +36,8 @@ class FleetIntent(Struct, frozen=True, kw_only=True):
 
 
 class FleetGangEnd(Struct, frozen=True, kw_only=True):
-    """The record of an ended gang. The hosts in `owing` have not confirmed the end yet. The
-    gang's agents that still run on hosts in `owing` are killed.
+    """The record of an ended gang. `owing` names the hosts that have not confirmed the end yet. The
+    gang's agents that still run on these hosts are killed.
     """
 
     name: str

@@ -52,16 +52,16 @@ def send(pid: int, number: int) -> None:
 
 
 def read_stat(pid: int | str) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third on (see proc(5)). Returns None if no such
-    process exists. The second field is a name, which may contain blanks.
+    """Return the fields of /proc/PID/stat from the third on (see proc(5)), because the second
+    field, the command's name, may contain spaces. Returns None if no such process exists.
     """
     text = read_text(f"/proc/{pid}/stat")
     return text[text.rindex(")") + 2 :].split() if ")" in text else None
 
 
 def list_marked(gang: str, rank: str) -> list[int]:
-    """Return the PIDs of this user's running processes that have the marks of a rank, of their
-    descendants, and of the processes in their sessions.
+    """Return the PIDs of a rank's running processes: those of this user with the rank's environment
+    variables, the descendants of these processes, and all processes in their sessions.
     """
     stats: dict[int, list[str]] = {}
     for name in own_pids():

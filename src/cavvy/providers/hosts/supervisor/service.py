@@ -229,8 +229,8 @@ class HostSupervisor:
         return {}
 
     def do_relay(self, asked: Fields) -> Fields:
-        """Redirect agents to a new socket for the control plane. Agents always use the link `sock`,
-        which this call changes.
+        """Redirect agents to a new socket for the control plane. Agents always connect to the
+        symbolic link `sock`, so the link is changed to the new socket.
         """
         name = asked["socket"]
         os.chmod(f"{self._root}/{name}", 0o600)

@@ -1,10 +1,10 @@
 """Supervises the agent of one rank on a Ray node: fetches the agent, starts it, ends it on request,
 and reports its end.
 
-This process is detached from the Ray worker that starts it. If the worker dies, standard input
-ends, and the agent is ordered to exit within its grace period. Input: a line of JSON, then `stop`.
-Output: a line of JSON when the agent runs, and another when the agent has exited. The program uses
-only the standard library of Python 3.8, and nothing from Ray.
+This process is detached from the Ray worker that starts it. If the worker dies, this process's
+standard input closes, and this process orders the agent to exit within the agent's grace period.
+Input: a line of JSON, then `stop`. Output: a line of JSON when the agent runs, and another when the
+agent has exited. The program uses only the standard library of Python 3.8, and nothing from Ray.
 """
 
 from __future__ import annotations
