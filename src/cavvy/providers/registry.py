@@ -117,8 +117,8 @@ def judge_readiness(
 
 
 def enabled(tables: Tables) -> Sequence[KnownProvider]:
-    """Return the providers that the settings enable. Imports no provider. Raises BadSettings if a
-    table names no installed provider.
+    """Return the providers that the settings enable. Imports no provider. Raises BadSettings if the
+    provider of a table is not installed.
     """
     found = _own()
     if any(name not in found for name in tables):
@@ -156,9 +156,9 @@ def make(
     errors.
 
     `context.home` is the folder of all providers; each provider gets a subfolder. `state` returns
-    the documents of the named provider; if it is None, documents exist only in memory. For a
-    provider that is created a second time, `account` replaces the provider's name as the name of
-    the subfolder and as the argument of `state`.
+    the document store of the named provider; if `state` is None, documents exist only in memory.
+    For a provider that is created a second time, `account` replaces the provider's name as the name
+    of the subfolder and as the argument of `state`.
     """
     settings = check_settings(manifest_of(known), table)
     folder = context.home / (account or known.name)

@@ -44,9 +44,9 @@ def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
 
 
 def say_obstacle(code: str) -> str:
-    """Say why a machine cannot separate jobs. `code` is the obstacle that the agent on the machine
-    found (`agent.work.obstacle`); an unknown code counts as an obstacle. The result is "" if
-    nothing prevents the separation.
+    """Say why a machine cannot separate jobs. `code` is the result of `agent.work.obstacle` on the
+    machine; an unknown code counts as an obstacle. The result is "" if nothing prevents the
+    separation.
     """
     if code == NONE:
         return ""

@@ -240,8 +240,8 @@ def name_balance(fault: CloudFault) -> CloudFault:
 
 
 def _succeeded(told: Json) -> bool:
-    """Return whether a reply reports success. The API also writes booleans as strings, and the
-    field's name as `sucess`.
+    """Return whether a reply reports success. In some replies, the API writes booleans as strings,
+    or misspells the field `success` as `sucess`.
     """
     value = told.get("success") or told.get("sucess")
     return value.lower() == "true" if isinstance(value, str) else bool(value)

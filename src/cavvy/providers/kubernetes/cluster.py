@@ -103,8 +103,8 @@ _NOTHING = ResourceAmount()
 
 
 class NodeMachine(NamedTuple):
-    """The machine of a node: its cloud, as the catalog names it, its instance type and region. All
-    three are "" if the cloud is unknown or the node has several kinds of accelerators.
+    """The machine of a node: the catalog's name of its cloud, its instance type, and its region.
+    All three are "" if the cloud is unknown or the node has several kinds of accelerators.
     """
 
     cloud: str = ""

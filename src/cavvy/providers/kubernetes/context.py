@@ -556,9 +556,9 @@ def part_of_offer(offer: Offer) -> ResourceAmount:
 
 
 def _sort_refusal(error: ApiServerRefused, limits: Sequence[str]) -> ProviderError:
-    """Return the provider error for a refusal: NoCapacity if other pods use too much of a quota, or
-    QuotaTooSmall if a quota or LimitRange is too small even without other pods. `limits` are the
-    names of the LimitRanges that may have caused the refusal.
+    """Return the provider error for a refusal. Return NoCapacity if other pods use too much of a
+    quota, and QuotaTooSmall if a quota or LimitRange is too small even without other pods. `limits`
+    are the names of the LimitRanges that may have caused the refusal.
     """
     if limits:
         return QuotaTooSmall(f"LimitRange {' or '.join(limits)}: {error}")

@@ -281,7 +281,7 @@ def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
 
 def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
     """Return the reason why a gang will never start, or "" if it may still start. If `waits` is
-    True, a pod may stay unscheduled for any time.
+    True, a pod may stay unscheduled indefinitely.
     """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:

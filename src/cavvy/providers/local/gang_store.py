@@ -396,8 +396,8 @@ class LocalGangStore(Struct):
     def _deliver(
         self, gang: str, number: int, overdue: bool, removal: LocalRemoval | None
     ) -> LocalProcess | None:
-        """Deliver the log and the exit record that a killed agent left on disk. Return the
-        delivering process while it runs, else None.
+        """Deliver the log and the exit record that a killed agent left on disk. Return the process
+        that delivers them, or None if no such process runs.
         """
         folder = self._folder(gang) / str(number)
         last = read(folder / "deliver.json", LastDelivery)

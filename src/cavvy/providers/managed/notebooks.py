@@ -1,5 +1,5 @@
-"""The code that the providers of managed notebooks share: traits, the ends of notebooks, and the
-script that starts the agent on a notebook's machine, which the service runs when the machine first
+"""The code that the providers of managed notebooks share: traits, records of ended notebooks, and
+the script that starts the agent. The service runs this script when a notebook's machine first
 starts.
 """
 

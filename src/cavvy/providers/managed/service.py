@@ -32,10 +32,10 @@ class JobState(StrEnum):
 class HostList(Struct, frozen=True, kw_only=True):
     """The way in which a container determines its rank. If `index` is set, it names the environment
     variable that contains the rank; without the variable, the rank is 0. If `index` is "", the rank
-    is the host's position in a list of hosts. The list is read from environment variables with JSON
-    or, failing that, from a JSON file. If `cluster` is set, it names the environment variable that
-    contains JSON with the hosts of each worker pool, and the host's own pool and index. A container
-    without that variable has rank 0.
+    is the host's position in a list of hosts. The list of hosts is JSON in the environment variable
+    `hosts` or, if that variable is missing, in a file. If `cluster` is set, it names the
+    environment variable that contains JSON with the hosts of each worker pool, and the host's own
+    pool and index. Without the variable that `cluster` names, the rank is 0.
     """
 
     index: str = ""

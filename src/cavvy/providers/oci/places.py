@@ -105,7 +105,8 @@ class OciPlaces:
 
 
 def shape_of(offer: Offer) -> str:
-    """Return OCI's name of the shape. The catalog adds the size of a flexible shape to the name."""
+    """Return OCI's name of the shape, without the size that the catalog adds to the names of
+    flexible shapes."""
     return offer.instance_type.partition("$")[0]
 
 

@@ -177,9 +177,9 @@ class PaperspaceCloud:
         return [each for page in await self._api.pages(first, read_next) for each in page["items"]]
 
     async def _read_templates(self) -> Sequence[Json]:
-        """Return the templates that machines may boot: the template of the setting, or those of
-        Paperspace. The team's own templates are listed even without the setting, because this
-        request checks the key: Paperspace lists its own templates even to callers without a key.
+        """Return the templates that machines may boot: the one in the setting `template` or, if it
+        is unset, Paperspace's Ubuntu templates. The team's own templates are requested even without
+        the setting, because Paperspace checks the API key only for this request.
         """
         own, public = await self._all("/custom-templates"), await self._all("/os-templates")
         wanted = str(self.account.settings.get("template") or "")

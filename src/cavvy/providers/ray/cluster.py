@@ -150,8 +150,8 @@ def _find_resource(total: Mapping[str, float]) -> str:
 
 
 def name_accelerator(word: str) -> str:
-    """Return the catalog's name of a product. Ray's name for the product may start with the maker's
-    name. If the product is not in the catalog, `word` is returned.
+    """Return the catalog's name for the accelerator that Ray calls `word`. Ray's name may start
+    with the manufacturer's name. If the accelerator is not in the catalog, `word` is returned.
     """
     plain = _MAKERS.sub("", _MAKERS.sub("", word))
     known = find_accelerator(word) or find_accelerator(plain)
@@ -186,8 +186,8 @@ def list_offers(
     node_rate: HourlyRate,
     waits: bool,
 ) -> Sequence[Offer]:
-    """Return one offer for each size. A size is a number of one kind of accelerators, or a part of
-    a node without accelerators.
+    """Return one offer for each size. A size is a number of accelerators of one model or, for nodes
+    without accelerators, a part of a node.
     """
     widest = max((node.shape.cpus for node in nodes), default=1)
     kinds: dict[tuple[NodeShape, str, bool], list[RayNode]] = {}

@@ -145,7 +145,8 @@ class SageMakerEndpoints:
                 raise
 
     async def _delete_parts(self, region: str, name: str) -> None:
-        """Delete the configuration and the model. If the deletion fails, both are deleted later."""
+        """Delete the endpoint's configuration and model. What this call fails to delete is deleted
+        later."""
         with suppress(CloudFault):
             await self._aws.call(region, "delete_endpoint_config", EndpointConfigName=name)
         with suppress(CloudFault):

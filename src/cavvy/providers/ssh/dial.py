@@ -80,9 +80,9 @@ def _write_config(ways: SshOptions, known: Sequence[str], *, checked: bool) -> s
 
 
 def _includes(config: Path) -> str:
-    """Return the `Include` lines for the configuration that `ssh` would read, and the known-hosts
-    file below $HOME. The system's configuration is included only if `config` is the user's own
-    `~/.ssh/config`.
+    """Return `Include` lines for the configuration files that `ssh` would read, and a line that
+    names the known-hosts file in `~/.ssh`. The system's configuration is included only if `config`
+    is the user's own `~/.ssh/config`.
     """
     home = Path("~/.ssh").expanduser()
     wanted = [config, _SYSTEM_CONFIG] if config.expanduser() == home / "config" else [config]

@@ -199,8 +199,8 @@ def _convert(path: Path, raw: Mapping[str, object], table: str, kind: type[_T]) 
 
 
 def _named(text: str, config: Path, idle: list[str]) -> Iterator[str]:
-    """Yield the hosts in the setting `hosts`. Patterns are matched with the `Host` lines of the SSH
-    configuration.
+    """Yield the hosts in the setting `hosts`. Patterns are matched against the names in the `Host`
+    lines of the SSH configuration.
 
     Patterns that match nothing are added to `idle`.
     """

@@ -2,7 +2,8 @@
 the API: one request makes all hosts of the slice, and one request deletes them.
 
 A request starts an operation. If a zone has no capacity, the node disappears, and only the
-operation reports the reason. Therefore a missing node is looked up in the operations of its zone.
+operation reports the reason. If a node is missing, the provider therefore looks for the node's
+operation in the list of the zone's operations.
 """
 
 from collections.abc import Callable, Mapping, Sequence

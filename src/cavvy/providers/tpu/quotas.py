@@ -135,7 +135,7 @@ def _count(kind: TpuSlice) -> int:
 
 
 def _list_needs(offer: Offer, known: _Quotas) -> Iterator[tuple[Quota, float]]:
-    """Return the quota that a host of the offer uses, with the host's part of the slice's cores."""
+    """Return the quota that a host of the offer uses, and how much of the quota the host uses."""
     kind = find_slice(offer.instance_type)
     if kind is None or offer.zone is None:
         return

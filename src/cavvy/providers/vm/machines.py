@@ -161,7 +161,7 @@ class VmMachines:
 
     def deleted_at(self, machine: str) -> datetime | None:
         """Return the time when the cloud accepted the deletion of a machine. Returns None if this
-        process did not delete it, or if a deletion does not end the bill in this cloud.
+        process did not delete the machine, or if a deletion does not end the bill in this cloud.
         """
         ends = self.traits.bill_ends is BillEnd.DELETION
         return self._deleted.get(machine) if ends else None

@@ -175,9 +175,9 @@ class VmStatus:
         return self._machines.traits.list_lag
 
     async def _recall(self, shown: GangMachines, name: str | None) -> None:
-        """Make records for gangs that the cloud lists but that are not in the ledger. If machines'
-        names contain only the hash of the gang's name, the record has the hash as its name until
-        the control plane requests the gang by name.
+        """Make records for gangs that the cloud lists but that are not in the ledger. Some
+        machines' names contain only the hash of the gang's name. In this case, the hash is the
+        record's name until the control plane requests the gang by name.
         """
         names = shown.unknown(self._ledger.records) if name is None else [name]
         for each in names:
@@ -240,8 +240,8 @@ class VmStatus:
         return replace(record, nodes=tuple(nodes), launched=complete, ended_at=over)
 
     async def _see_nodes(self, nodes: Sequence[VmNode], shown: GangMachines) -> tuple[VmNode, ...]:
-        """Return the nodes, updated from the list of machines, or by requests for single machines
-        that are not listed.
+        """Return the nodes with their current state. The state comes from the list of machines or,
+        for a machine that is not listed, from a separate request.
         """
         seen = [
             self._machines.sight(node, shown.by_id[node.id], shown.at)

@@ -1,5 +1,5 @@
 """The main program of a joined machine. The program joins once, and then relays its supervisor's
-lines, one session after another, until the machine leaves.
+lines to the control plane until the machine leaves.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class MachineClient:
         self._leaving = threading.Event()
 
     def leave(self, *signalled: object) -> None:
-        """Make this machine leave. The method is also a signal handler, and ignores a handler's
-        arguments.
+        """Make this machine leave. The method can be used as a signal handler, so it accepts a
+        handler's arguments and ignores them.
         """
         self._leaving.set()
 

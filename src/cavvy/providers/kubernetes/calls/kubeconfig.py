@@ -102,8 +102,8 @@ class KubeUser(msgspec.Struct, rename="kebab", kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeContext:
-    """One context: its API server and the user's credentials. Files that the kubeconfig names have
-    been read, and the remaining paths are absolute.
+    """One context: its API server and the user's credentials. The object contains the data of the
+    files that the kubeconfig names; all remaining paths are absolute.
     """
 
     name: str

@@ -1,1 +1,2 @@
-"""Programs that are copied to a Ray cluster and run there. They import nothing from Cavvy."""
+"""Programs that are copied to a Ray cluster and run there. The programs import nothing from
+Cavvy."""
