@@ -57,8 +57,8 @@ class NoticeSource(Struct, frozen=True, kw_only=True):
 
     The answer is a string, an object, or, if `list_field` is set, an object with a list of events.
     An event is a notice if every field in `match` has one of the values listed for it. If the
-    answer is a string, `match` compares the whole string under the name "". Times are in ISO 8601
-    or in the form of HTTP headers.
+    answer is a string, `match` lists the values of the whole string under the key "". Times are in
+    ISO 8601 or in the form of HTTP headers.
     """
 
     source: str  # shown to users, such as "AWS"

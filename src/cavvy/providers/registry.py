@@ -78,7 +78,7 @@ _NOT_PROVIDERS = frozenset(
 
 class BadSettings(ProviderError):
     """Raised if a settings table names no installed provider, or has an unknown key or an invalid
-    value. The message names the entry and suggests a valid one.
+    value. The message names the invalid table, key or value, and suggests a valid one.
     """
 
 

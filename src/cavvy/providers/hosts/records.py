@@ -33,8 +33,8 @@ _unwritten: dict[Path, object] = {}  # path -> record of `note` that waits for d
 
 
 def note(path: Path, value: object) -> bool:
-    """Like `write`, but keep the record in memory while the disk is full. Return True if no record
-    is waiting to be written. Raises OSError.
+    """Write a record with `write`, but keep the record in memory while the disk is full. Return
+    True if no record is waiting to be written. Raises OSError.
     """
     _unwritten[path] = value
     return settle()

@@ -230,7 +230,8 @@ def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """Return the fault for a failed creation, whose code and status select Cavvy's reaction."""
+    """Convert the fault of a failed creation to one with the code and status that `VmProvider`
+    handles."""
     if fault.code == _NAME_USED:
         return CloudFault(409, fault.code, fault.message)
     if "quota" in fault.code:

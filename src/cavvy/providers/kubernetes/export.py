@@ -168,8 +168,8 @@ def _size(resources: ResourceSpec, offer: Offer | None) -> tuple[float, int, int
 
 
 def _guess_node(need: ResourceSpec) -> KubernetesNode:
-    """Return a node that is assumed when the cluster is unknown: its accelerators have the resource
-    name of the vendor's device plugin.
+    """Return an assumed node, for use when the cluster is unknown. The node's accelerators have the
+    resource name that the vendor's device plugin uses.
     """
     first = need.accelerators[0] if need.accelerators else None
     resource = find_resource((first.name if first is not None else None) or "")

@@ -89,8 +89,8 @@ class AwsService:
         return {name: each for name, each in names.items() if name.startswith(prefix)}
 
     def _status(self, fault: AwsFault) -> int:
-        """Return the HTTP status that the code in `vm` expects for a fault. AWS itself uses the
-        status 400 for most errors.
+        """Return the HTTP status by which the package `vm` identifies the kind of a fault. AWS
+        itself uses the status 400 for most errors.
         """
         if fault.code == _NO_REPLY:
             return 0

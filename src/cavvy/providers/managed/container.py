@@ -2,8 +2,8 @@
 
 Services limit commands and environment variables to a few hundred characters. Therefore several
 environment variables together contain a short script, which fetches a longer script from the
-server. The server returns the longer script to anyone who knows its hash. The longer script
-contains no lasting secrets: each of its claim tokens is valid for one claim.
+server. The server returns the longer script to anyone who knows its hash. The script from the
+server contains no lasting secrets: each claim token in it is valid for one claim.
 """
 
 import json

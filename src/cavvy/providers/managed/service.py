@@ -67,8 +67,8 @@ class ServiceTraits(Struct, frozen=True, kw_only=True):
     quota_codes: frozenset[str] = frozenset()  # codes of faults that mean "the quota is too small"
 
     def has_script(self, rank: int) -> bool:
-        """Return whether a rank's job starts the agent with a script of its own. If one job runs
-        all ranks, the script of rank 0 starts the agents of all ranks.
+        """Return whether this rank needs a script that starts its agent. If one job runs all ranks,
+        only rank 0 needs a script, which starts the agents of all ranks.
         """
         return self.agents and (self.single or rank == 0)
 

@@ -1,7 +1,7 @@
 """Implements `Cloud` for Nebius AI Cloud. One machine is one instance with a managed boot disk.
 
-A creation is an operation that can fail later. If it fails, the instance remains with its disk;
-`list` reports the instance as stopped, so that `VmProvider` deletes it.
+The operation that creates an instance can fail after Nebius has accepted the request. The instance
+and its disk then remain; `list` reports the instance as stopped, so that `VmProvider` deletes it.
 """
 
 import asyncio

@@ -30,8 +30,8 @@ class NebiusPlaces:
         self._families.clear()
 
     async def subnet(self, project: str, named: str = "") -> str:
-        """Return the id of the subnet of machines: the named subnet or, without a name, the subnet
-        of the settings.
+        """Return the id of the subnet for machines: the subnet `named` or, if `named` is "", the
+        subnet in the settings.
         """
         wanted = named or str(self._settings.get("subnet") or "")
         if (project, wanted) not in self._subnets:

@@ -111,8 +111,8 @@ def shape_of(offer: Offer) -> str:
 
 
 def find_default(offer: Offer) -> tuple[re.Pattern[str], Mapping[str, str]]:
-    """Return a pattern for the name of OCI's image with drivers for the offer, and the image's
-    operating system. Raises Refused if no such image exists.
+    """Return a pattern for the name of OCI's own image that has drivers for the offer, and the
+    query for the image's operating system. Raises Refused if no such image exists.
     """
     known = find_accelerator(offer.accelerator or "")
     if known is None:

@@ -113,7 +113,8 @@ def _read_rank(ranks: dict[int, RayRank], event: Object) -> None:
 
 
 def judge(record: RayGangRecord, job: Object, told: DriverOutput, now: datetime) -> RayGangRecord:
-    """Return the record updated with the job and the driver's log. A recorded end never changes."""
+    """Return the record updated with the job and the driver's log. The record of an ended gang is
+    returned unchanged."""
     if record.ended_at is not None:
         return record
     known = {rank.rank: rank for rank in record.ranks}

@@ -1,9 +1,9 @@
 """Chooses the inputs of a task that SageMaker itself copies to the nodes, as data channels.
 
-An input becomes a channel if its target is the folder of a channel, such as
-`/opt/ml/input/data/train`, and its source is a folder of a bucket of S3 that is known to be in the
-job's region: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html. The
-agent copies all other inputs, as on every provider.
+An input becomes a channel under two conditions. Its target must be the folder of a channel, such as
+`/opt/ml/input/data/train`, and its source must be a folder in an S3 bucket that is known to be in
+the job's region: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html.
+The agent copies all other inputs, as on every provider.
 """
 
 import re
@@ -43,8 +43,9 @@ def list_placed(gang: GangSpec) -> Sequence[str]:
 
 
 def list_variables(channels: Sequence[DataChannel], offer: Offer) -> Mapping[str, str]:
-    """Return the variables of SageMaker's training toolkit that scripts for SageMaker read most
-    often. The toolkit is the entry point of AWS's images, which Cavvy's command replaces:
+    """Return the environment variables that scripts for SageMaker read most often. SageMaker's
+    training toolkit, the entry point of AWS's images, would set these variables, but Cavvy's
+    command replaces the toolkit:
     https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md
     """
     folders = {

@@ -68,8 +68,8 @@ class SageMakerRuntime:
 
 
 def _read_fault(fault: AwsFault, region: str) -> ReplicaAnswer:
-    """Return the answer for a failed call: the container's own answer, or SageMaker's if it limits
-    requests. Raises TryAgain, Refused.
+    """Return the answer for a failed call: the container's own answer, or status 429 if the call
+    was throttled or the endpoint is not ready. Raises TryAgain, Refused.
     """
     if fault.code == _OWN:
         status = int(fault.reply.get("OriginalStatusCode") or 500)

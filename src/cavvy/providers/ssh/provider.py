@@ -184,7 +184,8 @@ class SshProvider:
     # Hosts and their facts
 
     def _follow(self) -> None:
-        """Like `_update`, but keep the last inventory while the inventory cannot be read."""
+        """Update the links to the hosts with `_update`. If the inventory cannot be read, keep the
+        links from the last inventory."""
         try:
             self._update()
         except Refused:

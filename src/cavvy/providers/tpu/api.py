@@ -98,7 +98,7 @@ def sort(fault: CloudFault) -> CloudFault:
 
 
 def read_operation(operation: Json) -> CloudFault | None:
-    """Return the fault of an operation, or None if it succeeded or has not ended."""
+    """Return the fault of an operation, or None if the operation succeeded or has not ended."""
     error = operation.get("error")
     if not error:
         return None

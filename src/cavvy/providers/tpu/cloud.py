@@ -183,8 +183,8 @@ class TpuCloud:
         return fault.code == FULL
 
     async def _start(self, request: MachineRequest, name: str, script: str) -> None:
-        """Request one slice, and return once the slice exists. If it does not exist, raise the
-        request's fault.
+        """Request one slice, and return once the slice exists. If the slice could not be made,
+        raise the fault of the request.
         """
         zone, body = request.offer.zone, self._make_body(request, script)
         self._deleted.pop(f"{zone}/{name}", None)

@@ -1,5 +1,5 @@
-"""Treats slices of TPUs as machines of several hosts: their names, their workers, and the script of
-a host, which determines the host's rank from the number of its worker.
+"""Determines the names of TPU slices, maps ranks to the hosts of slices, and makes the script with
+which each host determines its rank from its worker number.
 
 The TPU API numbers the hosts of a slice, its workers, from 0. Rank r of a gang is the worker
 r % HOSTS of slice r // HOSTS, where HOSTS is `Offer.hosts`. A slice has the name of its first rank.

@@ -30,8 +30,8 @@ def make_manifest(
     disks with the machine. `machine` is the cloud's word for a machine, with its article;
     `deletion` is the cloud's page about the objects that are deleted with a machine; `docs` is the
     address of the provider's guide, by default `docs/guides/NAME.md`. `of_projects` names the
-    settings with which a project uses its own account (`Manifest.project_settings`). The only
-    credential among these settings is `key_file`, which contains only keys. If `of_projects` is (),
+    settings with which a project uses its own account (`Manifest.project_settings`). Among these
+    settings, only `key_file` is a credential; the file contains only keys. If `of_projects` is (),
     projects cannot have their own accounts.
     """
     results = (

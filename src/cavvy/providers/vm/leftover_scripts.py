@@ -41,8 +41,8 @@ class LeftoverScripts:
         await self._drop([each for each, at in self._unused.items() if now - at >= _SPARED])
 
     async def _list(self) -> Sequence[Json]:
-        """Return the scripts with names of machines. The reply contains claims, so it is not
-        recorded."""
+        """Return the scripts whose names have the form of machines' names. The reply contains
+        claims, so it is not recorded."""
         recorder = RECORDER.set(None)
         try:
             return [each for each in await self._read() if is_machine_name(str(each.get("name")))]

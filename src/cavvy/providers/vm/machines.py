@@ -121,7 +121,8 @@ class VmMachines:
             }
 
     def _read(self, fault: CloudFault | Refused, what: str) -> ProviderError:
-        """Return the error for a fault of a call that names no machine; see `ask_all`."""
+        """Return the provider error for a fault, if the failed call named no machine; see
+        `ask_all`."""
         if isinstance(fault, Refused):
             return fault
         error = read_fault(self.cloud, fault, what)

@@ -92,8 +92,8 @@ Fail = Callable[[str, str, str], Awaitable[None]]
 
 
 class VmReach:
-    """Connects to the machines of one installation. `gangs` contains the records of gangs. `look`
-    updates these records, and `fail` ends a node.
+    """Connects to the machines of one installation. `gangs` contains the records of gangs. The
+    function `look` updates these records, and the function `fail` ends a node.
     """
 
     def __init__(

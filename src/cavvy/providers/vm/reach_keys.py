@@ -50,7 +50,8 @@ class KeyPair:
 
 
 async def load_keys(state: ProviderState) -> KeyPair:
-    """Return the installation's key pair. The first call creates and stores it. Raises TryAgain."""
+    """Return the installation's key pair. The first call creates and stores the key pair. Raises
+    TryAgain."""
     for _ in range(2):
         for document in await state.read(_COLLECTION, _NAME):
             return KeyPair(**json.loads(document.body))

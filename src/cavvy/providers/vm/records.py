@@ -237,8 +237,8 @@ def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill)
 
 
 def end_node(node: VmNode, end: datetime | None, now: datetime) -> VmNode:
-    """Return the node that ended at the time `end`, or, if `end` is None, at some time before
-    `now`."""
+    """Mark the node as ended at the time `end`. If `end` is None, the node ended at an unknown time
+    before `now`."""
     ended = max(node.started_at, end or now) if node.started_at else end or now
     return replace(node, ended_at=ended, unseen=end is None)
 
@@ -262,8 +262,8 @@ def _choose_reason(node: VmNode, machine: CloudMachine) -> str:
 def begin(
     node: VmNode, machine: CloudMachine | None, now: datetime, *, boots_free: bool, over: bool
 ) -> VmNode:
-    """Return the node with the start of its bill, which a poll at the time `now` found. `machine`
-    is None if the cloud no longer knows the machine.
+    """Return the node with the start of its bill. `now` is the time of the poll that found
+    `machine`. `machine` is None if the cloud no longer knows the machine.
 
     If the cloud does not report the start, the start is known as a range. The bill began after the
     last poll that showed the machine as not billed yet or, without such a poll, after the request.

@@ -106,7 +106,8 @@ class RestClient:
     async def send_for_text(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> str:
-        """Like `send`, for replies that are plain text, such as an id. Raises CloudFault."""
+        """Send a request like `send`, and return the reply as plain text, such as an id. Raises
+        CloudFault."""
         what = f"{method} {path}"
         return str(await self._run(what, body, lambda: self._call(method, path, body, _read_text)))
 
@@ -254,7 +255,8 @@ class _LimitedReply(http.client.HTTPResponse):
 
 
 def _connect(kind: type[http.client.HTTPConnection]) -> Callable[..., http.client.HTTPConnection]:
-    """Return a function that makes connections whose replies have a time limit."""
+    """Return a function that opens connections; each reply on these connections has a time
+    limit."""
 
     def make(host: str, **options: Any) -> http.client.HTTPConnection:
         connection = kind(host, **options)

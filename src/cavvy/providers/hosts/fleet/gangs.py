@@ -5,10 +5,10 @@ The ledger records an intent before any host gets a request, so that every agent
 found. Each host of a gang has a folder with the gang's name, so a repeated request starts nothing
 twice.
 
-While a host does not answer, the state of its gangs is unknown. A host counts as dead only if it
-has been silent for a long time while another host answered, and no answering host can reach it. If
-a dead host returns, agents that still run on it are killed, because their job may run elsewhere by
-then.
+While a host does not answer, the state of its gangs is unknown. A host counts as dead if it has
+been silent for a long time and no answering host can reach it. If all other hosts are silent too,
+the host does not count as dead, because the server's own network may be down. If a dead host
+returns, agents that still run on it are killed, because their job may run elsewhere by then.
 """
 
 import asyncio
