@@ -6,7 +6,7 @@ import urllib.request
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Returns a redirect as the answer."""
+    """Makes `urllib` treat a redirect as an error, so that it follows no redirects."""
 
     def redirect_request(self, *_: object) -> None:
         return None

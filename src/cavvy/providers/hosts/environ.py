@@ -37,8 +37,8 @@ def _find_own() -> str:
 
 
 def _without(path: str, own: str) -> str:
-    """Return the PATH without the environment's folders. The folder of the command `conda` is
-    kept."""
+    """Return the PATH without the environment's folders, but with the folder that contains the
+    command `conda`."""
     if not own:
         return path
     root = os.path.realpath(own)

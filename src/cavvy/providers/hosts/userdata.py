@@ -87,8 +87,9 @@ def make_user_data(
     disks: Sequence[NodeDisk] = (),
     end: KnownEnd | None = None,
 ) -> str:
-    """Return the script for all nodes of a gang, or for the node whose rank `metadata` gives as a
-    number. The first call blocks, because it packs the agent.
+    """Return the user-data script for all nodes of a gang. If the rank in `metadata` is a number,
+    the script is only for the node with this rank. The first call blocks, because it packs the
+    agent.
     """
     tokens = _make_tokens(gang, node_endpoint, metadata.rank)
     shelved = (

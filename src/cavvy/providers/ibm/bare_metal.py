@@ -101,8 +101,9 @@ async def delete_server(api: IbmApi, region: str, path: str) -> None:
 
 
 async def _read_status(api: IbmApi, region: str, path: str) -> str:
-    """Return the status of a server, or "pending" if the API does not return the server yet. A
-    deleted server also counts as "pending"; only a request to delete it shows that it is gone.
+    """Return the status of a server, or "pending" if the API does not return the server yet. The
+    result is also "pending" for a deleted server, because the API's reply is the same; only a
+    request to delete the server shows that it no longer exists.
     """
     try:
         return str((await api.get(region, path))["status"])

@@ -158,7 +158,8 @@ class JarvislabsCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def _template(self) -> str:
-        """Return the template of instances. Raises Refused if it creates virtual machines."""
+        """Return the template of instances. Raises Refused if the template creates virtual
+        machines."""
         template = str(self.account.settings["template"])
         if template == _VIRTUAL_MACHINE:
             raise Refused(

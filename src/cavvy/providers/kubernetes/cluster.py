@@ -296,9 +296,10 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 def requested(pod: Object, resource: str) -> ResourceAmount:
     """Return the resources that a pod uses on its node, as Kubernetes' scheduler counts them.
 
-    The scheduler sums the requests of the pod's containers and sidecars. If an init container and
-    the sidecars started before it need more during startup, this peak counts instead. If the pod as
-    a whole requests CPUs or memory, that request replaces the sum.
+    The scheduler sums the requests of the pod's containers and sidecars. If startup needs more than
+    this sum (an init container and the sidecars that were started before it), the scheduler uses
+    the amount for startup. If the pod as a whole requests CPUs or memory, that request replaces the
+    sum.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()

@@ -43,7 +43,7 @@ _WORDS = {
 
 
 class PodRank(Struct, frozen=True, kw_only=True):
-    """The state of one pod. The gang's record stores this state once the pod has started."""
+    """The state of one pod. Once the pod has started, its state is stored in the gang's record."""
 
     rank: int
     uid: str

@@ -43,10 +43,10 @@ def _daemon_answers(address: str | None) -> bool:
 def check_task(
     task: TaskSpec, engine: Callable[[], str | None], hides: Path | None
 ) -> Sequence[Objection]:
-    """Return the objections that do not follow from the manifest. `engine` finds the container
-    engine. `engine` is called only for a task with an image, because it searches PATH and every
-    attempt to place a task calls this function. `hides` is the folder that containers must not be
-    able to read.
+    """Return the objections that result from the state of this machine rather than from the
+    manifest. `engine` finds the container engine. `engine` is called only for a task with an image,
+    because it searches PATH and every attempt to place a task calls this function. `hides` is the
+    folder that containers must not be able to read.
     """
     if task.image is None and task.image_build is None:
         return []

@@ -79,8 +79,8 @@ class AwsService:
     async def named(
         self, region: str, prefix: str, operation: str, kind: str, **wanted: Any
     ) -> Mapping[str, Json]:
-        """Return, by name, the objects of a list whose names begin with the prefix. `kind` is their
-        kind as SageMaker writes it, such as "EndpointConfig".
+        """Return, by name, the objects of a list whose names begin with the prefix. `kind` is the
+        kind of object in SageMaker's spelling, such as "EndpointConfig".
         """
         told = await self.pages(
             region, operation, f"{kind}s", NameContains=prefix, MaxResults=100, **wanted

@@ -48,8 +48,8 @@ class NotebookEnds:
         return job in self._off
 
     def note(self, job: ServiceJob) -> ServiceJob:
-        """Return the notebook that a reply describes, with the end time and the reason recorded
-        when it was first observed as off.
+        """Return the notebook that a reply describes. The end time and the reason are those
+        recorded when the notebook was first observed as off.
         """
         if job.state in (JobState.WAITING, JobState.RUNNING):
             self._off.pop(job.id, None)

@@ -151,7 +151,7 @@ class OciQuotas:
 
 
 def _unit(name: str) -> str:
-    """Return the unit of a limit, from the limit's name, or "" for limits of another kind."""
+    """Return the unit that a limit's name implies, or "" if the name implies no unit."""
     if name.startswith("gpu"):
         return "GPUs"
     if "-memory-" in name:

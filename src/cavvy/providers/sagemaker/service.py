@@ -307,9 +307,10 @@ def _read_code(reason: str) -> str:
 
 
 def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
-    """Return the task's parameters, replaced by those in the options. Raises Refused if the options
-    have more than SageMaker allows. Task parameters that exceed SageMaker's limits are omitted,
-    because the work gets all parameters as environment variables anyway.
+    """Return the task's parameters together with those in the options, which replace the task's
+    parameters of the same names. Raises Refused if the options have more than SageMaker allows.
+    Task parameters that exceed SageMaker's limits are omitted, because the work gets all parameters
+    as environment variables anyway.
     """
     named = read_texts(gang.options, "hyperparameters")
     if not fits_hyperparameters(named):

@@ -157,7 +157,8 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 
 def unreadable(error: Exception) -> CloudFault:
-    """Return the fault for a reply that could not be read. `error` is one of `UNREADABLE`."""
+    """Return the fault for a reply that could not be read. `error` has one of the types in
+    `UNREADABLE`."""
     return CloudFault(0, "unreadable reply", f"{type(error).__name__}: {error}")
 
 

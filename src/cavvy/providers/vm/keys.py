@@ -83,8 +83,8 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
         return (key, file) if key else None
 
     def _describe(self, file: str) -> str:
-        """Return the name of a file. If the file has several words, also return the reason why no
-        key was found in it.
+        """Return a file's name for a message about a missing key. If the file contains several
+        words, the text also says why no key was found in the file.
         """
         path = Path(file).expanduser()
         if not path.is_file() or len(path.read_text("utf-8").split()) < 2:

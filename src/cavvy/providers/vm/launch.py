@@ -190,7 +190,8 @@ class VmLauncher:
         return [each for each in others if each and not each.started and not each.given_up_at]
 
     def _check_queue(self, gang: GangSpec) -> None:
-        """Raise NoCapacity if the gang cannot start in time after the unfinished launches."""
+        """Raise NoCapacity if so many nodes are waiting to be started that this launch would time
+        out."""
         if self.most_nodes is None:
             return
         others = self._unfinished(gang.name)

@@ -288,8 +288,8 @@ class VmReach:
         return there is not None and all(each.state is RankState.OVER for each in there.ranks)
 
     def _give_up(self, gang: str, node: VmNode, began: datetime, problem: str) -> str:
-        """Return the reason to delete a machine that cannot be reached. The result is "" in two
-        cases: the machine may still answer, or its agent was already started.
+        """Return the reason to delete a machine that cannot be reached. The result is "" if there
+        is still time to reach the machine, or if its agent was already started.
         """
         record = self._records.get(gang)
         if record is not None and node.id in record.started:

@@ -265,11 +265,11 @@ def begin(
     """Return the node with the start of its bill. `now` is the time of the poll that found
     `machine`. `machine` is None if the cloud no longer knows the machine.
 
-    If the cloud does not report the start, the start is known as a range. The bill began after the
-    last poll that showed the machine as not billed yet or, without such a poll, after the request.
-    The bill began before this poll or, if the cloud bills the boot, before the reply to the
-    request. A machine that was booting until its end (`over`) has no start, unless its cloud bills
-    the boot.
+    If the cloud does not report the start, the start is recorded as a range. The bill began after
+    the last poll that showed the machine as not billed yet or, without such a poll, after the
+    request. The bill began before this poll or, if the cloud bills the boot, before the reply to
+    the request. A machine that was booting until its end (`over`) has no start, unless its cloud
+    bills the boot.
     """
     if node.started_at is not None:
         return node

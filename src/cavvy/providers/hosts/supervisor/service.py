@@ -463,7 +463,7 @@ class HostSupervisor:
 
     def _find_pause(self, seen: Fields, watched: bool) -> list[float]:
         """Return a list with the seconds until the gang must be polled again. The list is empty if
-        an event will wake this process, such as the end of a delivery.
+        no poll is needed, because an event such as the end of a process will wake this process.
         """
         states = {rank["state"] for rank in seen["ranks"]}
         killing = any(

@@ -36,7 +36,7 @@ class ServerAddresses:
         self.current = first
 
     def learn(self, others: list[str]) -> bool:
-        """Replace the addresses other than the first. Return whether they have changed."""
+        """Replace all addresses except the first. Return whether the addresses have changed."""
         changed, self.others = others != self.others, others
         return changed
 
