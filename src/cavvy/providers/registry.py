@@ -77,8 +77,8 @@ _NOT_PROVIDERS = frozenset(
 
 
 class BadSettings(ProviderError):
-    """Raised if a settings table names no installed provider, or has an unknown key or an invalid
-    value. The message names the invalid table, key or value, and suggests a valid one.
+    """Raised if a settings table is for a provider that is not installed, or has an unknown key or
+    an invalid value. The message names the invalid table, key or value, and suggests a valid one.
     """
 
 

@@ -59,7 +59,7 @@ class NodeDisk(Struct, frozen=True, kw_only=True):
 
 class KnownEnd(Struct, frozen=True, kw_only=True):
     """The time when the cloud will reclaim the node, if this time is known in advance. The work
-    receives a warning `notice` before this time.
+    receives a warning before this time; `notice` is the duration between the two.
     """
 
     at: datetime
@@ -69,8 +69,8 @@ class KnownEnd(Struct, frozen=True, kw_only=True):
 
 def make_key_script(public_key: str, *, engine: bool) -> str:
     """Return the user data of a machine that the server reaches by SSH. The script permits root to
-    log in with this key. If `engine` is True, the script installs a container engine first, because
-    the server starts the agent as soon as it can log in.
+    log in with this key. If `engine` is True, the script first installs a container engine, because
+    the server logs in and starts the agent as soon as the key is accepted.
     """
     key = shlex.quote(public_key)
     return (

@@ -42,7 +42,7 @@ _LIMIT = "quota"  # Cavvy's code for this fault: a quota is exceeded
 
 
 class Place(NamedTuple):
-    """The environment in which Cavvy makes machines of a region, and its SSH key."""
+    """The environment in which Cavvy creates a region's machines, and the environment's SSH key."""
 
     environment: str
     key: str  # the name of an SSH key of the environment

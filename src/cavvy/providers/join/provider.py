@@ -253,8 +253,8 @@ class JoinProvider:
         return await self._answer(passed.call, member, bytes(passed.body))
 
     async def _find_elsewhere(self, call: str, name: str, body: bytes) -> MachineSession | None:
-        """Return the session of a machine's call if another live server has it. A load balancer may
-        send each connection of a machine to a different server.
+        """Return the session to which a machine's call belongs, if another live server has this
+        session. A load balancer may send each connection of a machine to a different server.
         """
         if call not in _OF_SESSIONS:
             return None

@@ -28,9 +28,9 @@ class OciAddresses:
         self._up: dict[str, frozenset[str]] = {}  # the running instances of each region
 
     async def find(self, region: str, compartment: str, instances: Sequence[str]) -> None:
-        """Find the addresses of the running instances of a region that are not known yet, and
-        forget the addresses of other instances. An instance without an attached interface gets no
-        addresses. Raises CloudFault, Refused.
+        """Find the addresses of those running instances in a region whose addresses are not known
+        yet. Forget the addresses of instances that no longer run. An instance without an attached
+        interface gets no addresses. Raises CloudFault, Refused.
         """
         self._forget(self._up.get(region, frozenset()) - set(instances))
         self._up[region] = frozenset(instances)

@@ -77,8 +77,8 @@ class _Ask(Struct, frozen=True):
 
     @property
     def memory_mib(self) -> int:
-        """The instance's share of the computer's memory. The share equals the instance's share of
-        the GPUs (https://docs.vast.ai/guides/instances/docker-environment).
+        """The instance's share of the computer's memory. An instance gets the same fraction of the
+        memory as of the GPUs (https://docs.vast.ai/guides/instances/docker-environment).
         """
         return int(float(self.told["cpu_ram"]) * float(self.told.get("gpu_frac") or 1))
 

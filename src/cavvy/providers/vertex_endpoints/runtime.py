@@ -35,8 +35,8 @@ class VertexRuntime:
 
 
 def read_answer(answer: ReplicaAnswer) -> ReplicaAnswer:
-    """Return the answer of a container, or the answer of Vertex AI if it limits requests or their
-    size. Raises TryAgain, Refused.
+    """Return the container's answer, or Vertex AI's own answer if the request is invalid, is too
+    large, or exceeds a rate limit. Raises TryAgain, Refused.
     """
     error = None if _SERVED in answer.headers else read_error(answer)
     if error is None or answer.status in (200, 400, 413):

@@ -248,9 +248,9 @@ class VertexEndpoints:
 
 
 def read_endpoint(job: str, told: Json, operations: Sequence[Json]) -> ServiceJob | None:
-    """Parse an endpoint and its operations; None if no model was deployed to it. The bill begins
-    with the deployed model's creation and ends with the request to undeploy it. A deployment that
-    failed is not billed (https://cloud.google.com/vertex-ai/pricing).
+    """Parse an endpoint and its operations. Returns None if no model was deployed to the endpoint.
+    The bill begins with the deployed model's creation and ends with the request to undeploy it. A
+    deployment that failed is not billed (https://cloud.google.com/vertex-ai/pricing).
     """
     deployed = next(iter(told.get("deployedModels") or ()), None)
     ours = sorted(operations, key=_begun)

@@ -1,8 +1,8 @@
 """Launches gangs: all nodes or none, although in most clouds each request starts only one machine.
 
-If a launch cannot be completed now, it raises TryAgain, and the next call of `launch`, which the
-control plane makes within 15 seconds, continues it. If a launch cannot succeed, it deletes the
-machines that it has started.
+If a launch cannot be completed now, `launch` raises TryAgain. The control plane calls `launch`
+again within 15 seconds, and this call continues the launch. If a launch cannot succeed, the
+machines that it has started are deleted.
 """
 
 import hashlib
@@ -251,8 +251,8 @@ def adopt(record: VmGangRecord, shown: GangMachines, machines: VmMachines) -> Vm
 
 def add_strays(record: VmGangRecord, shown: GangMachines, doomed: Collection[str]) -> VmGangRecord:
     """Add the `doomed` machines that are not nodes of the record to the record's rolled-back
-    machines, so that they are billed. The record does not show when the `doomed` machines
-    were requested, but it was not before the launch.
+    machines, so that they are billed. The record does not show when these machines were requested,
+    so the time of the launch is used, because they cannot be older.
     """
     known = {node.id for node in (*record.nodes, *record.rolled_back)}
     strays = [

@@ -3,8 +3,8 @@
 
 Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. A call that
 only reads is repeated after a lost reply, the status 429 or a server error. If a reply with the
-status 429 states a time to wait, the client waits for that time. The client repeats no other calls:
-the launcher first checks whether the call took effect.
+status 429 states a time to wait, the client waits for that time. The client does not repeat other
+calls, because the launcher must first check whether such a call took effect.
 """
 
 import asyncio

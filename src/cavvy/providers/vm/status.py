@@ -1,9 +1,9 @@
 """Reports gangs from the cloud's list of machines and the ledger, and deletes machines that belong
 to no gang.
 
-If a machine is missing from the list, the cloud is queried for the machine's id. The node counts as
-ended only if the cloud does not know the id, the machine is older than `list_lag`, and
-`ended_listed` has passed since the machine was last seen.
+If a machine is missing from the list, the machine is queried by its id. The node counts as ended
+only if the cloud does not know the id, the machine is older than `list_lag`, and `ended_listed` has
+passed since the machine was last seen.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -325,7 +325,8 @@ class VmStatus:
             await self._close(record, shown.at - given_up)
 
     async def _close(self, record: VmGangRecord, age: timedelta) -> None:
-        """End the record of a launch that was given up, or delete a record that no bill needs."""
+        """End the record of a launch that was given up, or delete a record that is no longer needed
+        for billing."""
         if record.removed:
             if record.ended_at is None:  # prevents another launch from starting the gang
                 await self._ledger.put(replace(record, ended_at=self._now()))
@@ -370,8 +371,9 @@ def _asked_at(record: VmGangRecord) -> datetime:
 
 
 def make_seen(record: VmGangRecord, sighted: Mapping[str, datetime]) -> GangSeen:
-    """Describe a gang for the control plane, from its record. `sighted` contains the time when each
-    machine was last seen, by its id: a list is older than the polls that share it.
+    """Describe a gang for the control plane, from its record. `sighted` maps each machine's id to
+    the time when the machine was last seen. This time can be before the poll, because several polls
+    share one list of machines.
     """
     nodes = [node for node in record.nodes if node.id]
     up = all(node.up or node.ended_at is not None for node in nodes)

@@ -12,7 +12,7 @@ from cavvy.providers.vm.cloud import CloudFault
 async def start_together(
     starts: Mapping[str, Awaitable[None]], undo: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Await all requests, which `starts` contains by name. If some requests fail, raise one of the
+    """Await all requests in `starts`, whose keys are names. If some requests fail, raise one of the
     errors. If a request can never succeed, first call `undo` with each name, and then raise that
     request's error. `undo` raises nothing.
     """

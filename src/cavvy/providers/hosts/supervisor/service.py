@@ -395,7 +395,7 @@ class HostSupervisor:
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
         """Remove a dead agent's container, and deliver the agent's log and exit record. Return True
-        until both steps are done.
+        while one of these steps is not done yet.
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
