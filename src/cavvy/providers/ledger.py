@@ -27,8 +27,8 @@ _N = TypeVar("_N", bound=NamedRecord)
 
 
 class ChangedElsewhere(TryAgain):
-    """Raised if another server has changed the record first. The ledger has read the record
-    again."""
+    """Raised if another server has changed the record first. The ledger has already read the other
+    server's version of the record."""
 
 
 class LaunchLedger(Generic[_N]):

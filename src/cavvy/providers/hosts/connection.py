@@ -296,8 +296,8 @@ async def spawn(argv: Sequence[str]) -> asyncio.subprocess.Process:
 
 
 async def _converse(process: asyncio.subprocess.Process, given: bytes) -> tuple[bytes, bytes]:
-    """Like `Process.communicate`, but ends a program that prints more than `_STDOUT_BYTES`, and
-    keeps only the last `_STDERR_BYTES` of its error output.
+    """Do what `Process.communicate` does, but end a program that prints more than `_STDOUT_BYTES`,
+    and keep only the last `_STDERR_BYTES` of the error output.
     """
     assert process.stdin is not None
     assert process.stdout is not None

@@ -47,8 +47,8 @@ class MetadataService(Struct, frozen=True, kw_only=True):
 
 
 class NodeDisk(Struct, frozen=True, kw_only=True):
-    """A disk that is attached after boot, under one of these device names, and mounted before any
-    work.
+    """A disk that is attached after boot, under one of the names in `devices`, and is mounted
+    before any work starts.
     """
 
     devices: Sequence[str]

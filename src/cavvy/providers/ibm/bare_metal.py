@@ -1,7 +1,7 @@
 """Facts about bare metal servers for VPC, and the two calls that differ from those for instances.
 
 IBM documents a start within 10 minutes
-(https://cloud.ibm.com/docs/vpc?topic=vpc-about-bare-metal-servers, of 2025-06-09), and bills by the
+(https://cloud.ibm.com/docs/vpc?topic=vpc-about-bare-metal-servers, of 2025-06-09). IBM bills by the
 hour from provision to cancellation, also while a server is powered off
 (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-server-faq, of 2024-11-05;
 https://www.ibm.com/sa-ar/products/bare-metal-servers/pricing, of 2025-12-18). IBM states no minimum

@@ -142,7 +142,8 @@ def _read_fixed(field: Json) -> int:
 
 
 def _identify(profile: Json) -> tuple[str, KnownAccelerator | None]:
-    """Return IBM's name of the profile's GPU, or "", and the GPU if it is in the catalog."""
+    """Return IBM's name of the profile's GPU, and the catalog's entry for this GPU. The name is ""
+    if the profile has no GPU; the entry is None if the GPU is not in the catalog."""
     gpus = _read_fixed(profile.get("gpu_count"))
     if not gpus:
         return "", None

@@ -139,7 +139,7 @@ class MachineSessions:
         self, at: MachineSession, do: str, kind: type[_T], fields: Mapping[str, object]
     ) -> _T:
         """Send a request to the machine's supervisor through the server with the session. Raises
-        CannotConnect, LinkLost, or the error that the supervisor answered.
+        CannotConnect, LinkLost, or the error that the supervisor returned.
         """
         asked = MachineAsk(
             name=at.name, session=at.session, do=do, fields=msgspec.to_builtins(dict(fields))

@@ -284,7 +284,8 @@ def _find_spot_label(labels: Object) -> str:
 
 
 def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
-    """Parse a table of quantities. `pods` is the number of pods to use if the table states none."""
+    """Parse a table of quantities. `pods` is the number of pods to use if the table does not state
+    the number of pods."""
     return ResourceAmount(
         cpus=read_quantity(table.get("cpu", 0)),
         memory=int(read_quantity(table.get("memory", 0))),

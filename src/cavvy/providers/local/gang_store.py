@@ -371,7 +371,7 @@ class LocalGangStore(Struct):
 
     def _remove_container(self, gang: str, number: int) -> LocalProcess | None:
         """Remove the container of an agent that was killed together with its reaper. Return the
-        container engine's process that removes it, or None if no removal is running.
+        container engine's process that removes the container, or None if no removal is running.
         """
         folder = self._folder(gang) / str(number)
         engine = self.engine() if (folder / CONTAINER_ENTRY).exists() else None

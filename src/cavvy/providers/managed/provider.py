@@ -26,11 +26,11 @@ def make_provider(
     list_notices: Callable[[GangSpec], Sequence[NoticeSource]] | None = None,
     release: Release | None = None,
 ) -> VmProvider:
-    """Return a `VmProvider` whose machines are the instances of the service's jobs.
-    `close` closes the service's connections. `list_placed` returns the targets of the inputs that
-    the service itself places on a gang's nodes. `list_notices` returns the addresses that a gang's
-    agents poll for notices, in addition to the service's SIGTERM; if it is None, the manifest's
-    addresses apply. `release` ends the instances that the service keeps after a job.
+    """Return a `VmProvider` whose machines are the instances of the service's jobs. `close` closes
+    the service's connections. `list_placed` returns the targets of the inputs that the service
+    itself places on a gang's nodes. `list_notices` returns the addresses that a gang's agents poll
+    for notices; if it is None, the agents poll the manifest's addresses. Agents also treat the
+    service's SIGTERM as a notice. `release` ends the instances that the service keeps after a job.
     """
 
     async def release_machine(machine: str) -> None:

@@ -2,9 +2,9 @@
 part.
 
 Each shape names the limits toward which its instances count; most limits apply to one availability
-domain. Instances of all purchase options count in the same way. Facts read on 2026-11-23: the
-Limits API (https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names and the units
-of limits
+domain. On-demand and preemptible instances count toward the limits in the same way. Facts read on
+2026-11-23: the Limits API (https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names
+and the units of limits
 (https://docs.oracle.com/en-us/iaas/Content/Quotas/Concepts/resourcequotas_topic-Compute_Quotas.htm)
 and preemptible instances
 (https://docs.oracle.com/en-us/iaas/Content/Compute/Concepts/capacity-types.htm).
@@ -162,7 +162,7 @@ def _unit(name: str) -> str:
 
 
 def _count(unit: str, offer: Offer, shape: Json) -> float:
-    """Return how much one instance uses of a limit with this unit."""
+    """Return the amount of a limit, in `unit`, that one instance of the shape uses."""
     flexible = bool(shape.get("isFlexible"))
     match unit:
         case "GPUs":

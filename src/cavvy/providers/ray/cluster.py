@@ -142,7 +142,7 @@ def _used(usage: Object, name: str) -> float:
 def _find_resource(total: Mapping[str, float]) -> str:
     """Return the name of the resource with which Ray schedules accelerators. The name is one of
     Ray's own resource names or, if the node has none of these, the name of a known accelerator. The
-    result is "" if neither is found.
+    result is "" if the node has no such resource.
     """
     for name in _ACCELERATORS:
         if total.get(name, 0) >= 1:

@@ -1,7 +1,8 @@
 """Reads SageMaker's prices of instances from AWS's Price List API, and makes offers from them.
 
-A row of the list is the price for one use of an instance type, which `platoinstancetype` names:
-"Training" for training jobs, "Notebook" for notebook instances, "Hosting" for endpoints.
+Each row of the list is the price of an instance type for one use. The field `platoinstancetype`
+names the use: "Training" for training jobs, "Notebook" for notebook instances, "Hosting" for
+endpoints.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Calls an API of Vertex AI in each location of the settings. The custom jobs of version 1 are in
-regions, and the Workbench instances of the Notebooks API, version 2, are in zones:
+"""Calls an API of Vertex AI in each location of the settings. Custom jobs (version 1 of the API)
+belong to regions, and Workbench instances (version 2 of the Notebooks API) belong to zones:
 https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs,
 https://cloud.google.com/vertex-ai/docs/workbench/reference/rest/v2/projects.locations.instances
 """

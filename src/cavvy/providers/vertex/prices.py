@@ -1,10 +1,10 @@
 """Derives Vertex AI's prices of machines from the catalog's prices of Compute Engine.
 
 Vertex AI bills a standard machine at the price of Compute Engine plus a management fee. A spot
-machine costs Compute Engine's spot price plus the same fee. The fee is a fraction of Compute
-Engine's standard price. Each row of `fees.csv` contains two prices for one component of a machine:
-the price of the component in a standard machine of Vertex AI, which includes the fee, and the fee
-alone.
+machine costs Compute Engine's spot price plus the fee of a standard machine. The fee is a fraction
+of Compute Engine's standard price. Each row of `fees.csv` contains two prices for one component of
+a machine: the price of the component in a standard machine of Vertex AI, which includes the fee,
+and the fee alone.
 """
 
 import csv

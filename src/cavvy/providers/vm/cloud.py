@@ -164,8 +164,8 @@ def unreadable(error: Exception) -> CloudFault:
 
 class SilentRegions(CloudFault):
     """Raised by `Cloud.list` if some regions did not answer. `machines` are the machines of the
-    other regions. `faults` contains the fault of each silent region, by the region's name in
-    offers. The name "" stands for a region whose name is unknown.
+    regions that answered. `faults` contains the fault of each silent region, by the region's name
+    in offers. The name "" stands for a region whose name is unknown.
     """
 
     def __init__(

@@ -155,7 +155,7 @@ class VmMachines:
             raise errors[0]
 
     async def release(self, machine: str, call: Awaitable[None]) -> None:
-        """Await `call`, which ends a machine that the cloud keeps warm."""
+        """Await `call`, a request that ends a machine which the cloud keeps warm."""
         with suppress(NotFound):
             await self._ask(call, f"the release of machine {machine}")
         self._listing = None

@@ -14,8 +14,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 class QuotaCache(Generic[_K]):
-    """Caches each region's quotas for a minute. `ask` requests the quotas of one region.
-    """
+    """Caches each region's quotas for a minute. `ask` requests the quotas of one region."""
 
     def __init__(
         self, ask: Callable[[str], Awaitable[Mapping[_K, Quota]]], now: Callable[[], datetime]

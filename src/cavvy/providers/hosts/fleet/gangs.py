@@ -131,8 +131,8 @@ class HostFleet:
                 self.changes.put(intent.name)
 
     def announce_lost(self) -> None:
-        """Report the gangs of each host that has just become silent for longer than the limit as
-        changed.
+        """Report the gangs of a host as changed when the host's silence has just exceeded the
+        limit.
         """
         lost = {name for name, link in self._links.items() if link.silent_s >= self._lost_after_s}
         for name in lost - self._lost:

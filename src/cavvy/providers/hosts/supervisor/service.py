@@ -70,8 +70,8 @@ class LockBusy(Exception):
 
 
 class HostSupervisor:
-    """Serves one connection. All state is on disk. The attributes are caches, which allow changes
-    to be reported at once.
+    """Serves one connection. All state is on disk. The object's attributes only cache state, so
+    that changes are noticed and reported at once.
     """
 
     def __init__(self, root: str) -> None:
@@ -413,9 +413,9 @@ class HostSupervisor:
         self._children.append(subprocess.Popen(command, stdin=null, stdout=null, stderr=null))
 
     def _deliver(self, name: str, rank: str, folder: str) -> bool:
-        """Start the delivery of the messages that an agent left on disk. Return True until the
-        delivery is done. While no server answers, the delivery is repeated for days, because the
-        server may be down for longer than the gang's lease.
+        """Start the delivery of the messages that an agent left on disk. Return True while the
+        delivery is not done yet. While no server answers, the delivery is repeated for days,
+        because the server may be down for longer than the gang's lease.
         """
         last = read_json(folder + "/deliver.json") or {"run": None, "tries": 0}
         if (

@@ -212,7 +212,8 @@ class SupervisorSession:
             raise self._failure
 
     def leave(self) -> None:
-        """End the work as in a preemption, and report this to the control plane."""
+        """Let jobs save their state and end, as in a preemption, and report the machine's departure
+        to the control plane."""
         say(f"leaving: jobs have {GRACE_S:g} s to save their state")
         calls = self._machine.make_calls()
         self._notify(calls, "leave")
@@ -316,7 +317,7 @@ def alive(root: str) -> bool:
 
 
 def end_all(start: list[str], supervisor: str, root: str) -> None:
-    """End every gang on this machine without the control plane."""
+    """End every gang on this machine without contacting the control plane."""
     process = subprocess.Popen(
         [*start, supervisor, "serve", root],
         stdin=subprocess.PIPE,
