@@ -16,10 +16,10 @@ def clean_environ(
     """Return the variables with these names and prefixes, without traces of the server's own
     virtual or conda environment.
 
-    `own` is the folder of that environment. If `own` is "", the server runs in no virtual or conda
-    environment; if `own` is None, the environment of this process is used. The environment's
-    folders are removed from PATH, because a job that finds the server's pip could overwrite the
-    server's packages.
+    `own` is the folder of the server's environment. If `own` is "", the server runs in no virtual
+    or conda environment; if `own` is None, the environment of this process is used. The
+    environment's folders are removed from PATH, because a job that finds the server's pip could
+    overwrite the server's packages.
     """
     if own is None:
         own = _find_own()

@@ -59,7 +59,7 @@ class NodeDisk(Struct, frozen=True, kw_only=True):
 
 class KnownEnd(Struct, frozen=True, kw_only=True):
     """The time when the cloud will reclaim the node, if this time is known in advance. The work
-    receives a warning before this time; `notice` is the duration between the two.
+    receives a warning at the time `at` - `notice`.
     """
 
     at: datetime

@@ -154,8 +154,8 @@ class MachineRegister:
         return next(name for name in names if name not in self.all)
 
     async def _drop_old(self) -> None:
-        """Delete invitations a week after they expired. During this week, a machine that uses the
-        invitation gets an error that says that the invitation has expired.
+        """Delete invitations a week after they expired. In the week after an invitation's expiry, a
+        machine that uses the invitation gets an error that says that the invitation has expired.
         """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):

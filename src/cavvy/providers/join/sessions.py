@@ -55,7 +55,8 @@ class MachineAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MachineCall(Struct, frozen=True, kw_only=True):
-    """`call`: a request of the machine that reached a server without the machine's session."""
+    """`call`: a request that the machine sent to a server that does not have the machine's
+    session."""
 
     name: str
     call: str

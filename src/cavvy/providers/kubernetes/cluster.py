@@ -104,7 +104,7 @@ _NOTHING = ResourceAmount()
 
 class NodeMachine(NamedTuple):
     """The machine of a node: the catalog's name of its cloud, its instance type, and its region.
-    All three are "" if the cloud is unknown or the node has several kinds of accelerators.
+    All three fields are "" if the cloud is unknown or the node has several kinds of accelerators.
     """
 
     cloud: str = ""
@@ -297,10 +297,10 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 def requested(pod: Object, resource: str) -> ResourceAmount:
     """Return the resources that a pod uses on its node, as Kubernetes' scheduler counts them.
 
-    The scheduler sums the requests of the pod's containers and sidecars. If startup needs more than
-    this sum (an init container and the sidecars that were started before it), the scheduler uses
-    the amount for startup. If the pod as a whole requests CPUs or memory, that request replaces the
-    sum.
+    The scheduler uses the larger of two amounts: the sum of the requests of the pod's containers
+    and sidecars, and the most that one init container requests together with the sidecars that
+    start before it. If the pod as a whole requests CPUs or memory, that request replaces this
+    amount.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()

@@ -2,9 +2,9 @@
 part.
 
 Each shape names the limits toward which its instances count; most limits apply to one availability
-domain. On-demand and preemptible instances count toward the limits in the same way. Facts read on
-2026-11-23: the Limits API (https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names
-and the units of limits
+domain. On-demand and preemptible instances count toward the limits in the same way. The facts in
+this module were read on 2026-11-23: the Limits API
+(https://docs.oracle.com/en-us/iaas/api/#/en/limits/20181025/), the names and the units of limits
 (https://docs.oracle.com/en-us/iaas/Content/Quotas/Concepts/resourcequotas_topic-Compute_Quotas.htm)
 and preemptible instances
 (https://docs.oracle.com/en-us/iaas/Content/Compute/Concepts/capacity-types.htm).

@@ -1,9 +1,10 @@
 """Chooses the inputs of a task that SageMaker itself copies to the nodes, as data channels.
 
-An input becomes a channel under two conditions. Its target must be the folder of a channel, such as
-`/opt/ml/input/data/train`, and its source must be a folder in an S3 bucket that is known to be in
-the job's region: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html.
-The agent copies all other inputs, as on every provider.
+An input becomes a channel under two conditions. The input's target must be the folder of a channel,
+such as `/opt/ml/input/data/train`, and the input's source must be a folder in an S3 bucket that is
+known to be in the job's region:
+https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html. The agent copies
+all other inputs, as on every provider.
 """
 
 import re

@@ -145,8 +145,8 @@ class SageMakerEndpoints:
                 raise
 
     async def _delete_parts(self, region: str, name: str) -> None:
-        """Delete the endpoint's configuration and model. What this call fails to delete is deleted
-        later."""
+        """Delete the endpoint's configuration and model. Objects that cannot be deleted now are
+        deleted later."""
         with suppress(CloudFault):
             await self._aws.call(region, "delete_endpoint_config", EndpointConfigName=name)
         with suppress(CloudFault):

@@ -175,9 +175,9 @@ class VmStatus:
         return self._machines.traits.list_lag
 
     async def _recall(self, shown: GangMachines, name: str | None) -> None:
-        """Make records for gangs that the cloud lists but that are not in the ledger. Some
-        machines' names contain only the hash of the gang's name. In this case, the hash is the
-        record's name until the control plane requests the gang by name.
+        """Make records for gangs that the cloud lists but that are not in the ledger. If a
+        machine's name contains only the hash of the gang's name, the hash is the name of the record
+        until the control plane requests the gang by name.
         """
         names = shown.unknown(self._ledger.records) if name is None else [name]
         for each in names:

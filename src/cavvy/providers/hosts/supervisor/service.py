@@ -395,7 +395,7 @@ class HostSupervisor:
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
         """Remove a dead agent's container, and deliver the agent's log and exit record. Return True
-        while one of these steps is not done yet.
+        while the container's removal or the delivery is not finished.
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)
@@ -463,7 +463,7 @@ class HostSupervisor:
 
     def _find_pause(self, seen: Fields, watched: bool) -> list[float]:
         """Return a list with the seconds until the gang must be polled again. The list is empty if
-        no poll is needed, because an event such as the end of a process will wake this process.
+        no poll is needed, because an event, such as an agent's exit, will wake the supervisor.
         """
         states = {rank["state"] for rank in seen["ranks"]}
         killing = any(

@@ -2,10 +2,10 @@
 control plane stays silent.
 
 The process runs until the agent has exited. Requests pass through the tunnel that `tunnel.py`
-opens, in frames: a kind, the number of one of the agent's connections, a length, and that many
-bytes. This program needs only the standard library of Python 3.8 or newer. On an older Python, the
-program runs `boot.sh bring` to wait for a newer Python. The agent is a fork of this process, so
-that the tunnel can open while the agent still loads.
+opens, in frames. A frame consists of its kind, the number of one of the agent's connections, a
+length in bytes, and data of this length. This program needs only the standard library of Python 3.8
+or newer. On an older Python, the program runs `boot.sh bring` to wait for a newer Python. The agent
+is a fork of this process, so that the tunnel can open while the agent still loads.
 """
 
 import os

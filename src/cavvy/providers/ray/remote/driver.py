@@ -58,8 +58,8 @@ class NodeActor:
         self.locks = {"begin": threading.Lock(), "wait": threading.Lock()}
 
     def call(self, what: str) -> dict[str, Any]:
-        """Run the driver's call `what`, "begin" or "wait", and return the reply. If the driver
-        repeats the call because the reply was lost, return the same reply again.
+        """Execute the operation `what`, "begin" or "wait", for the driver, and return the reply. If
+        the driver repeats the call because the reply was lost, return the same reply again.
         """
         with self.locks[what]:
             if what not in self.told:
