@@ -397,7 +397,7 @@ class LocalGangStore(Struct):
         self, gang: str, number: int, overdue: bool, removal: LocalRemoval | None
     ) -> LocalProcess | None:
         """Deliver the log and the exit record that a killed agent left on disk. Return the process
-        that delivers them, or None if no such process runs.
+        that makes the delivery, or None if no delivery is running.
         """
         folder = self._folder(gang) / str(number)
         last = read(folder / "deliver.json", LastDelivery)

@@ -1,9 +1,9 @@
 """Runs replicas as online endpoints of Vertex AI.
 
 A replica needs a model (image and environment), an endpoint, and the deployment of the model to the
-endpoint. In this module, a job is the deployment, because only the deployment is billed. Model and
-endpoint have the same name, and are deleted with the deployment, or later if the server stopped in
-between. Google creates, deploys and removes models and endpoints by operations.
+endpoint. In this module, a job is the deployment, because only the deployment is billed. The model
+and the endpoint have the same name, and are deleted together with the deployment, or later if the
+server stopped in between. Google creates, deploys and removes models and endpoints by operations.
 """
 
 import re

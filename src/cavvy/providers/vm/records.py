@@ -267,9 +267,9 @@ def begin(
 
     If the cloud does not report the start, the start is recorded as a range. The bill began after
     the last poll that showed the machine as not billed yet or, without such a poll, after the
-    request. The bill began before this poll or, if the cloud bills the boot, before the reply to
-    the request. If a machine ended while it was still booting (`over`), the node gets no start,
-    unless the cloud bills the boot.
+    request. If the cloud bills the boot, the bill began before the reply to the request; otherwise,
+    the bill began before this poll. If a machine ended while it was still booting (`over`), the
+    node gets no start, unless the cloud bills the boot.
     """
     if node.started_at is not None:
         return node

@@ -365,7 +365,8 @@ class HostSupervisor:
         return self._bury_rank(folder, {"pid": seen["pid"], "in_order": in_order}, run)
 
     def _bury_rank(self, folder: str, dead: Fields, run: Fields | None) -> Fields:
-        """Record the end of a rank. This record is written once and never changed."""
+        """Record the end of a rank. The record of a rank's end is written once and never
+        changed."""
         dead = dict(
             dead,
             at=self._died_at(folder),
@@ -578,8 +579,8 @@ def make_environ() -> dict[str, str]:
 def check_free(shared: str, wanted: set[str]) -> None:
     """Raise LockBusy if a running rank of any installation on this host uses a wanted device.
 
-    Normally the control plane never assigns a device twice. It can happen if two control planes use
-    one host, or if the control plane has lost its database.
+    Normally the control plane never assigns a device twice. A device can be assigned twice if two
+    control planes use one host, or if the control plane has lost its database.
     """
     for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
         held = wanted & set(read_text(path).split())
