@@ -115,8 +115,8 @@ class _Recording(Struct, kw_only=True):
 
 
 class CallRecorder:
-    """Records one provider's calls for gangs that have the label `TAG`. While no such gang
-    exists, nothing is recorded. `clock` returns seconds that never decrease.
+    """Records one provider's calls for gangs that have the label `TAG`. While no gang has this
+    label, nothing is recorded. `clock` returns seconds that never decrease.
     """
 
     def __init__(

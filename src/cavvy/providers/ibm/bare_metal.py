@@ -32,8 +32,8 @@ _NOT_YET = 409
 
 
 def is_bare_metal(profile: str) -> bool:
-    """Return whether this is the name of a profile of bare metal servers. The names of these
-    profiles contain the part "metal".
+    """Return whether a name belongs to a profile of bare metal servers: the names of these profiles
+    contain the part "metal".
     """
     return "metal" in profile.split("-")
 

@@ -1,7 +1,8 @@
 """The register of joined machines and of invitations to join. Only hashes of the tokens are stored.
 
-A machine's token is an HMAC of the machine's name and nonce, keyed with the invitation's token.
-Therefore the server stores no token, and a repeated request receives the same token again.
+A machine's token is an HMAC of the machine's name and nonce, keyed with the invitation's token. The
+server computes the token from the join request, so the server stores no token, and a repeated
+request receives the same token again.
 """
 
 import base64

@@ -356,8 +356,8 @@ class LocalGangStore(Struct):
         """Return how long processes of a rank have run since their agent died, or None if no
         process runs.
 
-        The agent's reaper should end these processes. This method kills processes that still run
-        after `REAPER`.
+        The agent's reaper should end an agent's processes. This method kills processes that still
+        run after `REAPER`.
         """
         left = processes.list_marked(gang, number)
         if not left:

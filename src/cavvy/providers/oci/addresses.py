@@ -28,8 +28,8 @@ class OciAddresses:
         self._up: dict[str, frozenset[str]] = {}  # the running instances of each region
 
     async def find(self, region: str, compartment: str, instances: Sequence[str]) -> None:
-        """Find the addresses of those running instances in a region whose addresses are not known
-        yet. Forget the addresses of instances that no longer run. An instance without an attached
+        """Find the addresses of the running instances, except addresses that are already known.
+        Forget the addresses of instances that no longer run. An instance without an attached
         interface gets no addresses. Raises CloudFault, Refused.
         """
         self._forget(self._up.get(region, frozenset()) - set(instances))

@@ -112,7 +112,8 @@ def shape_of(offer: Offer) -> str:
 
 def find_default(offer: Offer) -> tuple[re.Pattern[str], Mapping[str, str]]:
     """Return a pattern for the name of OCI's own image that has drivers for the offer, and the
-    query for the image's operating system. Raises Refused if no such image exists.
+    query for the image's operating system. Raises Refused if OCI has no image with a driver for the
+    accelerator.
     """
     known = find_accelerator(offer.accelerator or "")
     if known is None:

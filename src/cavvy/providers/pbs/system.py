@@ -178,7 +178,7 @@ def _is_usable(queue: Facts) -> bool:
 
 def read_row(job: str, facts: Facts, *, spot: bool = False) -> BatchJobRow:
     """Parse one job from `qstat -f -F json`. If `spot` is True, a deleted job counts as preempted,
-    because PBS itself may delete the jobs of such a queue.
+    because PBS itself may delete the jobs of a spot queue.
     """
     code = facts.get("Exit_status")
     deleted = _text(facts, "substate") == _DELETED

@@ -74,8 +74,8 @@ def read_nodes(
     """Return the nodes that are alive, from /api/v0/nodes, `usageByNode` of /api/cluster_status,
     and /api/v0/placement_groups.
 
-    The usage data are some seconds old, but the reservations of placement groups are current.
-    Therefore the usage data are used only for resources outside of placement groups.
+    The reservations of placement groups are current, but the usage data are some seconds old, so
+    the usage data are used only for resources outside of placement groups.
     """
     reserved: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -142,7 +142,7 @@ def _used(usage: Object, name: str) -> float:
 def _find_resource(total: Mapping[str, float]) -> str:
     """Return the name of the resource with which Ray schedules accelerators. The name is one of
     Ray's own resource names or, if the node has none of these, the name of a known accelerator. The
-    result is "" if the node has no such resource.
+    result is "" if no resource of the node is an accelerator.
     """
     for name in _ACCELERATORS:
         if total.get(name, 0) >= 1:

@@ -45,7 +45,7 @@ def list_placed(gang: GangSpec) -> Sequence[str]:
 
 def list_variables(channels: Sequence[DataChannel], offer: Offer) -> Mapping[str, str]:
     """Return the environment variables that scripts for SageMaker read most often. SageMaker's
-    training toolkit, the entry point of AWS's images, would set these variables, but Cavvy's
+    training toolkit, the entry point of AWS's images, normally sets the variables, but Cavvy's
     command replaces the toolkit:
     https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md
     """

@@ -132,7 +132,7 @@ class ShadeformCloud:
 
 def _read_error(told: Json) -> tuple[str, str]:
     """Return the code and the message of an error reply. Shadeform does not document the form of
-    these replies.
+    error replies.
     """
     message = next((told[name] for name in ("message", "error", "detail") if told.get(name)), told)
     return str(told.get("code") or "error"), str(message)

@@ -2,8 +2,8 @@
 jump hosts and known hosts.
 
 Each connection has its own OpenSSH configuration, which sets Cavvy's requirements and includes the
-user's configuration. ProxyJump passes the whole configuration on to jump hosts, so the same rules
-apply to them.
+user's configuration. ProxyJump uses the whole configuration for jump hosts too, so Cavvy's
+requirements also apply to jump hosts.
 """
 
 import os

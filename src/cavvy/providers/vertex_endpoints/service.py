@@ -179,8 +179,8 @@ class VertexEndpoints:
         return None if read is None else self._ends.note(read)
 
     async def _list_operations(self, job: str, *kinds: str, going: bool = False) -> Sequence[Json]:
-        """Return the endpoint's operations of these kinds; if `going` is True, only those that are
-        still running.
+        """Return the endpoint's operations of the given kinds; if `going` is True, only those that
+        are still running.
         """
         return [
             each

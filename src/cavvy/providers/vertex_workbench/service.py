@@ -1,8 +1,8 @@
 """Runs sessions on instances of Vertex AI Workbench:
 https://cloud.google.com/vertex-ai/docs/workbench/instances/introduction
 
-Google runs a script on a new instance only from Cloud Storage. Therefore the setting `script` names
-a short script in Cloud Storage, which runs the script in the instance's metadata:
+Google runs a script on a new instance only from Cloud Storage, so the setting `script` names a
+short script in Cloud Storage. The short script runs the script in the instance's metadata:
 https://cloud.google.com/vertex-ai/docs/workbench/instances/manage-metadata (2026-11-23)
 """
 

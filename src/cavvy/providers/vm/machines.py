@@ -199,8 +199,8 @@ class VmMachines:
         return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
-        """Make a call that names no machine. For such a call, the status 404 means that the API's
-        address is wrong, so Refused is raised; other faults are handled as in `_ask`.
+        """Make a call that names no machine. The status 404 then means that the API's address is
+        wrong, so Refused is raised; other faults are handled as in `_ask`.
         """
         try:
             return await self._ask(call, what)

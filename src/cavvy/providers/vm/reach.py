@@ -93,7 +93,7 @@ Fail = Callable[[str, str, str], Awaitable[None]]
 
 class VmReach:
     """Connects to the machines of one installation. `gangs` contains the records of gangs. The
-    function `look` updates these records, and the function `fail` ends a node.
+    function `look` updates the records of gangs, and the function `fail` ends a node.
     """
 
     def __init__(
@@ -198,8 +198,8 @@ class VmReach:
                     await self._records.drop(name)
 
     def _collect(self) -> None:
-        """Forget the machines' tasks that have ended. A failed task is logged, and starts again.
-        Therefore an error of one machine does not end the tasks of other machines.
+        """Forget the machines' tasks that have ended. A failed task is logged, and starts again, so
+        that an error of one machine does not end the tasks of other machines.
         """
         for machine, task in list(self._visits.items()):
             if task.done():

@@ -32,7 +32,7 @@ class ObstacleAnswer(Struct, frozen=True, kw_only=True):
 
 
 class FleetIsolation:
-    """Decides how projects share the hosts that these links reach."""
+    """Decides how projects share the hosts that `links` reach."""
 
     def __init__(self, mode: HostIsolation, links: Mapping[str, HostLink]) -> None:
         self._mode, self._links = mode, links

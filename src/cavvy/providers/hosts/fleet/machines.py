@@ -159,7 +159,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
     """Recreate below the local folder `root` the files that a host's supervisor has read. The code
-    that reads this machine's hardware can then read the host's hardware from these copies.
+    that reads this machine's hardware can then read the host's hardware from the folder.
     """
     for link, target in facts.links.items():
         (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)

@@ -379,9 +379,8 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Return whether processes of a dead agent still run. The agent's reaper should end these
-        processes. This method kills processes that still run after
-        `REAPER_S`.
+        """Return whether processes of a dead agent still run. The agent's reaper should end an
+        agent's processes. This method kills processes that still run after `REAPER_S`.
         """
         folder = f"{self._folder(name)}/{rank}"
         left = list_marked(name, rank)
