@@ -5,9 +5,9 @@ interrupted move therefore leaves the database empty and can be repeated. The mo
 the contents of `cavvy.db`, but renames the file at the end.
 
 Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. If the
-move starts from another folder or `server.files` names another folder, the files are copied. In
-that case no job may be running, because agents on this machine connect to their server through the
-old folder. Otherwise, the files stay where they are.
+move starts from another folder or `server.files` names another folder, the files are copied. The
+command copies files only if no job is running, because agents on this machine connect to their
+server through the old folder. Otherwise, the files stay where they are.
 """
 
 import asyncio

@@ -136,7 +136,7 @@ def add_routes(app: FastAPI) -> None:
     """Register all routes with an application. Raises TypeError if a route has no rule.
 
     `include_router` would analyse the parameters of each route a second time for each application,
-    at its first request. This analysis would take a third of the CPU time of a start.
+    at its first request. The second analysis would take a third of the CPU time of a start.
     """
     app.router.routes.extend(route for route, _ in list_routes())
 

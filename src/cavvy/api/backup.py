@@ -92,7 +92,7 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
 
 
 def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path, BucketFolder | None]:
-    """Return the database, and the folder and bucket whose files belong to it."""
+    """Return the URL of the server's database, and the folder and bucket that contain its files."""
     if os.path.exists(home.file(DATABASE)):
         return f"sqlite:///{home.file(DATABASE)}", Path(home.path), None
     url = choose_database(home, settings)

@@ -154,8 +154,8 @@ def _claim(home: StateDir, url: str | None) -> str:
 async def join_servers(
     url: str, home: StateDir, files: StateDir, settings: Settings, address: str
 ) -> AsyncIterator[ReplicaLeases]:
-    """Register with the servers that use the database. Raises StateDirError if they cannot share
-    the database with this server, and StoreError.
+    """Register with the servers that use the database. Raises StateDirError if these servers cannot
+    share the database with this server, and StoreError.
     """
     me = Replica(
         id=secrets.token_hex(16),

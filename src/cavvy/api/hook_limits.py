@@ -24,8 +24,8 @@ class TooManyDeliveries(Exception):
 
 
 class HookLimits:
-    """Counts the requests to webhooks by address, and wrong signatures by webhook too. A load
-    balancer before the server counts as one address.
+    """Counts requests to webhooks by address, and wrong signatures also by webhook. A load balancer
+    before the server counts as one address.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class HookLimits:
 
     @contextmanager
     def enter(self, address: str, webhook: str, now: datetime) -> Iterator[None]:
-        """Count a request as in progress. `webhook` is the path at which it arrived. Raises
-        TooManyDeliveries.
+        """Count a request as in progress. `webhook` is the path at which the request arrived.
+        Raises TooManyDeliveries.
         """
         if self._begun is None or now - self._begun >= _WINDOW:
             self._begun, self._wrong = now, {}
@@ -61,8 +61,8 @@ class HookLimits:
             self._wrong[key] = self._wrong.get(key, 0) + 1
 
     def _keys(self, address: str, webhook: str) -> Sequence[tuple[str, str]]:
-        """Return the keys of a request's counts: of its webhook, and of its address. If there are
-        too many addresses, all further addresses share the same keys.
+        """Return the keys under which a request is counted: one for its webhook, and one for its
+        address. If there are too many addresses, all further addresses share the same keys.
         """
         known = (address, "") in self._wrong or len(self._wrong) < _MOST_KEYS
         return ((address, webhook), (address, "")) if known else (("", "-"), ("", ""))

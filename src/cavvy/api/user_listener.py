@@ -1,5 +1,5 @@
 """The listener for users' commands and programs in addition to the Unix socket: TCP, with TLS if
-the settings name a certificate. Without TLS, only this machine can reach it.
+the settings name a certificate. Without TLS, only this machine can reach the listener.
 """
 
 import ipaddress

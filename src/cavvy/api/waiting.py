@@ -1,5 +1,6 @@
 """Counts the connections that have shown no token and wait for their handshake, their first request
-or their next request. The number of these connections is limited, in all and for each address.
+or their next request. The total number of such waiting connections is limited, and so is the number
+for each address.
 """
 
 import ipaddress
@@ -41,7 +42,7 @@ class Waiting:
     def make_room(self, address: str, *, patient: bool = True) -> bool:
         """Return whether one more connection of this address may wait. If too many connections
         wait, the oldest one is cut, because a client normally sends its request at once. If the new
-        connection is `patient`, a connection is cut only after its time limit.
+        connection is `patient`, the oldest connection is cut only after its time limit.
         """
         own = self._each.get(address, {})
         if address and len(own) >= WAITING_EACH:

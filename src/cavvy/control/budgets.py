@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 class BudgetKeeper:
     """Tells the queue and the jobs' reconciler what the budgets permit. The sums of the ledger are
-    at most 15 s old. For the time since then, the spending of running jobs is added: from this
+    at most 15 s old. The spending of running jobs that is newer than these sums is added: from this
     server's own passes or, for jobs of other servers, from the newest charges.
     """
 
@@ -60,7 +60,7 @@ class BudgetKeeper:
         self._seen: dict[str, SeenSpending] = {}  # by job ID
 
     def expire(self) -> None:
-        """Read the budgets again before the next answer."""
+        """Discard the cached budgets, so that the next query reads them from the store."""
         self._read_at = None
 
     async def find_block(self, job: JobRecord) -> str:

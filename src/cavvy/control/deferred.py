@@ -2,9 +2,9 @@
 until there is space.
 
 Nodes may be removed before their removal is recorded. A purchase must be recorded before it
-happens, so it is never deferred. Therefore `put` keeps changes to existing rows in memory, while
-`commit` raises StoreFull. Reads include the changes in memory. All writes of rows pass through this
-class, and deferred changes are written before later ones.
+happens, so it is never deferred. While the disk is full, `put` keeps changes to existing rows in
+memory, and `commit` raises StoreFull. Reads include the changes in memory. All writes of rows pass
+through this class, and deferred changes are written before later ones.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Notes(Protocol):
     """
 
     def read(self) -> dict[str, str]:
-        """Return the reason of each job's stop, keyed by job ID."""
+        """Return the reason why each job must stop, keyed by job ID."""
 
     def write(self, stops: dict[str, str]) -> None: ...
 

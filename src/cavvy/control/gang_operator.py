@@ -81,8 +81,8 @@ class GangOperator:
             self._looks[gang] = replace(self._looks[gang], looked_at=None, fresh=False)
 
     def note(self, attempt: Attempt) -> None:
-        """Drop the state of the attempt's gang if the attempt has ended. The method is called after
-        the attempt was written.
+        """Drop the state of the attempt's gang if the attempt has ended. Callers write the attempt
+        to the store before they call `note`.
         """
         if attempt.phase is AttemptPhase.ENDED:
             self._looks.pop(attempt.gang, None)

@@ -65,7 +65,7 @@ class GarbageCollector:
     async def sweep(self, *, remove: bool, at_once: bool = False) -> OrphanReport:
         """List the unwanted gangs, and the unfinished uploads of attempts that have ended. If
         `remove` is set, also abort these uploads, and remove the gangs that two observations show
-        to be unwanted. If `at_once` is set too, one observation is enough.
+        to be unwanted. If `remove` and `at_once` are both set, one observation is enough.
         """
         restored_at = await read_restored_at(self._store)
         found = await self._sweep_gangs(
@@ -118,8 +118,8 @@ class GarbageCollector:
 
     async def _look(self) -> tuple[list[tuple[str, GangSeen]], list[SilentPlace]]:
         """Return every known gang that has not ended, with its provider, and the providers whose
-        answers are missing or incomplete. Accounts with an unusable credential are among these
-        providers.
+        answers are missing or incomplete. Accounts with an unusable credential count as providers
+        whose answers are missing.
         """
         found: list[tuple[str, GangSeen]] = []
         problems: list[SilentPlace] = []

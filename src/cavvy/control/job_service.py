@@ -1,5 +1,5 @@
 """Handles users' requests about jobs (submit, stop, retry, drill) by writing rows. The reconcilers
-then act on these rows.
+then act on the written rows.
 
 Errors:
 
@@ -198,7 +198,7 @@ class JobService:
 
         If the job has ended, release the nodes that are kept warm after it. A machine's nodes, and
         nodes that the provider itself keeps, are released only if `release` is set. With `release`,
-        they are released even if the job is waiting for a retry.
+        all kept nodes are released even if the job is waiting for a retry.
         """
 
         async def stop(job: JobRecord) -> JobRecord:

@@ -116,7 +116,7 @@ class ProviderPool:
 
     def place(self, gang: str, offer: Offer, nodes: int) -> None:
         """From now on, count the gang's nodes as used. Until the gang is launched, the provider
-        still reports these nodes as free.
+        still reports the gang's nodes as free.
         """
         if self._snapshot is not None:
             take(self._snapshot.used, offer, nodes)

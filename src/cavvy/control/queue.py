@@ -184,8 +184,8 @@ class QueueReconciler:
     async def _give_turn(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job if it can start now. If the job can never start, end it as failed;
-        otherwise return why it waits.
+        """Start the job if it can start now. If the job can never start, end the job as failed. If
+        the job must wait, return the reason.
         """
         if job.task.machine is not None:
             if blocked := await self._find_wait(job):
@@ -231,8 +231,8 @@ class QueueReconciler:
         now: datetime,
         machine: NamedMachine | None = None,
     ) -> QueueWait | None:
-        """Start the job on an offer. If no offer can ever fit, end it as failed; otherwise return
-        why it waits.
+        """Start the job on an offer. If no offer can ever fit, end the job as failed. If the job
+        must wait, return the reason.
         """
         found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
         resting = await self._advisor.history.cooling_down()
@@ -253,7 +253,9 @@ class QueueReconciler:
         return None
 
     async def _find_block(self, job: JobRecord, place: JobPlacement) -> QueueWait | None:
-        """Return why the job must wait because of a budget. Free offers are never blocked."""
+        """Return why the job must wait because of a budget. Offers that cost nothing are never
+        blocked.
+        """
         if not place.offer.rate.micros_per_hour:
             return None
         return await self._find_wait(job)

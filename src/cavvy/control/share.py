@@ -103,7 +103,7 @@ class WorkShare:
         return self.holds(lease_of(key))
 
     def send(self, kind: SignalKind, key: str = "") -> None:
-        """Send a signal to the other servers. The signal may be lost."""
+        """Send a signal to the other servers, without any guarantee of delivery."""
         self._channel.send(ServerSignal(kind, key))
 
     @contextmanager

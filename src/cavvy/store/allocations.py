@@ -1,5 +1,5 @@
 """Checks that an allocation fits on its host together with the existing allocations. The store
-calls this check inside its transaction.
+checks each allocation inside the transaction that writes the allocation.
 """
 
 from collections.abc import Iterable

@@ -326,14 +326,15 @@ class Store(Protocol):
         """Return the job's charges, sorted by attempt, rank and time."""
 
     async def spent(self, project: str, since: datetime | None = None) -> Money:
-        """Return the sum of the project's entries in the ledger; if `since` is given, only of the
-        entries from then on.
+        """Return the sum of the project's entries in the ledger, without entries before `since` if
+        `since` is given.
         """
 
     async def sum_ledger(self, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
         """Return the sums of the ledger's entries for each combination of values of the dimensions
-        `by`, the largest sum first. If an entry is only partly in the period, only this part is
-        counted. `by` contains names of `ledger.DIMENSIONS`, month, tags (as JSON) or tag:NAME.
+        `by`, the largest sum first. If an entry extends beyond the period, only its part inside the
+        period is counted. `by` contains names of `ledger.DIMENSIONS`, month, tags (as JSON) or
+        tag:NAME.
         """
 
     async def ledger_lines(

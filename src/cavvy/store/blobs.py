@@ -80,9 +80,9 @@ class BlobStore:
         return BlobWriter(self._files, self._target(name), name)
 
     def put_all(self, blobs: Mapping[str, bytes]) -> None:
-        """Store many small blobs. All of them are flushed to the disk together, so that storing
-        many blobs takes little longer than storing a few. When the call returns, the blobs survive
-        a system crash.
+        """Store many small blobs. The blobs are flushed to the disk together, so that storing many
+        blobs takes little longer than storing a few. When the call returns, the blobs survive a
+        system crash.
 
         All hashes are checked before anything is written. Raises HashMismatch, StoreFull; in that
         case, no blob is stored.
@@ -235,8 +235,9 @@ class NotManifest(ValueError):
 
 
 class FolderManifest(Struct, frozen=True, kw_only=True):
-    """The list of the files in the snapshot of a working folder. The hash of this document is the
-    name of the snapshot."""
+    """The list of the files in the snapshot of a working folder. The hash of the encoded list is
+    the name of the snapshot.
+    """
 
     files: list[ManifestEntry]
 

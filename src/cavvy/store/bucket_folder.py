@@ -156,7 +156,7 @@ class BucketFolder:
 
     def sweep(self, kept: frozenset[str], *, older_than: datetime) -> int:
         """Delete the objects that are older than `older_than`, unless `kept` contains the part of
-        their name after the last slash. Return the number of their bytes.
+        their name after the last slash. Return the total size of the deleted objects in bytes.
         """
         unwanted = [
             each

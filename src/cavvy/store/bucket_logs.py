@@ -233,7 +233,7 @@ class BucketLogs:
 
     def _combine(self, log: str, small: Sequence[LogPiece]) -> LogPiece | None:
         """Replace consecutive pieces with one piece. Returns None if another server has already
-        replaced some of these pieces.
+        replaced some of the pieces.
         """
         start, end, noted = small[0].start, small[0].start, -1.0
         parts, pairs = list[bytes](), list[tuple[int, int]]()

@@ -50,7 +50,7 @@ class WrappingKey(Protocol):
 
     @property
     def id(self) -> str:
-        """The ID of this key, in ASCII. It is stored with each data key that this key has
+        """The ID of this key, in ASCII. The ID is stored with each data key that this key has
         encrypted.
         """
 
@@ -298,7 +298,7 @@ def _load(path: Path) -> AesKey:
 
 
 def _make(path: Path) -> AesKey:
-    """Create the key file in one step. If two processes create the key file at the same time, both
+    """Create the key file atomically. If two processes create the key file at the same time, both
     use the key that was created first.
     """
     part = _write_part(path)

@@ -43,8 +43,8 @@ _PLAIN = SegmentFiles()
 
 
 class LogSlice(Struct, frozen=True, kw_only=True):
-    """Some bytes of a log, and the offset at which the next read must continue. If `dropped` is not
-    0, that many bytes were lost, and `data` is a line that reports this.
+    """Some bytes of a log, and the offset at which the next read must continue. `dropped` is the
+    number of lost bytes; if it is not 0, `data` is a line that reports the loss.
     """
 
     data: bytes
@@ -220,8 +220,8 @@ class LogStore:
         return self._folder(project, job_id) / f"{attempt}.{rank}.log"
 
     def _seen(self, project: str, job_id: str, attempt: int, rank: int) -> _Log:
-        """Return a copy of the log's state for use by a reader. A writer may change the original at
-        the same time.
+        """Return a copy of the log's state for a reader, because a writer may change the state
+        during the read.
         """
         with self._lock:
             log = self._known(self._base(project, job_id, attempt, rank))

@@ -53,7 +53,7 @@ class SqlQueuedCalls:
     ) -> Sequence[str]:
         """Store each call whose ID is new in its service, with the body of its request. Return the
         IDs of the stored calls. The row `once` is stored together with the calls; if `once` was
-        stored before, nothing is stored.
+        stored before, the method stores nothing.
         """
 
         def add(session: DatabaseSession) -> Sequence[str]:

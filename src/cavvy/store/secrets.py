@@ -120,7 +120,7 @@ def _decrypt(key: bytes, body: bytes, bound_to: bytes) -> str:
 
 def _bound_to(project: str, name: str) -> bytes:
     """Return the additional authenticated data that ties an encrypted value to its project and
-    name. The data includes the lengths of both, so that project "a" with name "bc" differs from
-    project "ab" with name "c".
+    name. The data includes the length of the project's name, so that project "a" with name "bc"
+    differs from project "ab" with name "c".
     """
     return f"{len(project)}:{project}/{name}".encode()

@@ -92,7 +92,7 @@ def digest_rows(session: DatabaseSession) -> Sequence[TableDigest]:
 
 
 def read_revision(session: DatabaseSession) -> str:
-    """Return the revision of the database."""
+    """Return the revision of the database's schema."""
     row = session.run(f"SELECT version_num FROM {VERSION_TABLE}").fetchone()
     return "" if row is None else str(row[0])
 

@@ -1,5 +1,6 @@
-"""The writes of the SQL store. The store's writer threads call these functions in an open
-transaction."""
+"""Functions that write to the database of the SQL store. The store's writer threads call the
+functions in an open transaction.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -126,8 +126,8 @@ class ImageRepository:
         return None if body is None else self._decode(_check(body, reference))
 
     def list_referrers(self, digest: str) -> tuple[OciDescriptor, ...]:
-        """Return the manifests that refer to an image. Registries without the API for referrers
-        store this list under a tag. Raises RegistrySilent.
+        """Return the manifests that refer to an image. If a registry does not have the referrers
+        API, the list of referrers is stored under a tag. Raises RegistrySilent.
         """
         body = self._read(f"referrers/{digest}", _INDEXES)
         if body is not None:

@@ -33,8 +33,9 @@ PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519Public
 
 
 class SignerKeyUnusable(Exception):
-    """Raised if the text is not a public key that can verify images. The message gives the
-    reason."""
+    """Raised if the text is not a public key that can verify images. The message says why the key
+    is unusable.
+    """
 
 
 class SignedStatement(Struct, frozen=True, kw_only=True):

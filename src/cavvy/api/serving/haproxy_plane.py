@@ -2,7 +2,7 @@
 
 HAProxy gets new replicas over its runtime API. A new process is started only if the set of these
 services, a certificate or the gateway's port changes. The new process takes over the listening
-sockets. The former process finishes its requests, even if the server that started it was killed.
+sockets. The previous HAProxy process finishes its requests, even if its server was killed.
 """
 
 import asyncio
@@ -117,9 +117,7 @@ class HaproxyPlane:
         return add_direct(traffic, counted, whole=not self._former)
 
     async def read_work(self, service: str) -> RequestWork:
-        """Return the last counts that were read of the requests that HAProxy has passed directly to
-        replicas.
-        """
+        """Return the newest known counts of requests that HAProxy has passed directly to replicas."""
         requests = await self._open_requests()
         self._take_served(requests)
         return requests.describe(service)
@@ -157,8 +155,8 @@ class HaproxyPlane:
         self._set.clear()
 
     async def _start(self, text: str, port: int) -> str:
-        """Start a process that replaces the running one. Returns why this failed, or "". Raises
-        OSError.
+        """Start a HAProxy process that replaces the running one. Returns why this failed, or "".
+        Raises OSError.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -249,7 +247,9 @@ class HaproxyPlane:
 
 
 def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
-    """Return the counts, updated by HAProxy's current statistics. A new process counts from 0."""
+    """Return the counts, updated by HAProxy's current statistics. The counters of a new HAProxy
+    process start at 0.
+    """
     last = counted.last if load.arrivals >= counted.last.arrivals else HaproxyLoad()
     arrived = load.arrivals - last.arrivals
     answered = (load.arrivals - load.in_flight - load.backlog) - (

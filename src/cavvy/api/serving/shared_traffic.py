@@ -30,7 +30,7 @@ class SharedTraffic:
         self._totals: dict[str, GatewayTotals] = {}
 
     async def tell(self, counted: Mapping[str, GatewayCount]) -> None:
-        """Store the new counts for the other servers. If this fails, the next call stores the
+        """Store the new counts for the other servers. If the write fails, the next call stores the
         counts.
         """
         news = {name: each for name, each in counted.items() if self._is_new(name, each)}

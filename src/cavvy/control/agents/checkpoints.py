@@ -54,8 +54,8 @@ _LOSSES_KEPT = timedelta(minutes=1)
 
 
 class InvalidManifest(Exception):
-    """Raised if the list of files is invalid for a checkpoint. Either the agent has a bug, or the
-    sender is not an agent.
+    """Raised if an agent sends an invalid list of a checkpoint's files. Either the agent has a bug,
+    or the sender is not an agent.
     """
 
 
@@ -198,8 +198,8 @@ class Checkpoints:
         return self._folders.blobs(attempt.project, attempt.job_id)
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
-        """Return the names of the files that the agent must send for its next checkpoint. The
-        server already has the other files and keeps them for the checkpoint. Raises RowNotFound.
+        """Return the names of the files that the agent must send for its next checkpoint. If the
+        server already has a file, it keeps the file for the checkpoint. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         bucket_checkpoints = await self.bucket_checkpoints(gang)

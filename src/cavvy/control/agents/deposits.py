@@ -185,9 +185,9 @@ class Deposits:
         return left
 
     def note(self, job: JobRecord, attempt: Attempt) -> None:
-        """Handle a write of the attempt; called after each write. Once the outcome of the
-        attempt's work is decided, reading of its results stops. Once the attempt has ended, its
-        objects are removed from the bucket.
+        """Handle a write of the attempt; called after each write. Once the outcome of the attempt's
+        work is decided, the server stops reading the attempt's results. Once the attempt has ended,
+        its objects are removed from the bucket.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return

@@ -68,7 +68,7 @@ OpenSecrets = Callable[
 
 
 async def no_save_interval(job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
-    """Return the default for `save_interval`: Cavvy chooses no save interval."""
+    """Return None, so that Cavvy does not choose a save interval for the job."""
     return None
 
 
@@ -175,8 +175,8 @@ class AgentSessions:
         that cannot be applied or stored are refused and also acknowledged, so that agents do not
         send them again.
 
-        `heard_at` is set if the messages were read from a bucket. Such messages are the last ones
-        of their rank, so missing earlier messages are skipped.
+        `heard_at` is set if the messages were read from a bucket. A rank's last messages are read
+        from a bucket, so earlier messages that are missing are skipped.
         """
         for _ in range(_TRIES):
             try:

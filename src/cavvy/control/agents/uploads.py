@@ -2,8 +2,8 @@
 If an upload is not complete when its attempt's work has ended, the server aborts it, because the
 storage would keep and bill the uploaded parts.
 
-The records are documents in the store's provider state, with an owner name that no provider has. An
-upload lacks a record only if the server was killed just after it started the upload.
+The records are documents in the store's provider state, with an owner name that no provider has. If
+the server is killed just after it starts an upload, the upload has no record.
 """
 
 import hashlib

@@ -404,9 +404,9 @@ def _bill_rolled_back(
     attempt: Attempt, told: GangSeen, until: datetime, *, final: bool
 ) -> list[Charge]:
     """Return the charges for machines that were started for the gang but never became its nodes.
-    The charges for their disks and addresses also get the kind ROLLED_BACK, so that they differ
-    from a charge of the rank's node with the same start. Charges with the same rank and start are
-    added up.
+    All charges, including those for disks and addresses, get the kind ROLLED_BACK, so that they
+    differ from a charge of the rank's node with the same start. Charges with the same rank and
+    start are added up.
     """
     found: dict[tuple[int, datetime], Charge] = {}
     for node in told.rolled_back:

@@ -230,7 +230,8 @@ def _find_narrower(one: str, other: str) -> str | None:
 def find_order(service: StoredService, places: Places) -> BoundOrder | None:
     """Return the order of a replica in these places, or None if the service may have none there. If
     the service has markets, the replica is ordered on demand, because requests are waiting. If the
-    service permits only spot capacity, the replica is ordered in the cheapest spot market there.
+    service permits only spot capacity, the replica is ordered in the cheapest spot market of these
+    places.
     """
     if restrict_to_places(place_in_regions(service.task), places) is None:
         return None

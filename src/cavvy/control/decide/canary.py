@@ -13,9 +13,10 @@ not count as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors. If
 both revisions are equally good, the number of the new revision's errors is hypergeometric given m.
-The statistic is the sum of this number over the blocks, and its distribution is exact: with a
-single block and a single look, the test would be Fisher's exact test. The part of alpha that a look
-spends may depend on n1, n0 and m, because the distribution is conditional on these numbers.
+The statistic is the sum of the new revision's errors over the blocks, and its distribution is
+exact: with a single block and a single look, the test would be Fisher's exact test. The part of
+alpha that a look spends may depend on n1, n0 and m, because the distribution is conditional on
+these numbers.
 
 Latency. With the mean logarithm of the latency L of each revision in block b, w = n1 n0 / (n1 + n0)
 and the variance v of the logarithm within revisions and blocks, the statistic is
@@ -23,16 +24,16 @@ and the variance v of the logarithm within revisions and blocks, the statistic i
     S / sqrt(v),  S = sum of w (L1 - L0),
 
 a sum of normal increments with the variances w. Because v is estimated and the logarithms are not
-always normal, this distribution holds asymptotically. The distribution is stored as a histogram
-with cells of equal width. While the new revision has few requests, a larger variance of the new
-revision's latency also increases v.
+always normal, the statistic is only asymptotically normal. The distribution is stored as a
+histogram with cells of equal width. While the new revision has few requests, a larger variance of
+the new revision's latency also increases v.
 
 The part of alpha that a look may spend grows with the information. The information is the square of
 an effect, measured in standard deviations. The effects are 1 % more errors and 5 % more latency.
 The first part of alpha is for larger effects, which can be detected with less information. The
 information depends on the total number of errors and on v, not on which revision they belong to.
-For the same reason, the last look may divide the rest of alpha between errors and latency according
-to its power against each effect.
+Therefore the last look may divide the rest of alpha between errors and latency according to its
+power against each effect.
 """
 
 from math import exp, floor, log, log1p, sqrt
@@ -199,7 +200,7 @@ def _look(trial: CanaryTrial, terms: CanaryTerms) -> CanaryTrial:
 
 
 def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None, float]:
-    """Return the result of the last look, which may spend the rest of alpha, and the evidence."""
+    """Return the result and the evidence of the last look, which may spend the rest of alpha."""
     spent = trial.failures.spent + trial.shifts.spent
     left = terms.alpha * (1 - _RESERVE) - spent
     for_errors, for_latency = _divide(trial, left)
@@ -271,8 +272,8 @@ def _variance(trial: CanaryTrial) -> float:
 
 
 def _variance_of_shift(trial: CanaryTrial) -> float:
-    """Return the variance per unit of information. While the new revision has few requests, its own
-    variance also counts if it is larger, so that one long request is no evidence.
+    """Return the variance per unit of information. While the new revision has few requests, a
+    larger variance of its latency increases the result, so that one long request is no evidence.
     """
     known = _variance(trial)
     own = trial.deviation_new / max(1, trial.free_new)

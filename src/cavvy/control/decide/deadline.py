@@ -30,9 +30,7 @@ PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
 class StoredFacts(Struct, frozen=True, kw_only=True):
-    """The facts about the job in the store. `current` is the attempt that is running or
-    starting.
-    """
+    """What the store contains about a job. `current` is the attempt that is running or starting."""
 
     attempts: Sequence[Attempt]
     nodes: Sequence[Node] = ()  # the nodes of the current attempt

@@ -15,8 +15,8 @@ from cavvy.domain.jobs import AttemptPhase, NodePhase
 
 def list_unreported(view: AttemptSnapshot, now: datetime) -> list[int]:
     """Return the ranks that have ended without a report of their exit: the node has ended, or the
-    agent was silent for longer than its lease. Before the server counts these ranks as lost, it
-    looks for their results in the bucket.
+    agent was silent for longer than its lease. Before the server counts a rank as lost, it looks
+    for the rank's results in the bucket.
 
     An agent may have stored results even if it sent requests shortly before its node ended: the
     server's responses may not have reached the agent.

@@ -63,8 +63,8 @@ def after_look(look: GangLook, seen: Seen, at: datetime) -> GangLook:
 
 
 def after_move(look: GangLook, phase: AttemptPhase) -> GangLook:
-    """Return the GangLook after the attempt entered `phase`. When the attempt begins to end,
-    earlier requests to remove its gang are forgotten, so that the server requests the removal
+    """Return the GangLook after the attempt entered `phase`. If `phase` is ENDING, the GangLook no
+    longer contains earlier requests to remove the gang, so that the server requests the removal
     again.
     """
     if phase is AttemptPhase.KEPT:

@@ -1,11 +1,11 @@
 """The null distribution of a sequential test's statistic, restricted to the courses of the trial in
 which no earlier look has rejected.
 
-A sequential test of a fixed length updates this distribution at each look (Armitage, McPherson and
-Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical Society A
-132, 1969). Each look adds the new observations, and removes the courses in which the statistic is
-so great that the look rejects. The total probability of the removed courses is the probability of a
-false alarm.
+A sequential test of a fixed length updates its null distribution at each look (Armitage, McPherson
+and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical
+Society A 132, 1969). Each look adds the new observations, and removes the courses in which the
+statistic is so great that the look rejects. The total probability of the removed courses is the
+probability of a false alarm.
 """
 
 from collections.abc import Sequence

@@ -127,8 +127,9 @@ def is_steered(job: JobRecord) -> bool:
 
 
 def is_limited(job: JobRecord) -> bool:
-    """Return whether the job has limits. If the job has limits, its progress and spending restrict
-    the offers that it may use."""
+    """Return whether the job has a spending limit, a maximum duration or a deadline. If so, the
+    job's progress and spending restrict the offers that it may use.
+    """
     limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
     return any(limit is not None for limit in limits)
 
@@ -232,8 +233,9 @@ def place_job(
     name_gang: Callable[[str], str],
     now: datetime,
 ) -> RowChanges:
-    """Start the job on its offer. If the task requests parallel gangs, also start it on further
-    offers."""
+    """Start the job on its offer. If the task requests parallel gangs, also start the job on
+    further offers.
+    """
     job, plan = place.job, candidates.plan_state
     attempt, nodes = make_attempt(job, place.offer, name_gang, now, "placed")
     reason = f"starts on {place.offer.key}"

@@ -50,8 +50,9 @@ class LostAttempt(Struct, frozen=True, kw_only=True):
 
 
 class RestoreComparison(Struct, frozen=True, kw_only=True):
-    """The differences between the providers' gangs and those in the database. `found` counts the
-    gangs that exist in both."""
+    """The differences between the providers' gangs and those in the database. `found` is the number
+    of gangs that are both at a provider and in the database.
+    """
 
     unknown: Sequence[UnknownGang]
     lost: Sequence[LostAttempt]

@@ -59,8 +59,8 @@ class RowChanges(Struct, frozen=True, kw_only=True):
     stale_market: bool = False
 
     def then(self, later: "RowChanges") -> "RowChanges":
-        """Combine these changes and later changes into one write. The later charges of a rank
-        replace the earlier charges of the same rank.
+        """Combine these changes with the changes in `later`, so that they are written together. The
+        later charges of a rank replace the earlier charges of the same rank.
         """
         return RowChanges(
             job=later.job or self.job,

@@ -72,7 +72,7 @@ def say_left_out(job: JobRecord, running: JobRecord, now: datetime) -> str:
 
 
 def say_next(upcoming: datetime) -> str:
-    """Return the reason shown for a repeating job."""
+    """Return the text that tells users when the next run starts."""
     return f"next run at {upcoming:%Y-%m-%d %H:%M} UTC"
 
 
@@ -129,7 +129,9 @@ def _run_name(job: JobRecord, schedule: JobSchedule, due: datetime) -> str:
 
 
 def _next(schedule: JobSchedule, after: datetime) -> datetime:
-    """Return the schedule's next time. Raise ValueError if no day ever matches the cron line."""
+    """Return the first start time of the schedule after `after`. Raise ValueError if no day ever
+    matches the cron line.
+    """
     found = next_time(parse_cron(schedule.cron or ""), ZoneInfo(schedule.time_zone), after)
     if found is None:
         raise ValueError(f"no day ever matches {schedule.cron!r}")

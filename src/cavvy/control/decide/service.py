@@ -64,8 +64,8 @@ _LATER = timedelta(seconds=10)
 class ReplicaSeen(Struct, frozen=True, kw_only=True):
     """The observed state of a replica. `phase` is the phase of the replica's job, or None if there
     is no job. `tried` means that the job has had an attempt, and `reclaimed` that the replica's
-    node will be reclaimed. `loss` says how the spot market took or refused the replica. `in_flight`
-    is None while the gateway does not respond.
+    node will be reclaimed. `loss` says whether the spot market reclaimed the replica's node or had
+    no capacity. `in_flight` is None while the gateway does not respond.
     """
 
     phase: JobPhase | None = None

@@ -258,7 +258,7 @@ def _swap(
     now: datetime,
     kind: str | None = None,
 ) -> RowChanges:
-    """Make the standby gang the job's own.
+    """Make the standby gang the job's own gang.
 
     If the old gang is still open, all of its ranks are written, so that a concurrent claim fails.
     """
@@ -301,7 +301,7 @@ def _follow(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
     """Request a successor if the provider will reclaim the job's gang soon. The successor starts
-    while this gang shuts down.
+    while the job's gang shuts down.
     """
     if not _may_be_preempted(rows.job):
         return Step(after=NEVER)
@@ -346,8 +346,9 @@ def _leave_ahead(
 def _stay(
     rows: JobRows, own: Attempt, why: str, until: datetime | None, now: datetime
 ) -> RowChanges:
-    """Record why and until when a job stays on a gang at risk. If this decision is new, also record
-    an event."""
+    """Record why and until when a job stays on a gang at risk. Also record an event unless the
+    attempt already has the same wait.
+    """
     wait = AttemptWait(kind=WaitKind.AT_RISK, until=until)
     changed = replace(own, reason=why, wait=wait)
     text = f"stays on {own.offer.key}: {why}"

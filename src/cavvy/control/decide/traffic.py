@@ -38,8 +38,8 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     """The gateway's counts for a service. The counters from `arrivals` to `service_s` only grow
     while the gateway runs. `at_s` is the time by the gateway's own clock. `replicas` contains the
     number of requests in flight on each replica, and `keys_used` the time of each key's last use,
-    in seconds since 1970. `tried` contains the counts of a canary's trial. `work` is keyed by the
-    epoch of each gateway, and contains how much of each replica's time the requests of each key
+    in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by
+    gateway epoch, replica and client's key, the number of requests and the replica time that they
     used. The counts in `work` continue when the gateway is restarted; `process` identifies the
     gateway's process, with which all other counters begin at 0. `places` contains the requests that
     must stay in certain places.
@@ -108,9 +108,9 @@ def scale(
     reading: float | None = None,
 ) -> StoredService:
     """Return the service with its wanted number of replicas (also for each of its markets), and
-    with the autoscaler's next state. `before` is the traffic at the last decision, or None if this
-    is the first one since the gateway or the server has started. `reading` is the mean, over the
-    ready replicas, of the value by which the service is scaled.
+    with the autoscaler's next state. `before` is the traffic at the last decision, or None at the
+    first decision after a start of the gateway or the server. `reading` is the mean, over the ready
+    replicas, of the value by which the service is scaled.
     """
     state = _decode_state(service.scaling) if service.scaling else ScalingState()
     seen = replace(observe(service, before, traffic, now), reading=reading)
@@ -134,7 +134,7 @@ def scale(
 def observe(
     service: StoredService, before: ServiceTraffic | None, traffic: ServiceTraffic, now: datetime
 ) -> ServiceObservation:
-    """Return what the autoscaler must know about the time since `before`."""
+    """Return the autoscaler's input: the traffic since `before`."""
     before = find_former(before, traffic)
     arrived = traffic.arrivals - before.arrivals
     seconds = round(traffic.at_s - before.at_s)
@@ -176,8 +176,9 @@ def _spread(count: int, seconds: int) -> tuple[int, ...]:
 
 
 def _observe_markets(service: StoredService, now: datetime) -> tuple[MarketObservation, ...]:
-    """Observe the replicas of the newest revision in each market. A cold start and a loss are
-    reported once."""
+    """Observe the replicas of the newest revision in each market. Each cold start and each loss is
+    reported only once.
+    """
     ours = [each for each in service.replicas if each.revision == service.revision]
     if not service.markets:
         return (_observe_market(ServingMarket(name=ANYWHERE), ours, now),)

@@ -70,8 +70,8 @@ def wanted_deliveries(job: JobRecord) -> list[Delivery]:
 def find_undelivered(
     job: JobRecord, wanted: Sequence[Delivery], events: Sequence[Event]
 ) -> list[Delivery]:
-    """Return the deliveries that have neither reached every webhook that wants them nor failed
-    permanently.
+    """Return the deliveries that are still pending for at least one webhook: not received yet and
+    not failed permanently.
     """
     facts = [event.fact for event in events if event.kind == "webhook"]
     hooks = job.task.webhooks

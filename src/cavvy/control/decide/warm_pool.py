@@ -37,9 +37,9 @@ _LONGEST_H = 24
 
 def may_keep(task: TaskSpec, offer: Offer) -> bool:
     """Return whether the task asks to keep its nodes after the work, and nodes of this offer can be
-    kept. Nodes of a machine can always be kept. Other nodes on a shared host are not kept, because
-    the host releases its devices at once. Other nodes with volumes or a time limit are not kept,
-    because they may not suit the next job.
+    kept. The nodes of a named machine can always be kept. Other nodes on a shared host are not
+    kept, because the host releases its devices at once. Other nodes with volumes or a time limit
+    are not kept, because they may not suit the next job.
     """
     if task.keep <= _NOTHING:
         return False
@@ -142,7 +142,7 @@ def is_fresh(kept: Attempt, now: datetime) -> bool:
 
 
 def is_kept(attempt: Attempt, now: datetime) -> bool:
-    """Return whether the gang is still waiting for a job."""
+    """Return whether the attempt's gang is kept warm and still waiting for a job."""
     until = attempt.kept_until
     return attempt.phase is AttemptPhase.KEPT and until is not None and until > now
 

@@ -58,7 +58,7 @@ def calls_for_request(
     body: bytes,
     now: datetime,
 ) -> WebhookCalls:
-    """Return the calls that a request causes. Names of `headers` are in lower case. Raises
+    """Return the calls that a request causes. Header names in `headers` are in lower case. Raises
     InvalidEvent.
     """
     base = QueuedCall(

@@ -2,8 +2,8 @@
 
 The handshake is defined in https://github.com/cloudevents/spec, `cloudevents/http-webhook.md`, part
 4: the sender sends an OPTIONS request with its name and the number of requests per minute that it
-wants. The handshake gives no access, because every later request must be signed. Therefore the
-answer is the same for all webhooks and does not reveal which webhooks exist.
+wants. The handshake gives no access, because every later request must be signed. The server gives
+the same answer for all webhooks, so the answer does not reveal which webhooks exist.
 `WebHook-Request-Callback` is ignored, because the server would otherwise call an address that a
 stranger has chosen.
 """

@@ -177,7 +177,9 @@ class CallQueue:
         return after
 
     async def _list(self, key: str, service: StoredService, trigger: EventTrigger) -> None:
-        """Add the calls for new objects. If this fails, the next listing finds them."""
+        """Add the calls for new objects in the trigger's bucket. If the method fails, the next
+        listing finds the same objects again.
+        """
         FENCE.set(None)  # another server that has the lease by then adds the same calls
         extra = {"service": service.name, "bucket": trigger.bucket}
         try:

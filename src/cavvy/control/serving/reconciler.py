@@ -361,7 +361,7 @@ class ServiceReconciler:
         return replace(service, problem=problem)
 
     async def _act(self, step: ServiceStep, service: StoredService) -> None:
-        """Start and stop jobs of replicas. All of these operations may be repeated."""
+        """Start and stop jobs of replicas. The method may be called again with the same step."""
         for replica in step.start:
             await self._submit(service, replica)
         for replica in step.stop:

@@ -89,9 +89,9 @@ class RequestBills:
             await self._divide(bill, replica, service, counts, final=final)
 
     async def is_billed(self, service: StoredService, now: datetime) -> bool:
-        """Return whether the bills of the service's replicas are complete. All of these replicas
-        have ended. A provider may need some time to remove a replica. After five minutes, the bills
-        count as complete.
+        """Return whether the bills of the service's replicas, which have all ended, are complete. A
+        provider may need some time to remove a replica. Five minutes after a replica has ended, its
+        bill counts as complete.
         """
         for each in service.replicas:
             if each.ended_at is not None and now - each.ended_at < _BILLED_WITHIN:

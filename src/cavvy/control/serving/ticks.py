@@ -18,8 +18,8 @@ _Times = tuple[datetime, datetime]
 
 
 class CronTicks:
-    """Adds the calls of cron lines. The due times follow from rows of the queue, so that a server
-    that takes over adds no call twice. This object only caches the due times.
+    """Adds the calls of cron lines. The due times are computed from the queue's rows, so that a
+    server that takes over adds no call twice. The object only caches the due times.
     """
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
@@ -51,8 +51,9 @@ class CronTicks:
     async def _add(
         self, service: StoredService, trigger: CronTrigger, known: _Times | None
     ) -> _Times:
-        """Add the call of a trigger if one is due. Return the trigger's last time and its next
-        time."""
+        """Add the call of a trigger if one is due. Return the times of the trigger's last and next
+        calls.
+        """
         now = self._clock.now()
         since, upcoming = known or (await self._find_since(service, trigger), None)
         if upcoming is not None and upcoming > now:

@@ -73,8 +73,9 @@ class ObjectReader(Protocol):
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes of the object from `offset` on. None means all bytes to the end.
-        Raises ObjectMissing."""
+        """Return `length` bytes of the object from `offset` on, or all bytes from `offset` on if
+        `length` is None. Raises ObjectMissing.
+        """
 
 
 @runtime_checkable

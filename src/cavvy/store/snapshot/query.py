@@ -66,8 +66,8 @@ class ShapeCondition(Struct, frozen=True, kw_only=True):
 
 class AcceleratorPacks(Struct, frozen=True, kw_only=True):
     """Accelerator packs, grouped by whether they meet a requirement. A pack is a combination of an
-    accelerator's name, count and memory. Some packs meet the requirement; the others are grouped by
-    the constraint that they fail.
+    accelerator's name, count and memory. Packs that do not meet the requirement are grouped by the
+    constraint that they fail.
     """
 
     fitting: tuple[int, ...]
@@ -322,8 +322,9 @@ def _conditions(need: ResourceSpec) -> Iterator[ShapeCondition]:
 
 
 def _network(need: NetworkNeed) -> Iterator[ShapeCondition]:
-    """Yield the condition on the network. If a row lacks the requested fabric, its distance is not
-    computed."""
+    """Yield the condition on the network. If a row lacks the requested fabric, no distance from the
+    requirement is computed.
+    """
     speed = "COALESCE(shape.network_mbps, 0)"
     tests = [f"{speed} >= ?"] if need.min_mbps is not None else []
     tests += [f"{_FABRIC}(shape.provider, shape.instance_type, ?)"] if need.fabric else []
