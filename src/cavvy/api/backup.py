@@ -126,8 +126,8 @@ def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -
 
 
 def _copy_database(url: str, copy: Path) -> tuple[Sequence[TableDigest], str]:
-    """Copy a consistent snapshot of the database to a new SQLite file. Returns a description of its
-    contents, and the installation's ID.
+    """Copy a consistent snapshot of the database to a new SQLite file. Returns the digests of the
+    copied tables, and the installation's ID.
     """
     driver = make_driver(url, journal="auto")
     try:

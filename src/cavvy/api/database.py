@@ -133,7 +133,7 @@ def wait_for_turn(home: StateDir, settings: Settings) -> None:
 
 
 def _claim(home: StateDir, url: str | None) -> str:
-    """Lock the folder. Returns the reason if this is not possible now, otherwise ""."""
+    """Lock the folder. Returns the reason why the folder cannot be locked now, or "" on success."""
     try:
         for each in list_replicas(url) if url else ():
             if each.folder == home.path:

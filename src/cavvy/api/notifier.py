@@ -52,7 +52,7 @@ class ChangeNotifier:
 
     def listen(self, keys: Iterable[str]) -> "ChangeListener":
         """Create a listener for these keys. Enter the listener before you read the state; otherwise
-        it could miss a change between the read and the wait.
+        the listener could miss a change between the read and the wait.
         """
         return ChangeListener(self, tuple(keys))
 

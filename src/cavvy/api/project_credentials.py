@@ -149,7 +149,7 @@ class ProjectCredentials:
 
     async def put(self, project: str, provider: str, content: CredentialContent) -> None:
         """Check and store a credential. Providers use the credential from now on. Raises
-        ApiProblem, and Refused or TryAgain if the provider does not accept it.
+        ApiProblem, and Refused or TryAgain if the provider does not accept the credential.
         """
         account = name_account(provider, project)
         async with self._changing:

@@ -82,8 +82,8 @@ class StateDir:
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
-        """Prevent other servers that start in this folder from creating its files at the same time.
-        Blocks.
+        """Prevent other servers that start in this folder from creating the folder's files at the
+        same time. Blocks.
         """
         with open(self.file("setup.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

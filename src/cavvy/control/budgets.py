@@ -194,7 +194,7 @@ class BudgetKeeper:
         return await sum_budget(self._store, budget, self._parents, month)
 
     async def _alert(self, state: BudgetState, percent: int, spent: Money, now: datetime) -> None:
-        """Notify running jobs and the webhook, once in a month for each share."""
+        """Notify running jobs and the webhook, once per month for each percentage."""
         budget = state.budget
         if not await self._store.budgets.claim_alert(budget.name, month_of(now), percent):
             return

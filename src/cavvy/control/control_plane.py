@@ -440,7 +440,7 @@ class ControlPlane:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that stopped the control plane, or None. If there is such an error, the server
+        """The error that stopped the control plane, or None. After such an error, the server
         reports itself as unhealthy.
         """
         task = self._task

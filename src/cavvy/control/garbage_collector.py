@@ -77,7 +77,8 @@ class GarbageCollector:
         self, *, remove: bool, at_once: bool, restored: datetime | None = None
     ) -> OrphanReport:
         """Find unwanted gangs, and remove them if `remove` is set. If the database was restored
-        from a backup, gangs that are not in it are kept until a person decides about them.
+        from a backup, gangs that are not in the database are kept until a person decides about
+        them.
 
         The first observation is that the gang is not in the database, or that its attempt has
         ended. The second observation is that the provider already listed the gang some time ago, or

@@ -322,7 +322,7 @@ class QueueReconciler:
 
     async def _situation(self, job: JobRecord, now: datetime) -> PlanningContext:
         """Return the planner's context for the job: its progress, spending and cooldowns. The job's
-        earlier attempts are read only if it has limits.
+        earlier attempts are read only if the job has limits.
         """
         attempts = await self._store.attempts(job.id) if job.attempt and is_limited(job) else ()
         return await self._advisor.situation(job, attempts, now)

@@ -15,7 +15,7 @@ _NOTHING = RowChanges()
 
 class IllegalMove(AssertionError):
     """Raised if a decision requested a phase change that the tables in `domain.jobs` do not allow.
-    Such a request is a bug."""
+    The error indicates a bug."""
 
 
 class UnitOfWork:

@@ -38,7 +38,7 @@ Post = Callable[[str, bytes], Awaitable[str]]
 
 
 def webhook_key(job_id: str, what: Delivery) -> str:
-    """Return the worklist's key for delivering `what`."""
+    """Return the worklist's key for the delivery `what` of this job."""
     return f"{_PREFIX}{job_id}:{what}"
 
 

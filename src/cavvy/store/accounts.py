@@ -1,5 +1,6 @@
-"""The rows of accounts, tokens, projects and roles. The SQL store calls these functions in an open
-session."""
+"""Functions that read and write the rows of accounts, tokens, projects and roles. The SQL store
+calls the functions in an open session.
+"""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime

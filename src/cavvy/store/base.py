@@ -79,7 +79,8 @@ class ProjectBusy(StoreError):
 
 class SignInConflict(StoreError):
     """Raised if the ID token was used before, or if its account cannot sign in. The message says
-    which of the two applies."""
+    whether the token or the account is the reason.
+    """
 
 
 class HashMismatch(StoreError):

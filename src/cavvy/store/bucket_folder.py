@@ -81,7 +81,7 @@ class BucketFolder:
         self._try(self._bucket.put, self._prefix + name, data)
 
     def get(self, name: str, offset: int = 0, length: int | None = None) -> bytes | None:
-        """Return bytes of an object, or None if it does not exist."""
+        """Return bytes of an object, or None if the object does not exist."""
         try:
             return self._try(self._bucket.get, self._prefix + name, offset, length)
         except FileNotFoundError:

@@ -3,8 +3,8 @@ append to and read the same log.
 
 A log is a set of pieces. The object `PROJECT/JOB/ATTEMPT.RANK/START-SIZE-MICROS-PAIRS` contains
 SIZE bytes of the log from the offset START on, followed by PAIRS pairs of an offset and the time at
-which bytes arrived. MICROS is the time of the first pair. If there is only one pair, START and
-MICROS already give it, so the object does not contain it. An encrypted piece has a name that ends
+which bytes arrived. MICROS is the time of the first pair. A single pair is not stored in the
+object, because START and MICROS already contain the pair. An encrypted piece has a name that ends
 with `.sealed`. Bytes at one offset never differ, so servers need no lock: pieces that two servers
 wrote may overlap. Many small pieces are replaced by a large one. The methods block on requests to
 the bucket.
@@ -91,8 +91,8 @@ class BucketLogTimes(Struct, frozen=True, kw_only=True):
 
 class BucketLogs:
     """The logs of all jobs, in a folder of a bucket; the same interface as `LogStore`. Several
-    threads may use it. Requests use `threads`, so that a bucket that does not answer delays nothing
-    else.
+    threads may use a BucketLogs object. Requests use `threads`, so that a bucket that does not
+    answer delays nothing else.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class BucketLogs:
         return piece
 
     def _body(self, log: str, piece: LogPiece) -> bytes | None:
-        """Return the content of a piece, or None if it does not exist. Raises StoreUnusable."""
+        """Return the content of a piece, or None if the piece does not exist. Raises StoreUnusable."""
         name = f"{log}/{piece.name}"
         with self._lock:
             if (known := self._read.get(name)) is not None:

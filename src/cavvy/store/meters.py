@@ -80,7 +80,7 @@ class SqlMeters:
 
     async def put_volume(self, bill: VolumeBill, postings: Sequence[LedgerPosting]) -> VolumeBill:
         """Store a bill, and append the ledger entries for its change since the last version. Raises
-        StaleVersion if another server was first.
+        StaleVersion if another server has already stored a newer version of the bill.
         """
         stored = replace(bill, version=bill.version + 1)
         await self._write(lambda session: _put_volume(session, stored, postings))
@@ -102,7 +102,7 @@ class SqlMeters:
         labels: Mapping[str, str],
     ) -> None:
         """Store the division of a bill among client keys, together with its entries. `labels` names
-        keys. Raises StaleVersion if another server was first.
+        keys. Raises StaleVersion if another server has already stored a newer division of the bill.
         """
         await self._write(lambda session: _divide(session, divided, postings, labels))
 

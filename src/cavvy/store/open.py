@@ -10,7 +10,7 @@ def open_store(
     installation: str | None = None,
 ) -> Store:
     """Make the store for a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name. The
-    caller must call `await store.open()` before using it.
+    caller must call `await store.open()` before the first use of the store.
 
     `journal` is SQLite's journal mode: "wal", "delete" for file systems without safe shared memory,
     such as NFS, or "auto". `installation` is the ID that a new SQLite database gets, by default a

@@ -128,7 +128,7 @@ def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> No
 
 
 def _forget(session: DatabaseSession, now: datetime) -> None:
-    """Delete sign-ins that have been over for some time, with their tokens and roles."""
+    """Delete sign-ins that expired some time ago, with their tokens and roles."""
     old = to_micros(now - _KEPT)
     _delete_tokens(session, "SELECT token FROM sign_ins WHERE until < ?", old)
     session.run("DELETE FROM sign_ins WHERE until < ?", (old,))

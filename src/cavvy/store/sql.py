@@ -1,7 +1,8 @@
 """The store in SQLite (for one server) or PostgreSQL (for teams). The SQL is executed by threads,
 each with its own connection.
 
-The writes are in `writes.py`. Every statement on a project's rows names the project or a key.
+The functions that write rows are in `writes.py`. Every statement on a project's rows names the
+project or a key.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """Serves files that any node may download by hash without a token: the agent, a Python runtime and
-the host supervisor. These files contain no secrets.
+the host supervisor. The served files contain no secrets.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Counts the requests that HAProxy passes to replicas by itself.
 
-HAProxy counts them for each of its servers, whose names differ between its processes, and forgets
-them when its process ends. The counts that were read are therefore kept in a file, by service,
+HAProxy counts the requests of each of its servers, whose names differ between its processes, and
+loses the counts when its process ends. The server therefore keeps the counts in a file, by service,
 replica and HAProxy server. The total duration of these requests is an estimate: their number
 multiplied by HAProxy's mean of the last durations, but at most the time since the last reading.
 """

@@ -26,8 +26,8 @@ _ALONE_S = 60.0
 
 class GatewayChild:
     """The gateway's process. The gateway counts as running while its control socket answers. The
-    gateway continues if the server is killed; the next server finds the gateway by this socket. A
-    new gateway uses the port of the last one if this port is free.
+    gateway continues if the server is killed; the next server finds the gateway by its control
+    socket. A new gateway uses the port of the last gateway if the port is free.
     """
 
     def __init__(self, folder: Path, control: str, listener: ServiceListener) -> None:
@@ -110,7 +110,7 @@ class GatewayChild:
             self._process = None
 
     async def _start(self, port: int) -> str:
-        """Start the gateway on a port. Returns why this failed, or "" if the gateway listens."""
+        """Start the gateway on a port. Returns why the start failed, or "" if the gateway listens."""
         os.makedirs(os.path.dirname(self._control), mode=0o700, exist_ok=True)
         file = self._folder / "gateway.json"
         write_private(str(file), json.dumps(self._make_config(port)).encode())

@@ -1,8 +1,9 @@
 """Keeps HAProxy running in front of the gateway, for the services that HAProxy can serve by itself.
 
-HAProxy gets new replicas over its runtime API. A new process is started only if the set of these
-services, a certificate or the gateway's port changes. The new process takes over the listening
-sockets. The previous HAProxy process finishes its requests, even if its server was killed.
+HAProxy gets new replicas over its runtime API. A new HAProxy process is started only if the set of
+HAProxy's services, a certificate or the gateway's port changes. The new process takes over the
+listening sockets. The previous HAProxy process finishes its requests, even if its server was
+killed.
 """
 
 import asyncio
@@ -117,7 +118,9 @@ class HaproxyPlane:
         return add_direct(traffic, counted, whole=not self._former)
 
     async def read_work(self, service: str) -> RequestWork:
-        """Return the newest known counts of requests that HAProxy has passed directly to replicas."""
+        """Return the newest known counts of the requests that HAProxy has passed directly to the
+        replicas.
+        """
         requests = await self._open_requests()
         self._take_served(requests)
         return requests.describe(service)
@@ -155,8 +158,8 @@ class HaproxyPlane:
         self._set.clear()
 
     async def _start(self, text: str, port: int) -> str:
-        """Start a HAProxy process that replaces the running one. Returns why this failed, or "".
-        Raises OSError.
+        """Start a HAProxy process that replaces the running one. Returns why the start failed, or
+        "" on success. Raises OSError.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -60,8 +60,9 @@ class InvalidManifest(Exception):
 
 
 class FilesMissing(Struct, frozen=True, kw_only=True):
-    """The list of the checkpoint's files that are not yet stored. The agent must send them and
-    commit again."""
+    """The list of the checkpoint's files that are not yet stored. The agent must send the missing
+    files and commit again.
+    """
 
     blobs: Sequence[str]
 

@@ -70,8 +70,8 @@ class DepositReader:
         self._part_bytes = 1
 
     def read_manifest(self) -> bytes | None:
-        """Return the manifest, or None if it is missing or empty. Raises InvalidDeposit if it is
-        too large.
+        """Return the manifest, or None if it is missing or empty. Raises InvalidDeposit if the
+        manifest is too large.
         """
         objects, _ = self._bucket.list(self._prefix)
         self._objects = {each.key[len(self._prefix) :]: each for each in objects}

@@ -1,6 +1,6 @@
 """The facts that this server has about agents: when each agent last sent a request, when the agent
 last requested work, and until when the budget pays for the agent's lease. If there are several
-servers, they exchange these facts.
+servers, they exchange their facts about agents.
 """
 
 from collections.abc import Collection, Sequence

@@ -394,8 +394,9 @@ class AgentSessions:
         return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
 
     async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
-        """Refuse the claim and report the reason. Afterwards a new gang with current agents is
-        launched."""
+        """Refuse the claim and report the reason. After the refusal, a new gang with current agents
+        is launched.
+        """
         event = Event(
             project=attempt.project,
             job_id=attempt.job_id,

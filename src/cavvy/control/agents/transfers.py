@@ -124,7 +124,9 @@ class SignedObjects:
         return self._bucket.sign_put(self.key(path), SIGNED_S, upload, part)
 
     def complete(self, path: str, upload: str, tags: Sequence[str], size: int) -> None:
-        """Complete the upload of a file. Raises ObjectTryAgain if its size differs."""
+        """Complete the upload of a file. Raises ObjectTryAgain if the stored file does not have
+        `size` bytes.
+        """
         bucket, key = self._bucket, self.key(path)
         if upload:
             bucket.complete(key, upload, tags)

@@ -230,8 +230,8 @@ def close_bill(
 
 
 def _make_unsure(more: int, latest: datetime | None, traffic: Money) -> UnsureBill | None:
-    """Return the uncertain part of the bill: `more` micro-dollars for the machines' time, plus the
-    cost `traffic`. Return None if the sum is 0.
+    """Return the uncertain part of the bill, which is the sum of `more` micro-dollars for the
+    machines' time and the cost `traffic`. Return None if the sum is 0.
     """
     whole = traffic + Money(more)
     return UnsureBill(latest=latest, more=whole, traffic=traffic) if whole.micros else None
@@ -330,8 +330,8 @@ def _bound_unreported(
     attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
 ) -> _Life:
     """Return the possible lifetimes of a node whose start its provider did not report. If a machine
-    of the rank was rolled back, the sightings may come from that machine's agent. The rank then has
-    another machine only if the provider reports one.
+    of the rank was rolled back, the sightings may come from that machine's agent. A second machine
+    of the rank is assumed only if the provider reports one.
     """
     began, told = attempt.adopted_at or attempt.created_at, look.told
     others = told is not None and any(each.rank == rank for each in told.rolled_back)

@@ -135,8 +135,9 @@ def _done(
     now: datetime,
     current: Attempt | None,
 ) -> float:
-    """Return the completed fraction of the work, as the task reports it. Without such reports, the
-    fraction is estimated from the running time."""
+    """Return the completed fraction of the work, as the task reports it. If the task reports no
+    fraction, the fraction is estimated from the running time.
+    """
     if job.task.checkpoint is None and current is None:
         return 0.0
     for node in nodes:

@@ -16,8 +16,8 @@ def find_holder(
 ) -> str:
     """Return the service with a replica that uses, or may use, the service's port on the server's
     machine, or "" if no such service exists. If `replaces` is set, the revision replaces the
-    service's other revisions at once, and their replicas are ignored. A canary does not replace
-    them.
+    service's other revisions at once, and their replicas are ignored. For a canary, `replaces` is
+    False.
     """
     port = service.spec.port
     for other in (service, *(each for each in services if each.id != service.id)):

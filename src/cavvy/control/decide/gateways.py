@@ -13,9 +13,9 @@ _NOTHING = RevisionSums()
 
 
 class GatewayCount(Struct, frozen=True, kw_only=True):
-    """A service's counts at one gateway, which has already received this version of the service.
-    `fresh` means that the server started this gateway; otherwise it found the gateway already
-    running.
+    """A service's counts at one gateway, and the version of the service that the gateway has
+    received. `fresh` means that the server started this gateway; otherwise it found the gateway
+    already running.
     """
 
     version: int
@@ -37,10 +37,10 @@ def add_reports(
     totals: GatewayTotals, reports: Mapping[str, GatewayCount], at_s: float, *, whole: bool
 ) -> GatewayTotals:
     """Return the totals with the newest reports. `at_s` is the time in seconds on the caller's
-    clock. `whole` means that every gateway has reported its requests in flight. The very first
-    reports count in full. If a server joins later with a gateway that it found already running,
-    only what this gateway counts after its first report is added, because the gateway may have
-    counted for a long time.
+    clock. `whole` means that every gateway has reported its requests in flight. If `totals` is
+    empty, all reports count in full. If a server joins later with a gateway that it found already
+    running, only what this gateway counts after its first report is added, because the gateway may
+    have counted for a long time.
 
     The quantiles of a sum cannot be computed from those of its parts, so the largest value of each
     quantile is used.

@@ -133,8 +133,9 @@ def note_wait(rows: JobRows, attempt: Attempt, seen: Seen, now: datetime) -> Row
 def note_failed_removal(
     rows: JobRows, attempt: Attempt, look: GangLook, problem: str, now: datetime
 ) -> RowChanges:
-    """Notify the user if the provider cannot remove a gang, which may still be billed. The attempt
-    records this notification, so that the user is notified only once, even if the server restarts.
+    """Notify the user if the provider cannot remove a gang, which may still be billed. The
+    attempt's row records the notification, so that the user is notified only once, even if the
+    server restarts.
     """
     attempt = rows.attempts[attempt.number]
     if attempt.unremoved_at is not None or look.failed_removals < _MOST_FAILED_REMOVALS:

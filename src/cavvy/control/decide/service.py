@@ -526,7 +526,7 @@ def _add_needed(
     placement: Mapping[str, int], replicas: list[ServiceReplica], needed: frozenset[str]
 ) -> dict[str, int]:
     """Return the wanted number of replicas in each market, raised to the number of replicas that
-    must be kept there.
+    must be kept in this market.
     """
     held = Counter(market_of(each) for each in replicas if each.id in needed)
     return {name: max(placement.get(name, 0), held[name]) for name in (*placement, *held)}

@@ -47,7 +47,7 @@ class WebhookDeliveries:
         read_secret: ReadSecret,
     ) -> AcceptedDelivery:
         """Add the calls of a request to a webhook. `place` names the project, the service and the
-        webhook. Names of `headers` are in lower case. Raises UnsignedDelivery, InvalidEvent,
+        webhook. Header names in `headers` are in lower case. Raises UnsignedDelivery, InvalidEvent,
         QueueFull.
         """
         project, name, hook = place

@@ -341,9 +341,9 @@ class ServiceReconciler:
         self, service: StoredService, revision: int, market: str, now: datetime
     ) -> StoredService:
         """Return the service with one more replica, whose program listens on the port in the task
-        file. If another replica uses that port of the server's machine, the new replica is ordered
-        at another provider. If the service may run only on the server's machine, no replica is
-        ordered.
+        file. If another replica already uses this port on the server's machine, the new replica is
+        ordered at another provider. If the service may run only on the server's machine, no replica
+        is ordered.
         """
         wanted, replica_id = as_revision(service, revision), self._jobs.make_id()
         port, services = wanted.spec.port, await self._store.services.list()

@@ -45,9 +45,9 @@ class RequestBills:
         *,
         last: bool = False,
     ) -> None:
-        """Divide the amounts by which the bills of the service's replicas have grown. `read` gives
-        the counts of their requests, or None if nothing is known. `last` means that the service
-        ends, so no later counts will arrive and everything is divided now.
+        """Divide the amounts by which the bills of the service's replicas have grown. `read`
+        returns the counts of the replicas' requests, or None if nothing is known. `last` means that
+        the service ends, so no later counts will arrive and everything is divided now.
         """
         known = self._replicas.setdefault(service.id, {})
         # including replicas that have ended and will soon be removed from the service

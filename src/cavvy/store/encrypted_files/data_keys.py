@@ -3,8 +3,8 @@
 `PROJECT/NUMBER` is a data key of a project. Each data key is encrypted, like a secret, with a key
 that no folder of data contains. The data key with the highest number encrypts new files.
 `PROJECT/names` is a key that turns the hash of a blob into a name that reveals nothing without this
-key. Without these small values, or without the key that encrypts them, the files of the project are
-lost. The encrypted keys are in the folder `file-keys` or in the database (`key_files.py`).
+key. If a project's data keys or the key that encrypts them are lost, the project's files cannot be
+decrypted. The encrypted keys are in the folder `file-keys` or in the database (`key_files.py`).
 """
 
 import hmac

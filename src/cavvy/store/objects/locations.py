@@ -97,8 +97,8 @@ def _split(url: str) -> tuple[tuple[str, str], str]:
 
 
 def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -> ObjectLocation:
-    """Open the store that a URL names. Raises ObjectDenied if a key is missing or the scheme is
-    unknown, or if the server's own files are there.
+    """Open the store that a URL names. Raises ObjectDenied if a key is missing, if the scheme is
+    unknown, or if the URL overlaps the location of the server's own files.
     """
     parts = urlsplit(url)
     key, scheme = unquote(parts.path.lstrip("/")), parts.scheme.lower()
