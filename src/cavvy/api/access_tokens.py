@@ -31,5 +31,7 @@ def hash_token(token: str) -> str:
 
 
 def is_token(text: str) -> bool:
-    """Return whether the text has the form of a token. Other texts need not be looked up."""
+    """Return whether the text has the form of a token. The server need not look up texts of any
+    other form.
+    """
     return len(text) == _LENGTH and text.startswith(PREFIX)

@@ -1,11 +1,11 @@
 """Writes an archive of a whole server: `cavvy server backup`.
 
-The archive is a tar file. It contains `cavvy.db`, the keys, and the other files of the state folder
-or of `server.files`, which may be a bucket. The last file is `manifest.json`, with the SHA-256 of
-every file and of the rows of every table. An archive without `manifest.json` is incomplete. The
-database is copied first, so that all files to which its rows refer exist when the files are read. A
-PostgreSQL database is copied from one snapshot into a SQLite file, so an archive can be restored
-into either.
+The archive is a tar file. The archive contains `cavvy.db`, the keys, and the other files of the
+state folder or of `server.files`, which may be a bucket. The last file is `manifest.json`, with the
+SHA-256 of every file and of the rows of every table. An archive without `manifest.json` is
+incomplete. The database is copied first, so that all files to which its rows refer exist when the
+files are read. A PostgreSQL database is copied from one snapshot into a SQLite file, so an archive
+can be restored into either.
 
 The server may run during the backup.
 """

@@ -106,8 +106,8 @@ class BudgetKeeper:
         return _REFRESH if self._states else None
 
     async def find_service_stop(self, service: StoredService) -> ServiceStop:
-        """Return the budgets that stop the service. Its replicas may take the time `spec.drain` to
-        end.
+        """Return the budgets that stop the service, whose replicas may take the time `spec.drain`
+        to end.
         """
         await self._refresh()
         tags = {**service.task.tags, SERVICE_TAG: service.task.name}

@@ -311,8 +311,8 @@ class ProviderPool:
 
     async def _call(self, name: str, call: Awaitable[T], limit: timedelta = CALL_TIMEOUT) -> T:
         """Await a call of a provider, with a time limit. Raise TryAgain when the limit is reached.
-        NotFound is converted to TryAgain too: these calls must not raise NotFound, so that error
-        says nothing about the gang.
+        NotFound is also converted to TryAgain, because a NotFound from these calls does not mean
+        that the gang is missing.
         """
         try:
             async with asyncio.timeout(limit.total_seconds()):

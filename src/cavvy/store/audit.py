@@ -1,8 +1,9 @@
 """The rows of the audit log, and the code that appends a request's record to the transaction of its
 first write.
 
-The API sets PENDING for the task that handles a request. The store checks PENDING at each write,
-and appends the record in the same transaction, so that no change is stored without its record.
+The API sets the context variable PENDING to the audit entry of the request. The store checks
+PENDING at each write, and appends the record in the same transaction, so that no change is stored
+without its record.
 """
 
 from collections.abc import Callable, Sequence

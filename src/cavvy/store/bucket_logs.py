@@ -265,7 +265,9 @@ class BucketLogs:
         return piece
 
     def _body(self, log: str, piece: LogPiece) -> bytes | None:
-        """Return the content of a piece, or None if the piece does not exist. Raises StoreUnusable."""
+        """Return the content of a piece of the log, or None if the piece does not exist. Raises
+        StoreUnusable.
+        """
         name = f"{log}/{piece.name}"
         with self._lock:
             if (known := self._read.get(name)) is not None:

@@ -195,8 +195,9 @@ class KeyRing:
         )
 
     def renew(self) -> WrappingKey:
-        """Make a new key in the state folder. The old key is kept next to the new key, in a file
-        named by the old key's ID. After a crash between the two steps, the old key is still in use.
+        """Copy the old key to a file named by the old key's ID, and then replace the key file in
+        the state folder with a new key. After a crash between the two steps, the old key is still
+        in use.
         """
         assert self.renewable
         self._read_folder_key()  # the key exists from now on

@@ -120,8 +120,9 @@ class ImageRepository:
         return None if body is None else f"sha256:{sha256(body).hexdigest()}"
 
     def read_manifest(self, reference: str) -> OciManifest | None:
-        """Return the manifest with this tag or digest, or None if it does not exist. Raises
-        RegistrySilent."""
+        """Return the manifest with this tag or digest, or None if the manifest does not exist.
+        Raises RegistrySilent.
+        """
         body = self._read(f"manifests/{quote(reference)}", _MANIFESTS)
         return None if body is None else self._decode(_check(body, reference))
 

@@ -322,8 +322,8 @@ class GatewayFront:
         return traffic if self._plane is None else await self._plane.count(facts.name, traffic)
 
     async def _keep_plane(self) -> bool:
-        """Let HAProxy serve the gateway's services. Returns whether this succeeded; if not, the
-        next pass tries again.
+        """Let HAProxy serve the gateway's services. Returns False on failure; the next pass tries
+        again.
         """
         if self._plane is None or not self._child.port:
             return self._plane is None

@@ -110,7 +110,9 @@ class GatewayChild:
             self._process = None
 
     async def _start(self, port: int) -> str:
-        """Start the gateway on a port. Returns why the start failed, or "" if the gateway listens."""
+        """Start the gateway on a port. Returns the reason why the start failed, or "" if the
+        gateway listens.
+        """
         os.makedirs(os.path.dirname(self._control), mode=0o700, exist_ok=True)
         file = self._folder / "gateway.json"
         write_private(str(file), json.dumps(self._make_config(port)).encode())

@@ -2,8 +2,8 @@
 
 HAProxy gets new replicas over its runtime API. A new HAProxy process is started only if the set of
 HAProxy's services, a certificate or the gateway's port changes. The new process takes over the
-listening sockets. The previous HAProxy process finishes its requests, even if its server was
-killed.
+listening sockets of the previous process. The previous HAProxy process finishes its requests, even
+if its server was killed.
 """
 
 import asyncio

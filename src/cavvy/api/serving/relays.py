@@ -204,8 +204,8 @@ class ReplicaRelay:
         self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Relay one connection. If the program has ended, the port refuses new connections before
-        the gateway sees the end of this connection. Otherwise a repeated request could be lost on
-        this port again.
+        the gateway sees the end of this connection, so that a repeated request is not lost on the
+        same port.
         """
         self._writers.add(writer)
         sending = None

@@ -412,8 +412,8 @@ class Checkpoints:
         *,
         by: int,
     ) -> SavedCheckpoint:
-        """Write the checkpoint's row, then remove unneeded files. A crash between these two steps
-        only leaves unneeded files.
+        """Write the checkpoint's row, then remove unneeded files. If the server crashes before the
+        removal, only unneeded files are left behind.
         """
         project, job_id, now = attempt.project, attempt.job_id, self._clock.now()
         manifest = await asyncio.to_thread(folders.keep, project, job_id, files)

@@ -1,8 +1,9 @@
 """Decides which replicas a service needs because requests must stay in certain places.
 
-Replicas in other places cannot serve such a request, so these needs are computed separately from
-the load. For each set of places P in which some requests must stay, this module determines whether
-a replica in P is needed, which replica is kept for P, and whether one must be ordered:
+Replicas in other places cannot serve a request that is bound to a place, so the needs of bound
+requests are computed separately from the load. For each set of places P in which some requests must
+stay, this module determines whether a replica in P is needed, which replica is kept for P, and
+whether one must be ordered:
 
     needed   A replica is needed while a request for P waits, or if the last request for P arrived
              within `replicas.idle`. Requests that may be served anywhere form one more set, which
@@ -124,8 +125,8 @@ def list_possible(
     gone: Iterable[ServiceReplica],
     now: datetime,
 ) -> Sequence[PlaceNeed]:
-    """Return the needs for which a replica can be ordered now: the service may have replicas in
-    these places, and no replica ordered for them has recently failed to find an offer.
+    """Return the needs for which a replica can be ordered now: the service may run in the places of
+    the need, and no replica ordered for these places has recently failed to find an offer.
     """
     refused = {
         frozenset(each.bound_to)
@@ -228,7 +229,7 @@ def _find_narrower(one: str, other: str) -> str | None:
 
 
 def find_order(service: StoredService, places: Places) -> BoundOrder | None:
-    """Return the order of a replica in these places, or None if the service may have none there. If
+    """Return the order of a replica in these places, or None if the service may not run in them. If
     the service has markets, the replica is ordered on demand, because requests are waiting. If the
     service permits only spot capacity, the replica is ordered in the cheapest spot market of these
     places.

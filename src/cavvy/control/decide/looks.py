@@ -21,7 +21,7 @@ _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTI
 
 class GangLook(Struct, frozen=True, kw_only=True):
     """The facts about one gang that this process has and that are not in the store. After a
-    restart, one poll is enough to obtain these facts again.
+    restart, one poll of the gang is enough to obtain the facts again.
     """
 
     seen: Seen = GangAbsence.UNKNOWN

@@ -18,8 +18,8 @@ _AGE = timedelta(minutes=1)  # maximum age of a service's markets
 
 
 class ServiceMarkets:
-    """The markets of services that may use spot capacity. Other services have no markets: the
-    planner places their replicas like all jobs.
+    """The markets of services that may use spot capacity. Services that may not use spot capacity
+    have no markets: the planner places their replicas like all jobs.
     """
 
     def __init__(self, pool: ProviderPool) -> None:

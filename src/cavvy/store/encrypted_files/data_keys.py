@@ -232,7 +232,9 @@ class ProjectFileKeys:
         return self._known[name]
 
     def _make(self, name: str, material: bytes = b"") -> None:
-        """Create a key in one step; if another server has just created this key, use that key."""
+        """Create a key atomically; if another server has just created a key with this name, use
+        that key.
+        """
         self._files.prepare(self._project)
         material = material or secrets.token_bytes(KEY_BYTES)
         self._files.create(self._project, name, self._seal(name, material))

@@ -1,8 +1,8 @@
 """Opens the object store that a URL names.
 
 The keys of a storage come from the project's secrets or, if it has none for that storage, from the
-server's environment. They have the names that the cloud's own tools use. Only the server has the
-keys. The server signs requests with the keys, and nodes receive the signed requests.
+server's environment. The keys have the names that the cloud's own tools use. Only the server has
+the keys. The server signs requests with the keys, and nodes receive the signed requests.
 """
 
 import configparser

@@ -403,8 +403,8 @@ def _tally(
 
 
 def _tally_rows(connection: sqlite3.Connection, filters: NeedFilters) -> tuple[int, int]:
-    """Count the rows outside the requested locations, and the rows in them that cost too much. Only
-    rows that meet all other conditions are counted.
+    """Count the rows outside the requested locations, and the rows inside these locations that cost
+    too much. Only rows that meet all other conditions are counted.
     """
     selection = replace(filters.fitting(), places=None, max_rate=None)
     shapes, values = selection.shapes_sql()
