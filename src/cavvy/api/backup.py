@@ -5,7 +5,7 @@ state folder or of `server.files`, which may be a bucket. The last file is `mani
 SHA-256 of every file and of the rows of every table. An archive without `manifest.json` is
 incomplete. The database is copied first, so that all files to which its rows refer exist when the
 files are read. A PostgreSQL database is copied from one snapshot into a SQLite file, so an archive
-can be restored into either.
+can be restored into PostgreSQL or SQLite.
 
 The server may run during the backup.
 """

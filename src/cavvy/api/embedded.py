@@ -1,9 +1,9 @@
 """The process of the embedded server. Each state folder has one server. The server runs in the
 background and exits when it is idle.
 
-`cavvy.client.launch` starts it as `python -m cavvy.api.embedded --ready-fd N`. Through the pipe N,
-the process reports that it is serving requests, that another server is already running, or why the
-start failed.
+`cavvy.client.launch` starts the process as `python -m cavvy.api.embedded --ready-fd N`. Through the
+pipe N, the process reports that it is serving requests, that another server is already running, or
+why the start failed.
 """
 
 import asyncio

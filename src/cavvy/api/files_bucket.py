@@ -154,8 +154,8 @@ def send_files(bucket: BucketFolder, folder: Path) -> None:
 
 
 async def join_bucket(bucket: BucketFolder, url: str, home: StateDir, settings: Settings) -> None:
-    """Bind the database to the bucket, and give all servers of the database the same values. Raises
-    StateDirError, StoreError, OSError.
+    """Bind the database to the bucket, and share the servers' common values (see `share_values`).
+    Raises StateDirError, StoreError, OSError.
     """
     store = open_store(url)
     await store.open()  # which creates the tables
@@ -172,8 +172,8 @@ async def join_bucket(bucket: BucketFolder, url: str, home: StateDir, settings: 
 
 
 def share_values(home: StateDir, keys: FileKeys) -> None:
-    """Give all servers the same key of agents' tokens, certificate for nodes and token of the user:
-    those of the server that starts first. Blocks. Raises StateDirError, StoreError, OSError.
+    """Give all servers the key for agents' tokens, the certificate for nodes and the user's token
+    of the server that starts first. Blocks. Raises StateDirError, StoreError, OSError.
     """
     load_tokens(home.file("agents.key"))
     load_certificate(home.file("tls.pem"))

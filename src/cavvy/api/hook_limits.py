@@ -1,6 +1,7 @@
-"""Limits what callers without a token can cost at webhooks: the requests in progress, whose bodies
-are held in memory, and the wrong signatures of each address. Senders such as GitHub have the same
-addresses for all webhooks, so wrong signatures at one webhook must not stop the others.
+"""Limits the load that callers without a token can cause at webhooks: the number of requests in
+progress, whose bodies are held in memory, and the number of wrong signatures of each address.
+Senders such as GitHub have the same addresses for all webhooks, so wrong signatures at one webhook
+must not stop the others.
 """
 
 from collections.abc import Iterator, Sequence

@@ -295,8 +295,8 @@ def _serve_nodes(
     tokens: GangTokens,
     parts: _ServerParts,
 ) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
-    """Return the downloads for nodes outside this machine and the address at which they reach the
-    server, or None if they cannot reach it.
+    """Return the downloads for nodes outside this machine and the address at which these nodes
+    reach the server, or None if they cannot reach the server.
     """
     if listener is None:
         return None, None

@@ -230,7 +230,9 @@ def passed_token(scope: Scope) -> bytes | None:
 
 
 def _signed(target: str, body: bytes) -> str:
-    """Return the text to sign. No target contains a space, so no other request has this text."""
+    """Return the text to sign. Each request has a different text, because no target contains a
+    space.
+    """
     return f"{target} {sha256(body).hexdigest()}"
 
 

@@ -24,8 +24,8 @@ class Waiting:
         self._each: dict[str, dict[object, None]] = {}
 
     def add(self, connection: object, address: str, cut: Callable[[], None]) -> None:
-        """Count a connection. If the connection is already counted, its time starts again, with the
-        new function `cut`.
+        """Count a connection. If the connection is already counted, its waiting time starts again,
+        and the new `cut` replaces the earlier one.
         """
         self.remove(connection)
         self._all[connection] = (address, cut, time.monotonic())

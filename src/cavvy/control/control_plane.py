@@ -440,8 +440,8 @@ class ControlPlane:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that stopped the control plane, or None. After such an error, the server
-        reports itself as unhealthy.
+        """The error that stopped the control plane, or None. If an error has stopped the control
+        plane, the server reports itself as unhealthy.
         """
         task = self._task
         return None if task is None or not task.done() or task.cancelled() else task.exception()

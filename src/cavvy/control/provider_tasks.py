@@ -92,7 +92,7 @@ class ProviderTasks:
 
     async def _relay(self, account: str, provider: RelaysAgents) -> None:
         """Run a provider's relay, which connects agents with the server, and restart it whenever it
-        fails. Agents continue their work during a restart.
+        fails. Agents continue their work during a restart of the relay.
         """
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The interface of a store, and its errors. No other package contains queries.
+"""The interface of a store, and its errors.
 
 Errors:
 
@@ -348,8 +348,8 @@ class Store(Protocol):
     async def post_discounts(self, month: datetime, spread: Mapping[str, Mapping[str, int]]) -> int:
         """Post the total amount of each discount in a month. `spread` maps each discount's name to
         the amounts of its subjects (attempts). Amounts are in micro-dollars, 0 or more. Only the
-        difference from the amounts posted before is added; a discount that `spread` does not name
-        is reversed. Returns the number of new entries. Raises RowNotFound.
+        difference from the amounts that were posted earlier is added to the ledger; a discount that
+        `spread` does not name is reversed. Returns the number of new entries. Raises RowNotFound.
         """
 
     async def remove_job(self, job: JobRecord) -> None:

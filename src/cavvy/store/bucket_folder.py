@@ -1,5 +1,5 @@
 """A folder in a bucket whose files have copies in a local folder. Servers without a shared folder
-store blobs and downloads in such a folder. All methods block.
+store blobs and downloads in a BucketFolder. All methods block.
 """
 
 import os
@@ -147,9 +147,7 @@ class BucketFolder:
             list(pool.map(lambda name: self._try(self._bucket.delete, self._prefix + name), names))
 
     def delete_all(self, name: str) -> int:
-        """Delete all objects whose names begin with `name`, and return the number of their
-        bytes.
-        """
+        """Delete all objects whose names begin with `name`, and return their total size in bytes."""
         found = list(self.list(name))
         self.delete(*(each.key for each in found))
         return sum(each.size or 0 for each in found)

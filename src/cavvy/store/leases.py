@@ -1,14 +1,15 @@
 """The servers that work with one PostgreSQL database (replicas), and the leases that they hold.
 
 Each lease covers a part of the reconciling work: a shard of the jobs, or a task that exists once.
-Two tables belong to the leases. Both tables are created before the schema is created or migrated:
+Two tables store the servers and the leases. The two tables are created before the schema is created
+or migrated:
 
 * `cavvy_replicas` contains a row for each server process, which the process renews. A process
   counts as dead if its row has expired or if its connection to the database has ended.
 * `cavvy_leases` contains the holder of each lease and a fencing number, which grows with each new
-  holder. A transaction of a pass first locks this row in share mode and compares the number.
-  Therefore a process that has lost a lease cannot write under this lease, and a new holder takes
-  the lease only after the transactions of the old holder have ended.
+  holder. Each transaction of a pass first locks the lease's row in share mode and compares the
+  fencing number. Therefore a process that has lost a lease cannot write under this lease, and a new
+  holder takes the lease only after the transactions of the old holder have ended.
 
 The leases have their own tables, because renewals would otherwise wait for the transactions that
 write.

@@ -18,8 +18,8 @@ class StopNotes:
         self._path = path
 
     def read(self) -> dict[str, str]:
-        """Return the reasons of the requested stops, keyed by job ID. If the file is missing, it is
-        created if there is space.
+        """Return the reasons of the requested stops, keyed by job ID. A missing file is created if
+        the disk has enough space.
         """
         with suppress(OSError, ValueError):
             said = json.loads(self._path.read_bytes().rstrip(b"\0 ") or b"{}")

@@ -55,7 +55,7 @@ class ImageVerifier:
 
 def _verify(image: str, login: str | None, keys: Sequence[str]) -> tuple[str, list[str], bool]:
     """Return the image's name with its digest, the fingerprints of the keys that signed it, and
-    whether it has a signature without a key. Raises RegistrySilent.
+    whether the image has a keyless signature. Raises RegistrySilent.
     """
     from cavvy.api.images.signatures import find_signatures, list_signers
 

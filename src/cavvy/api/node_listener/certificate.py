@@ -1,5 +1,5 @@
-"""Creates and loads the server's own certificate. Nodes check only its hash, so they need no
-certificate authority, host name or expiry date.
+"""Creates and loads the server's own certificate. Nodes check only the certificate's hash, so the
+certificate needs no authority, host name or expiry date.
 """
 
 import base64

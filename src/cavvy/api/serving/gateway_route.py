@@ -26,7 +26,7 @@ def list_routes(
     """Return the routes of all services. The gateway refuses all routes if one of them is unusable,
     so a service whose route is unusable is closed. If two services have the same host name, which
     two simultaneous requests can cause, the older service keeps the name. `hash_key` returns the
-    SHA-256 of the key of queued calls to a service; "" if there is no such key.
+    SHA-256 of the key with which queued calls to a service are sent, or "" if no such key exists.
     """
     found: list[ServiceRoute] = []
     taken: set[str] = set()

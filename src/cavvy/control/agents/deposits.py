@@ -128,7 +128,8 @@ class Deposits:
 
     async def sign(self, gang: str, rank: int) -> SignedDeposit:
         """Sign the uploads of a rank. Returns no uploads if the job has no bucket or the bucket
-        cannot be used. Signatures stay valid longer than the lease. Raises RowNotFound, StoreError.
+        cannot be used. The signed uploads stay valid longer than the agent's lease. Raises
+        RowNotFound, StoreError.
         """
         attempt = await self._store.attempt_of_gang(gang)
         job = await self._store.job(attempt.job_id)

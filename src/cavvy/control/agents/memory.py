@@ -63,7 +63,7 @@ class AgentMemory:
         return [self._known[key] for key in news if key in self._known]
 
     def give_back(self, news: Sequence[AgentContact]) -> None:
-        """Restore these facts as unsent, because sending them failed."""
+        """Mark these facts as unsent again, because sending them failed."""
         self._news |= {(each.attempt_id, each.rank) for each in news}
 
     def learn(self, contacts: Sequence[AgentContact]) -> None:

@@ -36,9 +36,10 @@ async def make_model_folder(
     snapshots: Sequence[str],
     below: str | None,
 ) -> ModelFolder:
-    """Merge the files of these snapshots and, unless `below` is None, the part of the job's newest
-    checkpoint below that path. If a path exists several times, the last file wins: the checkpoint
-    comes after the snapshots. Raises RowNotFound, NotManifest, HashMismatch, StoreFull.
+    """Merge the files of these snapshots. Unless `below` is None, also merge the files of the job's
+    newest checkpoint below the path `below`. If a path exists several times, the last file wins:
+    the checkpoint comes after the snapshots. Raises RowNotFound, NotManifest, HashMismatch,
+    StoreFull.
     """
     files = [] if below is None else await checkpoints.copy_newest(job, blobs)
     if below is not None and not files:

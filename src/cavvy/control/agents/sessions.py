@@ -489,8 +489,8 @@ class AgentSessions:
         )
 
     def _warn_of_size(self, report: ReportOutcome, before: Attempt) -> None:
-        """Report that the provider's notice is too short to save a checkpoint of this size. The
-        report is made once, after the first measurement.
+        """Report that the provider's notice is too short to save a checkpoint of the measured size.
+        The event is recorded only once, after the first measurement.
         """
         attempt, notice = report.attempt, self._dependencies.notice(report.attempt)
         if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:

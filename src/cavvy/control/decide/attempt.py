@@ -377,8 +377,8 @@ def _let_others_save(
 
 
 def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[Node]) -> list[Node]:
-    """Leave out the nodes whose results are being read from a bucket. These results exist only for
-    ended nodes, which accept no orders and are not billed.
+    """Leave out the nodes whose results are being read from a bucket. Results are read from a
+    bucket only for ended nodes, which accept no orders and are not billed.
     """
     return [node for node in nodes if node.rank not in view.collecting]
 

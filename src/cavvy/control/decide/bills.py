@@ -206,7 +206,7 @@ def close_bill(
     reported, until it was last seen.
 
     `stored` are the job's charges so far; `nodes` are the rows with the times of the agents' last
-    messages. If it turns out that a node is not billed, its stored charges are set to zero.
+    messages. If a node turns out not to be billed, its stored charges are set to zero.
     """
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
     billed = [charge for charge in billed if charge.kind not in _RECOMPUTED]
@@ -490,8 +490,8 @@ class AuditedBill(Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> BillVerdict:
-        """Whether the two amounts agree. If the cost is known only as a range, every
-        reported amount within it agrees.
+        """Whether the billed and the reported amount agree. If the bill is known only as a range,
+        every reported amount within the range agrees.
         """
         if self.reported is None:
             return BillVerdict.FORGOTTEN

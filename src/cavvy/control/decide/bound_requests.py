@@ -220,8 +220,8 @@ def _intersect(regions: tuple[str, ...], places: Places) -> tuple[str, ...]:
 
 
 def _find_narrower(one: str, other: str) -> str | None:
-    """Return the narrower of two places if it is within the wider one, or None if neither is known
-    to be within the other.
+    """Return the narrower of two places if one place is within the other, or None if that is not
+    known.
     """
     if other in list_places_around(one):
         return one

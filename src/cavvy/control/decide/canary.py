@@ -1,6 +1,6 @@
 """Decides whether a new revision of a service, which receives a part of the requests, is worse than
 the old one. The decision is a sequential test of errors and latency. The test analyzes the data
-after each block of requests; one such analysis is called a look. The last look follows after
+after each block of requests; one such analysis is called a look. The last look takes place after
 `requests` requests, or when the trial's time is over.
 
 If both revisions are equally good, the probability that any look rolls back the new one is at most

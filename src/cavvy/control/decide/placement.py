@@ -127,8 +127,8 @@ def is_steered(job: JobRecord) -> bool:
 
 
 def is_limited(job: JobRecord) -> bool:
-    """Return whether the job has a spending limit, a maximum duration or a deadline. If so, the
-    job's progress and spending restrict the offers that it may use.
+    """Return whether the job has a spending limit, a maximum duration or a deadline. The progress
+    and spending of a job with a limit restrict the offers that the job may use.
     """
     limits = (cap_of(job), job.task.limits.duration, deadline_of(job))
     return any(limit is not None for limit in limits)
@@ -182,7 +182,7 @@ def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
 
 
 def is_news(old: PlanState | None, new: PlanState) -> bool:
-    """Return whether the new decision has another mode or offer than the old one."""
+    """Return whether the mode or the offer of the new decision differs from the old decision."""
     return old is None or (old.mode, old.place) != (new.mode, new.place)
 
 

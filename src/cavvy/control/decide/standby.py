@@ -86,8 +86,8 @@ class AskAdvisor(Struct, frozen=True, kw_only=True):
 def decide_standby(
     rows: JobRows, reviews: Mapping[str, datetime], now: datetime, *, awaits_end: bool = False
 ) -> Step | AskAdvisor:
-    """Return the next step that concerns standby gangs. The caller executes it before the job's
-    next step, which `decide_job` returns.
+    """Return the next step that concerns standby gangs. The caller executes the standby step before
+    the job's next step, which `decide_job` returns.
 
     `reviews` maps keys to the earliest time when the advisor is queried again. If `awaits_end` is
     set, no standby gang is started while the provider reclaims the job's own gang, because a person
@@ -398,8 +398,9 @@ def _start_or_wait(
 def start_standby(
     rows: JobRows, recommendation: Recommendation, why: str, name_gang: NameGang, now: datetime
 ) -> RowChanges | None:
-    """Start a second gang on the best recommended offer that the job may use. Returns None if there
-    is no such offer."""
+    """Start a second gang on the best recommended offer that the job may use. Returns None if no
+    offer is suitable.
+    """
     job, own = rows.job, rows.own
     works = own is not None and own.phase is AttemptPhase.RUNNING
     offers = [each for each in recommendation.offers if _has_capacity(each, job)]

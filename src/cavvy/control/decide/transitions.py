@@ -160,8 +160,8 @@ def advance_attempt(
     now: datetime,
     stored: Sequence[Charge] = (),
 ) -> RowChanges:
-    """Move the attempt to its next phase, and record the market observations that follow from this.
-    `stored` are the job's charges, which are needed only when the attempt has ended.
+    """Move the attempt to its next phase, and record the resulting market observations. `stored`
+    are the job's charges, which are needed only when the attempt has ended.
     """
     changes = _move(rows, attempt, action, look, now, stored)
     nodes = rows.nodes_of(attempt)

@@ -20,7 +20,9 @@ ReadSecret = Callable[[str, str], Awaitable[str | None]]
 
 
 class UnsignedDelivery(Exception):
-    """Raised if a request is not signed with the secret of its webhook, or there is no webhook."""
+    """Raised if a request is not signed with the secret of its webhook, or if the webhook does not
+    exist.
+    """
 
 
 class AcceptedDelivery(Struct, frozen=True, kw_only=True):

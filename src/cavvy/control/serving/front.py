@@ -1,4 +1,4 @@
-"""The interface through which the control plane uses the gateway of the server that runs it."""
+"""The interface between the control plane and the gateway on the same server."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta

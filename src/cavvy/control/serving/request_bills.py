@@ -22,9 +22,9 @@ _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bi
 
 
 class RequestBills:
-    """Divides the bills whenever they grow. Each division is stored together with its entries in
-    one write, which requires the version of the last division, so nothing is divided twice, even if
-    the server is killed.
+    """Divides the bills whenever they grow. One write stores each division together with its ledger
+    entries. The write requires the version of the last division, so nothing is divided twice, even
+    if the server is killed.
     """
 
     def __init__(self, store: Store) -> None:

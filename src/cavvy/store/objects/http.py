@@ -62,7 +62,7 @@ def ask(
 
 
 def check_host(url: str) -> None:
-    """Raise ObjectDenied for hosts that the server must not call for users. An example is a cloud's
+    """Raise ObjectDenied for hosts that the server must not call for users, such as a cloud's
     metadata service, which gives credentials to this machine.
 
     The check is needed because users choose the URLs and receive the content of the responses.

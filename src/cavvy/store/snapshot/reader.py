@@ -207,9 +207,9 @@ class CatalogSnapshot:
         )
 
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
-        """Look at each provider's instance types with accelerators. Return, for each provider and
-        purchase option, how many of these instance types have no price for that option, and how
-        many there are in total. Combinations for which no price is missing are omitted.
+        """Count each provider's instance types with accelerators. Return, for each provider and
+        purchase option, how many of them have no price for the purchase option, and their total
+        number. Combinations for which no price is missing are omitted.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(
