@@ -6,8 +6,8 @@ the contents of `cavvy.db`, but renames the file at the end.
 
 Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. If the
 move starts from another folder or `server.files` names another folder, the files are copied. The
-command copies files only if no job is running, because agents on this machine connect to their
-server through the old folder. If the folder does not change, the files stay where they are.
+command refuses to copy files while a job is running, because agents on this machine connect to
+their server through the old folder. If the folder does not change, the files stay where they are.
 """
 
 import asyncio

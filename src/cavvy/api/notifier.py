@@ -75,7 +75,7 @@ class ChangeNotifier:
 
 
 class ChangeListener:
-    """Waits for changes on behalf of one request. Use it as a context manager."""
+    """Waits for changes on behalf of one request. Use a ChangeListener as a context manager."""
 
     def __init__(self, watch: ChangeNotifier, keys: tuple[str, ...]) -> None:
         self._watch, self._keys = watch, keys

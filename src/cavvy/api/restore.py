@@ -4,7 +4,7 @@ restored by other means.
 The archive is unpacked next to its final location and checked there. Before the database is moved
 to its final location, it is compared with the providers and marked as restored, so a server never
 uses a database that was not compared. The file `cavvy.db`, or the rows in PostgreSQL, are written
-last. If the command fails before these last writes, it can be repeated.
+last. If the command fails before the database is written, it can be repeated.
 """
 
 import asyncio

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 class BudgetKeeper:
     """Tells the queue and the jobs' reconciler what the budgets permit. The sums of the ledger are
-    at most 15 s old. The spending of running jobs that is newer than these sums is added: from this
+    at most 15 s old. To these sums, the keeper adds the newer spending of running jobs, from this
     server's own passes or, for jobs of other servers, from the newest charges.
     """
 

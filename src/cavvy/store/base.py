@@ -74,7 +74,9 @@ class ProjectArchived(StoreError):
 
 
 class ProjectBusy(StoreError):
-    """Raised if the project has work that has not ended. The message names some of this work."""
+    """Raised if the project has work that has not ended. The message names some of the unfinished
+    work.
+    """
 
 
 class SignInConflict(StoreError):

@@ -147,7 +147,7 @@ class BucketFolder:
             list(pool.map(lambda name: self._try(self._bucket.delete, self._prefix + name), names))
 
     def delete_all(self, name: str) -> int:
-        """Delete all objects whose names begin with `name`, and return their total size in bytes."""
+        """Delete all objects whose names begin with `name`, and return the total size in bytes."""
         found = list(self.list(name))
         self.delete(*(each.key for each in found))
         return sum(each.size or 0 for each in found)

@@ -2,8 +2,8 @@
 so the first process that opens an old database migrates it.
 
 If the database is at the newest revision (HEAD), only a few SELECTs are needed. In a new database,
-the statements of `schema.sql` are run. In an older database, the files in `migrations/` after its
-revision are run.
+the statements of `schema.sql` are run. In an older database, the files in `migrations/` that follow
+the database's revision are run.
 """
 
 import os

@@ -74,8 +74,9 @@ def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> N
 
 
 def _delete_trust(session: DatabaseSession, name: str) -> None:
-    """Delete a trust. The trust's tokens and the roles that it gave are deleted with it. Raises
-    RowNotFound."""
+    """Delete a trust. The tokens of the trust and the roles that the trust gave are also deleted.
+    Raises RowNotFound.
+    """
     # The trust is deleted first, so that no sign-in with it is in progress when its tokens are
     # deleted.
     if session.run("DELETE FROM trusts WHERE name = ?", (name,)).rowcount == 0:

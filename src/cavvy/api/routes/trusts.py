@@ -106,7 +106,9 @@ def _check(ask: wire.TrustAsk) -> None:
 
 
 def _judge_texts(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
-    """Yield conditions that must be false, each with the message for the case that it is true."""
+    """Yield conditions that must be false, each with the error message that applies if the
+    condition is true.
+    """
     texts = [ask.issuer, ask.audience, ask.groups_claim, ask.account_claim, ask.client_id]
     texts += [*ask.claims, *ask.claims.values(), *(each.group for each in ask.groups)]
     projects = [each.project for each in ask.groups if each.project]

@@ -1,6 +1,6 @@
 """Handles deposits: results that nodes store in a bucket while the server is unreachable. The
-server signs the uploads beforehand. Later the server reads the results from the bucket and applies
-them as if the agents had sent them. The objects of an attempt are below
+server signs the uploads of deposits in advance. Later the server reads the results from the bucket
+and applies them as if the agents had sent them. The objects of an attempt are below
 PROJECT/JOB/results/ATTEMPT/ in the bucket's folder.
 """
 

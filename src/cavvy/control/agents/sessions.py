@@ -175,8 +175,8 @@ class AgentSessions:
         that cannot be applied or stored are refused and also acknowledged, so that agents do not
         send them again.
 
-        `heard_at` is set if the messages were read from a bucket. A rank's last messages are read
-        from a bucket, so earlier messages that are missing are skipped.
+        `heard_at` is set if the messages were read from a bucket. Messages in a bucket are the last
+        ones of their rank, so missing earlier messages are skipped.
         """
         for _ in range(_TRIES):
             try:

@@ -196,7 +196,8 @@ REGIONS_S, SIZES_S = 5.0, 5.0
 
 class Transfers:
     """Opens the inputs and outputs of jobs. `environment` contains the server's environment
-    variables, with storage keys. The secrets of a project take precedence over these variables."""
+    variables, with storage keys. The secrets of a project take precedence over the environment
+    variables."""
 
     def __init__(
         self,

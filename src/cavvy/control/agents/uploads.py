@@ -58,7 +58,7 @@ class LeftUpload(Struct, frozen=True, kw_only=True):
 class UnfinishedUploads:
     """Starts, completes and aborts uploads, and records those that are not complete. `environment`
     contains the server's environment variables, with storage keys. The secrets of a project take
-    precedence over these variables.
+    precedence over the environment variables.
     """
 
     def __init__(

@@ -536,8 +536,8 @@ def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
     """Return the replica, changed to draining or ending if it is surplus. `left` is how many more
-    replicas of its kind are needed, and `spare` is how many ready replicas exceed the service's
-    need.
+    replicas of the same kind are needed, and `spare` is how many ready replicas exceed the
+    service's need.
     """
     if not _is_open(replica):
         return replica

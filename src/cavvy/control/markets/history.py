@@ -17,7 +17,7 @@ _MOST = 400  # maximum number of observations that a policy gets for one decisio
 
 
 class MarketHistory:
-    """Reads what is known about markets from the store, and records prices there."""
+    """Reads what is known about markets from the store, and records prices in the store."""
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
         self._store = store
