@@ -1,6 +1,6 @@
 """Counts the connections that have shown no token and wait for their handshake, their first request
-or their next request. The total number of such waiting connections is limited, and so is the number
-for each address.
+or their next request. Both the total number of waiting connections and the number for each address
+are limited.
 """
 
 import ipaddress

@@ -288,9 +288,7 @@ class ControlPlane:
         return JobReconciler(self._deferred, self._clock, dependencies)
 
     def hint(self, key: str) -> None:
-        """Reconcile this key now. Callers pass a key when the state of the key's object has
-        changed.
-        """
+        """Reconcile this key now, because the state of the key's object has changed."""
         self._hint_after(key, timedelta(0))
 
     def _hint_after(self, key: str, after: timedelta) -> None:

@@ -1,8 +1,8 @@
 """The servers that work with one PostgreSQL database (replicas), and the leases that they hold.
 
 Each lease covers a part of the reconciling work: a shard of the jobs, or a task that exists once.
-Two tables store the servers and the leases. The two tables are created before the schema is created
-or migrated:
+Two tables store the servers and the leases. The lease tables are created before the schema is
+created or migrated:
 
 * `cavvy_replicas` contains a row for each server process, which the process renews. A process
   counts as dead if its row has expired or if its connection to the database has ended.

@@ -49,9 +49,9 @@ class LogTimes(Struct, frozen=True, kw_only=True):
         return next((offset for offset, micros in pairs if micros / 1e6 >= start_s), None)
 
     def between(self, start: int, end: int, limit: int) -> list[tuple[int, float]]:
-        """Return the first `limit` pairs for the bytes from `start` to `end`: an offset in the log,
-        and its time in seconds since 1970. The method reads only the returned pairs and the pairs
-        that a binary search needs.
+        """Return the first `limit` pairs for the bytes from `start` to `end`. Each pair is an
+        offset in the log and the time in seconds since 1970. The method reads only the returned
+        pairs and the pairs that a binary search needs.
         """
         try:
             file = self.path.open("rb", buffering=0)

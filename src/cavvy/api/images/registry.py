@@ -1,7 +1,7 @@
 """Reads manifests and blobs of one repository in a registry of container images.
 
 The requests follow the OCI distribution specification 1.1 and its token authentication
-(distribution.github.io/distribution/spec/auth/token). Content is compared with its digest.
+(distribution.github.io/distribution/spec/auth/token). All content is checked against its digest.
 """
 
 import base64

@@ -181,8 +181,8 @@ async def _wait(
 
 
 async def _find(app_state: AppState, project: str, name: str) -> JobRecord:
-    """Find a job by `name`. An unfinished job with this name is preferred to the newest job of a
-    machine with this name, and that to an ended job with this name. Raises ApiProblem.
+    """Find a job by `name`. The order of preference is: an unfinished job with this name, the
+    newest job of a machine with this name, an ended job with this name. Raises ApiProblem.
     """
     try:
         job: JobRecord | None = await app_state.store.find_job(project, name)

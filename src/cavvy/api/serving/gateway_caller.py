@@ -100,7 +100,7 @@ class GatewayCaller:
 
 
 class _ReadBytes:
-    """Looks like the socket that `HTTPResponse` reads from."""
+    """Has the interface of the socket from which `HTTPResponse` reads."""
 
     def __init__(self, data: bytes, start: int) -> None:
         self._data, self._start = data, start

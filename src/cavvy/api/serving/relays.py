@@ -3,8 +3,8 @@ machine, whose connections are relayed through a tunnel to the replica's node. T
 managed endpoint are passed to its provider instead.
 
 The node's agent opens the tunnel to the server, as for `cavvy forward`, so relays work on every
-provider. The port listens only while the tunnel is open and the program listens. At other times,
-connections of the gateway to the port are refused, so no request is lost.
+provider. The port listens only while the tunnel is open and the program listens. While the port
+does not listen, the gateway's connections are refused, so no request is lost.
 """
 
 import asyncio

@@ -44,7 +44,7 @@ class DepositedCheckpoint(Struct, frozen=True, kw_only=True):
 
 
 class DepositManifest(Struct, frozen=True, kw_only=True):
-    """A rank's undelivered messages and the description of its bytes."""
+    """A rank's undelivered messages, and a description of the rank's stored bytes."""
 
     nonce: str
     messages: list[dict[str, Any]]

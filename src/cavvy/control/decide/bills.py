@@ -505,7 +505,7 @@ class AuditedBill(Struct, frozen=True, kw_only=True):
 def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge]) -> AuditedBill:
     """Compare the charges of an ended attempt with the cost according to its provider's record
     `seen`. `seen` is None if the provider has no record. The amounts exclude traffic, because no
-    record contains it.
+    provider's record contains traffic.
     """
     mine = [charge for charge in charges if charge.attempt_id == attempt.id]
     mine = [charge for charge in mine if charge.kind is not ChargeKind.TRAFFIC]

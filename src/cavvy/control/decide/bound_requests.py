@@ -64,7 +64,9 @@ class BoundOrder(Struct, frozen=True, kw_only=True):
 
 
 class BoundOrders(Struct, frozen=True, kw_only=True):
-    """The replicas to order, and the requests for which the maximum permits no replica."""
+    """The replicas to order, and the requests for which the service's maximum permits no further
+    replica.
+    """
 
     orders: tuple[BoundOrder, ...] = ()
     full: tuple[UnplacedRequests, ...] = ()
@@ -220,8 +222,8 @@ def _intersect(regions: tuple[str, ...], places: Places) -> tuple[str, ...]:
 
 
 def _find_narrower(one: str, other: str) -> str | None:
-    """Return the narrower of two places if one place is within the other, or None if that is not
-    known.
+    """Return the narrower of two places if one place is within the other, or None if neither place
+    is known to contain the other.
     """
     if other in list_places_around(one):
         return one

@@ -30,7 +30,7 @@ PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
 class StoredFacts(Struct, frozen=True, kw_only=True):
-    """What the store contains about a job. `current` is the attempt that is running or starting."""
+    """The stored facts about a job. `current` is the attempt that is running or starting."""
 
     attempts: Sequence[Attempt]
     nodes: Sequence[Node] = ()  # the nodes of the current attempt
@@ -114,7 +114,7 @@ def may_go_ahead(job: JobRecord, own: Attempt) -> bool:
 
 def go_ahead(job: JobRecord, own: Attempt, best: Recommendation) -> Recommendation:
     """Restrict the recommendation to spot offers in other markets that cost about as much as the
-    gang. If no such offer exists, the job stays on its gang.
+    gang. If no suitable spot offer exists, the job stays on its gang.
     """
     offers = tuple(
         offer

@@ -424,7 +424,7 @@ class _ReplicaNeed(Struct, frozen=True, kw_only=True):
 
 class _Orders(Struct, frozen=True, kw_only=True):
     """The markets of replicas to order, the replicas to order in certain places, and the requests
-    for which the maximum permits no replica.
+    for which the service's maximum permits no further replica.
     """
 
     markets: tuple[str, ...] = ()

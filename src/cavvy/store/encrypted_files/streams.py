@@ -101,8 +101,8 @@ class BlobFiles:
         return {name} if hidden is None else {name, f"{hidden}{_SUFFIX}"}
 
     def find_missing(self, paths: Sequence[Path]) -> set[Path]:
-        """Return the paths at which no blob is stored. Garbage collection does not remove the blobs
-        that were found for some time. Raises StoreUnusable.
+        """Return the paths at which no blob is stored. For some time, garbage collection does not
+        remove the blobs that were found. Raises StoreUnusable.
         """
         if self.bucket is None:
             return {path for path in paths if not _touch(path)}

@@ -16,8 +16,8 @@ def call_all(
     calls: Mapping[str, Callable[[], T]], patience_s: float
 ) -> Mapping[str, T | ObjectError]:
     """Make the calls, and return the result or the error of each call; block for at most
-    `patience_s` seconds in total. A call that has no result by then gets the result ObjectTryAgain.
-    The call's thread continues, but does not delay the end of the process.
+    `patience_s` seconds in total. A call that has no result within this time gets the result
+    ObjectTryAgain. The call's thread continues, but does not delay the end of the process.
     """
     asked = {name: _start(call) for name, call in calls.items()}
     until = time.monotonic() + patience_s

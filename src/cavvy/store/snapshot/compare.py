@@ -25,7 +25,7 @@ def compare(
     old: CatalogSnapshot, new: CatalogSnapshot, provider: str | None = None
 ) -> list[OfferChange]:
     """List the changes from `old` to `new`. Changed prices come first, the largest change first.
-    New and removed offers follow, sorted by name.
+    New and removed offers come after the changed prices, sorted by name.
     """
     before, after = dict(old.rates(provider)), dict(new.rates(provider))
     moved = [

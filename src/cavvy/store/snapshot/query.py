@@ -198,8 +198,8 @@ def count(connection: sqlite3.Connection, filters: NeedFilters) -> MatchCounts:
 def walk(
     connection: sqlite3.Connection, selection: RowSelection, *, limit: int | None = None
 ) -> Iterator[OfferRow]:
-    """Yield the selected rows, sorted by price, location, shape and purchase option. Only as many
-    rows are read as the caller takes.
+    """Yield the selected rows, sorted by price, location, shape and purchase option. The rows are
+    read only as the caller consumes them.
     """
     shapes, values = selection.shapes_sql()
     if _is_sorting_quicker(connection, selection, limit or _ASKED):
