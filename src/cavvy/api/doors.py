@@ -221,8 +221,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._abort_later()
 
     def _limit_reading(self) -> None:
-        """Let the kernel discard the data that a connection without a token still sends, because a
-        closing TLS connection is otherwise read and decrypted until its peer closes it.
+        """Let the kernel discard the data that a connection without a token still sends, so that
+        the server does not read and decrypt a closing TLS connection until its peer closes the
+        connection.
         """
         if isinstance(self.place, socket.socket) and not self._proven:
             with contextlib.suppress(OSError):  # the connection is already closed

@@ -95,7 +95,7 @@ def raise_file_limit() -> None:
 
 
 def _load_modules() -> None:
-    """Import the modules that a server needs, so that a server that takes over need not wait for
+    """Import the server's modules in advance, so that a server that takes over need not wait for
     the imports.
     """
     import uvloop  # noqa: F401

@@ -149,8 +149,8 @@ def _reachable(host: str) -> str:
 
 
 class NodeRouteFilter:
-    """Refuses requests to users' routes on this listener, even if they have a valid token, except
-    those that another server has forwarded.
+    """Refuses requests to users' routes on this listener, even if they have a valid token. Requests
+    that another server has forwarded are accepted.
     """
 
     def __init__(self, auth: ASGIApp) -> None:

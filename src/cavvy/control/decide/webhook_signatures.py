@@ -10,8 +10,8 @@
               https://docs.slack.dev/authentication/verifying-requests-from-slack
 
 All are HMAC-SHA256. A delivery is identified only by signed data, so that a recorded request cannot
-be sent again as another delivery: by the signed ID for `standard`, by the field `id` of the body
-for `stripe`, and by the body for `github` and `slack`, which sign no ID.
+be sent again as another delivery. The identifier is the signed ID for `standard`, the field `id` of
+the body for `stripe`, and the body for `github` and `slack`, which sign no ID.
 """
 
 import base64
