@@ -206,8 +206,8 @@ class QueueReconciler:
     async def _give_machine(
         self, job: JobRecord, scheduler: JobScheduler, snapshot: MarketSnapshot, now: datetime
     ) -> QueueWait | None:
-        """Start the job on its machine. If the machine has no gang, buy one for the job. Return why
-        the job waits, or None if it does not wait.
+        """Start the job on its machine. If the machine has no gang, place the job on an offer.
+        Return why the job waits, or None if it does not wait.
         """
         policies = snapshot.market.policies.find(job.project)
         match await self._machines.give_turn(job, now, policies):

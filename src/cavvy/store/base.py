@@ -468,7 +468,7 @@ class Store(Protocol):
 
     async def move_project(self, former: Project, parent: str | None) -> None:
         """Move a created project below another project or, if `parent` is None, to the top. Raises
-        RowNotFound if the stored project no longer equals `former` or the parent does not exist,
+        RowNotFound if the stored project no longer equals `former` or if the parent does not exist,
         and NameConflict if the parent is below the project.
         """
 

@@ -1,5 +1,5 @@
-"""Carries a tunnel to a node inside the server; the node's agent sends and polls the data of the
-other end.
+"""The server's end of a tunnel to a node. The node's agent sends and polls the data of the node's
+end.
 """
 
 import asyncio

@@ -104,8 +104,8 @@ class GatewayFront:
                 return port
 
     def _is_used(self, port: int) -> bool:
-        """Return whether a replica has the port. Another server may have started the replica, and
-        its program may not listen yet.
+        """Return whether the port is assigned to a replica. Another server may have started the
+        replica, and its program may not listen yet.
         """
         return any(port == each.port for service in self._stored() for each in service.open)
 

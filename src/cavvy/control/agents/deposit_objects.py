@@ -98,7 +98,7 @@ class DepositReader:
                 raise InvalidDeposit(f"part {number} is missing or has the wrong size")
 
     def from_offset(self, start: int) -> Read:
-        """Return a function that reads bytes. Offsets count from `start`."""
+        """Return a function that reads stored bytes at an offset, relative to `start`."""
         return lambda offset, length: self._read(start + offset, length)
 
     def _read(self, offset: int, length: int) -> bytes:

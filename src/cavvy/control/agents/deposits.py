@@ -462,8 +462,9 @@ class DepositCollection:
         self._waits_since = self._now()
 
     def begin(self) -> None:
-        """Record that the next try begins. The time that the try waited does not count toward time
-        limits."""
+        """Record that the next try begins. The waiting time of the try does not count toward time
+        limits.
+        """
         if self._waits_since is not None:
             waited = self._now() - self._waits_since
             self._read_at += waited

@@ -288,8 +288,9 @@ def _cell(terms: CanaryTerms) -> float:
 
 
 def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
-    """Return the cell of S, divided by the standard deviation. Student's t is converted to a normal
-    number by Wallace's approximation."""
+    """Return S, divided by its standard deviation, as the index of a histogram cell. Student's t is
+    converted to a normal number by Wallace's approximation.
+    """
     free = trial.free
     value = trial.shift / sqrt(_variance_of_shift(trial) * trial.information)
     size = (8 * free + 1) / (8 * free + 3) * sqrt(free * log1p(value * value / free))
