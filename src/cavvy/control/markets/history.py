@@ -47,7 +47,7 @@ class MarketHistory:
 
     async def cooling_down(self) -> Collection[str]:
         """Return the markets in which a launch or a gang of any job has failed recently. Jobs
-        should try all other markets before these.
+        should try all other markets before the returned ones.
         """
         now = self._clock.now()
         if self._rested_at is None or now - self._rested_at >= _AGE:
