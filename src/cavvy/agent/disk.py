@@ -1,6 +1,7 @@
 """Reads and writes the agent's private files, and lists folders.
 
-The work can change the agent's home folder, so no link is followed there: see `open_own`.
+The work can change the agent's home folder, so the agent follows no links in this folder: see
+`open_own`.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ class TransferClient:
     def read(
         self, method: str, route: str = "", ask: object = None, **query: object
     ) -> dict[str, object]:
-        """Send and receive JSON; otherwise like `ask`."""
+        """Call `ask` with a body in JSON, and return the decoded JSON answer."""
         body = None if ask is None else json.dumps(ask).encode()
         found = json.loads(self.ask(method, route, body, **query))
         assert isinstance(found, dict)

@@ -47,8 +47,8 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the data, with each complete secret replaced by a mask. The last bytes are kept
-        back if they may be the beginning of a secret.
+        """Return the data, with each complete secret replaced by a mask. The last bytes are held
+        until the next call if they may be the beginning of a secret.
         """
         if self._pattern is None:
             return data
@@ -67,7 +67,7 @@ class Redactor:
         return b"".join(parts) + data[at:hold]
 
     def flush(self) -> bytes:
-        """Return the bytes that were kept back, at the end of the stream."""
+        """Return the bytes that `feed` has held. Called at the end of the stream."""
         held, self._held = self._held, b""
         return self._pattern.sub(MASK, held) if self._pattern else held
 

@@ -243,7 +243,8 @@ class StepRunner:
         self._loop.after(PHASE_S, self._look_at_container)
 
     def _look_at_container(self, said: str = "") -> None:
-        """Report the container's progress; its start is reported before its end."""
+        """Report the container's progress. The container's start is always reported before its
+        end."""
         phase = self._read_phase()
         if self._running:
             return

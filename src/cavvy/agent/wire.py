@@ -148,7 +148,7 @@ class RequestConnection(ABC):
         self._start()
 
     def close(self) -> None:
-        """Cancel the request and disconnect. No callback is called after this."""
+        """Cancel the request and disconnect. After `close`, no callback is called."""
         self._end()
         self._disconnect()
 

@@ -120,8 +120,8 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
     """Check that no record was changed, removed or added between others, on the server or in an
     exported FILE. The exit code is 1 if the check fails.
 
-    The last line of the output states where the log ends. Keep this line outside of the server:
-    with --head, a later check proves that the log still contains all records up to that line.
+    The last line of the output states where the log ends. Store this line outside of the server. A
+    later check with --head LINE proves that the log still contains all records up to that point.
     """
     from cavvy.client.audit_wire import read_all
     from cavvy.domain.audit import read_head
@@ -140,8 +140,8 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
 
 
 def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "ChainHead":
-    """Check that the chain is intact and contains the heads. Returns the end of the chain. Raises
-    CommandFailure.
+    """Check that the chain is intact and contains the heads. Returns the end of the log's chain.
+    Raises CommandFailure.
     """
     from cavvy.domain.audit import EMPTY, ChainBroken, check_chain
 

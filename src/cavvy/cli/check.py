@@ -1,5 +1,5 @@
-"""`cavvy check`: shows whether each provider can be used, the user's identity there, and which
-features the provider does not support.
+"""`cavvy check`: shows for each provider whether it can be used, which identity the user has, and
+which features the provider does not support.
 """
 
 import os

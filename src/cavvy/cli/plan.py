@@ -189,8 +189,8 @@ def _answer(
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:
     """Return why there is no offer if the task's requirements are not the reason; otherwise return
-    "". The reason can be an unknown name in the task. With `ready`, it can also be that providers
-    did not answer.
+    "". The reason can be an unknown name in the task or, with `ready`, providers that did not
+    answer.
     """
     from cavvy.planner.candidates import say_unread
 

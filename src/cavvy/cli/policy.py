@@ -78,8 +78,8 @@ def set_policy(
     signed_by: str | None,
     **lists: str | None,
 ) -> None:
-    """Change the policy of a project. Restrictions without an option stay as they are; the value
-    `any` removes one.
+    """Change the policy of a project. Each option replaces one restriction, and its value `any`
+    removes the restriction. All other restrictions stay as they are.
     """
     from msgspec.structs import asdict
 

@@ -87,9 +87,9 @@ def command(
 
     The script trains on this machine for a few hundred steps; checkpoints of cavvy.train are not
     changed. A script without cavvy.train runs for up to 110 steps or about 30 seconds, without a
-    trace. If it saves files with torch.save or open(), existing files are not overwritten. Native
-    code, such as safetensors, can overwrite existing files. For TensorBoard, write the trace as
-    NAME.pt.trace.json into a log directory.
+    trace. If the script saves files with torch.save or open(), existing files are not overwritten.
+    Native code, such as safetensors, can overwrite existing files. For TensorBoard, write the trace
+    as NAME.pt.trace.json into a log directory.
 
     \b
       cavvy profile train.py --epochs 3

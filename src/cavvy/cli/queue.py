@@ -23,9 +23,9 @@ _PLATFORMS = ("aws-lambda", "azure-function", "google-function")
 def command() -> None:
     """Show, retry and delete the queued calls of a service.
 
-    `cavvy call NAME --queue` adds a call to the queue of a service, and the key `events` in the
-    section `service` of its file adds calls automatically. The server sends the calls and stores
-    the results.
+    `cavvy call NAME --queue` adds a call to the queue of a service. If the section `service` of a
+    service's file has the key `events`, each event adds a call automatically. The server sends the
+    calls and stores the results.
     """
 
 

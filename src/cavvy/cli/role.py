@@ -21,9 +21,10 @@ _everywhere = click.option(
 def command() -> None:
     """Grant, revoke and list roles of accounts in projects.
 
-    A viewer sees jobs, logs and costs. A member also runs jobs and reaches their nodes. An operator
-    also sets secrets and removes all work of a project. An admin also creates projects and grants
-    roles. The role billing shows costs only, and the role auditor shows the audit log only.
+    A viewer sees jobs, logs and costs. A member is a viewer who may run jobs and connect to their
+    nodes. An operator is a member who may set secrets and remove all work of a project. An admin is
+    an operator who may create projects and grant roles. The role billing shows costs only, and the
+    role auditor shows the audit log only.
     """
 
 

@@ -108,9 +108,10 @@ def rotate() -> None:
     """Encrypt all secrets of all projects again. Only admins may do this.
 
     If the key is in the server's state folder, the server creates a new key; the former key stays
-    in the folder, so that older data can still be decrypted. Otherwise the server uses the key that
-    the setting secrets.key names, and new data keys. The data keys of stored files are encrypted
-    again with the keys that the table [files] of the settings names. New files get new data keys.
+    in the folder, so that older data can still be decrypted. If the setting secrets.key names the
+    key, the server keeps this key and creates new data keys. The data keys of stored files are
+    encrypted again with the keys that the table [files] of the settings names. New files get new
+    data keys.
     """
     from cavvy.client.key_wire import rotate_key
 

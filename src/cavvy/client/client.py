@@ -153,7 +153,7 @@ class ApiClient:
         return self._ask(job_path(project, name) + "/forecast", wire.ForecastView)
 
     def markets(self) -> list[wire.MarketListing]:
-        """Return what was observed about each offer that was ever used."""
+        """Return the observations of each offer that was ever used."""
         return self._ask("/v1/markets", list[wire.MarketListing])
 
     def events(
@@ -279,7 +279,8 @@ class ApiClient:
         )
 
     def remove(self, project: str, name: str) -> wire.JobRemoved:
-        """Delete an ended job, not its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
+        """Delete an ended job, but keep its bill. Raises ApiError `job-not-found`,
+        `job-not-ended`."""
         target = job_path(project, name)
         return self._ask(target, wire.JobRemoved, method="DELETE", retry=False, wait_s=60)
 
@@ -297,7 +298,8 @@ class ApiClient:
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
     ) -> Iterator[ExecChunk]:
-        """Run a command in the environment of a running job; the last chunk has its exit code."""
+        """Run a command in the environment of a running job; the last chunk contains the command's
+        exit code."""
         base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
         started = self._ask(base, wire.ExecStarted, ask, retry=False)
@@ -374,7 +376,7 @@ class ApiClient:
     # Named machines
 
     def machines(self, project: str | None = None) -> list[wire.MachineView]:
-        """Return the named machines, of one project or, if it is None, of all projects."""
+        """Return the named machines of one project or, if `project` is None, of all projects."""
         return self._ask("/v1/machines" + query(project=project), list[wire.MachineView])
 
     def machine(self, project: str, name: str) -> wire.MachineView:
@@ -384,8 +386,8 @@ class ApiClient:
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
     ) -> wire.Submitted:
-        """Start a stopped machine. The call submits a job that does no work but requests the same
-        nodes again. Raises ApiError `machine-not-found`, `consent-needed`.
+        """Start a stopped machine. The server submits a job that requests the machine's nodes again
+        but does no work. Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)
@@ -396,8 +398,8 @@ class ApiClient:
         return self._ask(machine_path(project, name) + "/stop", wire.MachineView, method="POST")
 
     def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
-        """Set how long the machine's nodes are kept without work. If the machine is idle, this time
-        begins now.
+        """Set how long the machine's nodes are kept without work. For an idle machine, the new time
+        starts now.
         """
         ask = wire.MachineKeepAsk(keep_s=keep_s)
         return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
@@ -476,7 +478,7 @@ class ApiClient:
         return self._ask("/v1/server", wire.ServerView)
 
     def stop_server(self) -> None:
-        """Ask the server to stop. Nodes and their work continue."""
+        """Ask the server to stop. Nodes continue to run their work."""
         self._call("POST", "/v1/server/stop", retry=False)
 
     # Requests

@@ -162,8 +162,8 @@ def _check(url: str) -> None:
 
 
 def _ask(request: Request) -> dict[str, Any]:
-    """Return the JSON object in the answer. An answer with status 400 also has one, because RFC
-    6749 uses this status for errors. Raises ApiError.
+    """Return the JSON object in the answer. An answer with status 400 also contains an object,
+    because RFC 6749 uses this status for errors. Raises ApiError.
     """
     _check(request.full_url)
     parts = urlsplit(request.full_url)

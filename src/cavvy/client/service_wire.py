@@ -74,12 +74,13 @@ class LevelView(Answer, frozen=True, kw_only=True):
 
 
 class TrialView(Answer, frozen=True, kw_only=True):
-    """The trial of a revision next to the serving one, or the last trial that ended. `end` is ""
-    during the trial. After the trial, `end` is the reason why the revision took over (enough, time,
-    ready) or was rolled back (errors, latency, failed, withdrawn). A canary gets `weight` percent
-    of the requests until it has received `asked` requests. `errors` is the share of each revision's
-    requests that failed, the old revision first. `slower` is the factor by which the new revision's
-    latency is higher. The revision is rolled back when `evidence` reaches `bound`.
+    """The running trial of a new revision next to the serving revision, or the last trial that
+    ended. `end` is "" during the trial. After the trial, `end` is the reason why the revision took
+    over (enough, time, ready) or was rolled back (errors, latency, failed, withdrawn). A canary
+    gets `weight` percent of the requests until it has received `asked` requests. `errors` is the
+    share of each revision's requests that failed, the old revision first. `slower` is the factor by
+    which the new revision's latency is higher. The revision is rolled back when `evidence` reaches
+    `bound`.
     """
 
     revision: int
@@ -139,8 +140,8 @@ class QueueView(Answer, frozen=True, kw_only=True):
 class ServedView(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
     the last replica failed to start. `target` is the number of replicas that the autoscaler
-    requests, and `why` its reason. `url` is empty while the gateway starts; `unreachable` is the
-    reason why the gateway cannot listen, and the state is then failing. `queue` is null in lists.
+    requests, and `why` its reason. `url` is empty while the gateway starts. If the gateway cannot
+    listen, `unreachable` is the reason and `state` is failing. `queue` is null in lists.
     """
 
     project: str

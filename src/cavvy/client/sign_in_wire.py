@@ -45,7 +45,7 @@ class GroupRoleAsk(Ask, frozen=True, kw_only=True):
 
 class TrustAsk(Ask, frozen=True, kw_only=True):
     """Trust in an issuer's ID tokens. Either `account` or `account_claim` is given. `accounts` is
-    create or existing. With `replace`, a trust of this name is replaced.
+    "create" or "existing". If `replace` is set, an existing trust with the same name is replaced.
     """
 
     name: str

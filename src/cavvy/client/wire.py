@@ -64,8 +64,8 @@ class Submitted(Answer, frozen=True, kw_only=True):
 
 
 class JobListing(Answer, frozen=True, kw_only=True):
-    """A job in a list. `placement` is the key of the offer of its latest attempt. `machine` is the
-    name of the machine on which it runs.
+    """A job in a list. `placement` is the key of the latest attempt's offer. `machine` is the name
+    of the machine on which it runs.
     """
 
     id: str
@@ -402,8 +402,8 @@ class DownAsk(Ask, frozen=True, kw_only=True):
 
 
 class GcAsk(Ask, frozen=True, kw_only=True):
-    """Finds nodes of this installation that belong to no unfinished job. Unless `dry_run` is set,
-    also removes these nodes.
+    """Finds nodes of this installation that belong to no unfinished job, and removes these nodes
+    unless `dry_run` is set.
     """
 
     dry_run: bool = True

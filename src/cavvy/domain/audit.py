@@ -67,8 +67,8 @@ class SealedRecord(Struct, frozen=True, kw_only=True):
 
 
 class ChainHead(Struct, frozen=True):
-    """The end of a chain: the number and the hash of its last record. A copy of the end that is
-    saved elsewhere later proves that no record up to this end has changed.
+    """The end of a chain: the number and the hash of its last record. If a copy of the end is saved
+    elsewhere, the copy proves later that no record up to this end has changed.
     """
 
     number: int
@@ -79,8 +79,8 @@ class ChainHead(Struct, frozen=True):
 
 
 class ChainBroken(Exception):
-    """Raised if a record does not fit into the chain. `number` is the number that the record must
-    have to fit."""
+    """Raised if a record does not fit into the chain. `number` is the number of the expected
+    record."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"record {number}: {message}")
@@ -114,8 +114,8 @@ def check_chain(
     records: Iterable[SealedRecord], head: ChainHead = EMPTY
 ) -> Iterator[tuple[AuditRecord, ChainHead]]:
     """Check each record against the record before it, and yield the record with the chain's new
-    end. `head` is the end before the first record. Raises ChainBroken at the first record that does
-    not fit.
+    end. `head` is the end before the first record. Raises ChainBroken at the first record whose
+    number or hash does not continue the chain.
     """
     for sealed in records:
         expected = head.number + 1

@@ -120,7 +120,9 @@ def list_current(bindings: Sequence[RoleBinding], now: datetime) -> Sequence[Rol
 
 
 def list_line(project: str, parents: Mapping[str, str | None]) -> Sequence[str]:
-    """Return the project, the projects above it, and the installation. A cycle ends the list."""
+    """Return the project, the projects above it, and the installation. If the projects form a
+    cycle, the list stops before the first project that it already contains.
+    """
     line: list[str] = []
     above: str | None = project
     while above and above not in line:

@@ -49,8 +49,8 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
         return (name, value) if self.tag else None
 
     def covers(self, line: Sequence[str], user: str, tags: Mapping[str, str]) -> bool:
-        """Return whether the spending of such a job counts toward the budget. `line` contains the
-        job's project and the projects above it.
+        """Return whether the spending of a job with this user and these tags counts toward the
+        budget. `line` contains the job's project and the projects above it.
         """
         pair = self.tag_pair
         return (

@@ -79,8 +79,8 @@ UPLOADED_CHECKPOINTS, EQUIPPED = 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """Marks a field of the work that older agents do not know. Older agents would do the work as if
-    the field were not set.
+    """Marks a field of the work that older agents do not know. An older agent would ignore the
+    field and do the work as if the field were not set.
     """
 
     version: int
@@ -255,8 +255,8 @@ class ClaimWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRefused:
-    """The claim is refused because another agent has it, or the attempt has ended: exit without
-    doing anything.
+    """The claim is refused because another agent has claimed the work, or because the attempt has
+    ended. The agent then exits without doing anything.
     """
 
     reason: str

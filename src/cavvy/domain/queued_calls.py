@@ -32,8 +32,8 @@ class CallState(StrEnum):
 
 
 class StoredObject(Struct, frozen=True, kw_only=True):
-    """An object of a bucket that caused a call. `url` names the bucket, and `tag` the version of
-    the object.
+    """An object of a bucket that caused a call. `url` is the URL of the bucket. `tag` identifies
+    the version of the object.
     """
 
     url: str

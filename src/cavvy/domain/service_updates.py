@@ -81,11 +81,14 @@ class NullDistribution(Struct, frozen=True, kw_only=True):
 
 
 class CanaryTrial(Struct, frozen=True, kw_only=True):
-    """The state of a canary's test (`control.decide.canary`): the sums over all blocks, the
-    counters at the end of the last block, the new revision's failed requests with their
-    distribution if both revisions are equally good, and the sums S, W and the sums of the variance
-    of the latency (of both revisions, and of the new one) with the distribution of S. `found` is
-    the reason why a look has rolled back.
+    """The state of a canary's test (`control.decide.canary`).
+
+    `old` and `new` are the sums over all blocks. `counted_old` and `counted_new` are the counters
+    at the end of the last block. `failed` is the number of the new revision's failed requests.
+    `shift` and `information` are the sums S and W. `deviation` and `free` are the sums for the
+    variance of the latency of both revisions, and `deviation_new` and `free_new` are the sums for
+    the new revision. `failures` and `shifts` are the distributions of `failed` and S if both
+    revisions are equally good. `found` is the reason why the test has rolled the new revision back.
     """
 
     old: RevisionSums = RevisionSums()

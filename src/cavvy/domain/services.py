@@ -49,9 +49,9 @@ class ReplicaCount(Struct, frozen=True, kw_only=True):
 
 class ReadinessProbe(Struct, frozen=True, kw_only=True):
     """The probe of a replica: a GET of `path` must be answered with a status from 200 to 399 within
-    `timeout`. A replica is probed at the interval `every`. The replica has the time `start` for its
-    first answer, and is unhealthy after `failures` failures in a row. With `any_status`, every HTTP
-    response counts as an answer.
+    `timeout`. A replica is probed at the interval `every`. The first answer must arrive within
+    `start` after the replica's start. The replica is unhealthy after `failures` failures in a row.
+    With `any_status`, every HTTP response counts as an answer.
     """
 
     path: str = "/"
@@ -155,7 +155,7 @@ class QueueTerms(Struct, frozen=True, kw_only=True):
     after the first failure is `backoff`; it doubles with each failure. Results are stored for the
     time `keep`. `at_once` limits the calls that are sent at the same time. 0 means twice the number
     of requests that all replicas can process at once (in full batches, if requests are joined).
-    While `waiting` calls wait, no more are accepted.
+    The queue accepts no more calls when it contains `waiting` calls.
     """
 
     attempts: int = 5

@@ -61,8 +61,8 @@ class Fabric(StrEnum):
 
 
 class NetworkNeed(Struct, frozen=True, kw_only=True):
-    """Requirements on a node's network. On clouds, also the network resources of the user's
-    account, given by the provider's IDs or names.
+    """Requirements on a node's network. For a cloud, the fields also select network resources of
+    the user's account by the IDs or names that the provider uses.
 
     If the user names no resource (None or ()), the provider creates the minimum that it needs.
     """

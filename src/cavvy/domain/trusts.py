@@ -46,12 +46,12 @@ class IssuerTrust(Struct, frozen=True, kw_only=True):
     """Trust in an issuer's ID tokens.
 
     An ID token must have the `audience`, and each of the `claims` with the given value, in which
-    `*` stands for any characters. Its bearer becomes the service account `account`; a person
-    becomes the account that the claim `account_claim` names, and `accounts` states who gets an
-    account. `groups` are the roles that people have as long as the claim `groups_claim` contains
-    the group. `scopes` and `project` limit the tokens that this server issues; `lifetime` is the
-    validity of the tokens and of the roles. `client_id` is the public client that terminals use to
-    sign in; without it, terminals cannot sign in.
+    `*` stands for any characters. A program that presents the token becomes the service account
+    `account`. A person who presents the token becomes the account that the claim `account_claim`
+    names, and `accounts` states who gets an account. `groups` are the roles that people have as
+    long as the claim `groups_claim` contains the group. `scopes` and `project` limit the tokens
+    that this server issues; `lifetime` is the validity of the tokens and of the roles. `client_id`
+    is the public client that terminals use to sign in; without it, terminals cannot sign in.
     """
 
     name: str
@@ -87,8 +87,8 @@ class ClaimsRefused(Exception):
 
 
 def find_trust(trusts: Sequence[IssuerTrust], claims: Mapping[str, object]) -> IssuerTrust:
-    """Return the first trust that accepts the claims. The claims must be verified, and all trusts
-    must have their issuer and audience. Raises ClaimsRefused.
+    """Return the first trust that accepts the claims. The caller has verified the claims and passes
+    only trusts with the issuer and the audience of the claims. Raises ClaimsRefused.
     """
     least: list[str] | None = None
     for trust in trusts:

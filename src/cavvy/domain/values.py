@@ -23,8 +23,8 @@ else:
 
 
 def asdict(value: Struct) -> dict[str, Any]:
-    """Return the value's fields by their names. Values in the fields are converted in the same way,
-    also in lists, tuples and dictionaries.
+    """Return the value's fields by their names. Structs in the fields are also converted to
+    dictionaries, even inside lists, tuples and dictionaries.
     """
     return {name: _plain(item) for name, item in structs.asdict(value).items()}
 

@@ -42,7 +42,8 @@ class VolumeTerms(Struct, frozen=True, kw_only=True):
 
 
 class VolumeUse(Struct, frozen=True, kw_only=True):
-    """A period in which a job pays for the volume. `until` is None while its attempt is open."""
+    """A period in which a job pays for the volume. `until` is None while the job's attempt is
+    open."""
 
     since: datetime
     until: datetime | None

@@ -291,7 +291,7 @@ class ServiceBatches:
         return carrier
 
     def adopt(self, old: "ServiceBatches") -> None:
-        """Take over the counts of the same service in an older route."""
+        """Take over the counts of `old`, which belongs to an older route of the same service."""
         self._formed, self._joined, self._spoiled = old._formed, old._joined, old._spoiled
         self._gaps = old._gaps
 

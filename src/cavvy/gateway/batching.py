@@ -109,7 +109,8 @@ class BatchTimes:
 
 
 def _bound_size(slope: float, base: float, most: int, most_s: float) -> int:
-    """Return the number of instances in a full batch: `most`, or as many as end within `most_s`."""
+    """Return the number of instances in a full batch: at most `most`, and few enough for the batch
+    to end within `most_s`."""
     if slope * most + base <= most_s:
         return most
     return max(1, int((most_s - base) / slope)) if slope else 1
@@ -169,12 +170,14 @@ def choose_size(
 
 
 def pays_to_wait(requests: int, more: float, gap_s: float, times: BatchTimes) -> bool:
-    """Return whether the sum of the latencies falls if k waiting `requests` wait for the next one,
-    with m = `more` instances, which is expected after the time g = `gap_s`.
+    """Return whether a delay of the batch lowers the sum of the latencies. In the batch, k =
+    `requests` requests wait for the next request, which has m = `more` instances and is expected
+    after the time g = `gap_s`.
 
-    If the batch of n instances starts now, the next request starts when it ends. The latencies are
-    k * t(n) and t(n) + t(m) - g. If the batch waits, they are k * (g + t(n + m)) and t(n + m). The
-    difference is (k + 1) * g + k * a * m - b, so waiting pays if it is negative.
+    If the batch of n instances starts now, the next request starts when the batch ends. The
+    latencies are k * t(n) and t(n) + t(m) - g. If the batch waits, the latencies are k * (g + t(n +
+    m)) and t(n + m). The difference is (k + 1) * g + k * a * m - b, so waiting pays if the
+    difference is negative.
     """
     if not times.known:
         return False

@@ -2,7 +2,8 @@
 the request, `ID.sent` marks that a replica has received the request, `ID.result` is the response,
 and `ID.index` identifies the owner of the call.
 
-Each file is created complete, by a rename, and is on the disk before its client is notified.
+Each file is written under another name and then renamed, so that no incomplete file is visible. The
+client is notified after the file is on the disk.
 """
 
 import os

@@ -108,8 +108,8 @@ class Door:
             service.keep_work()
 
     def take_cold(self) -> tuple[str, ...]:
-        """Return the services in which a request has begun to wait for the service's first replica
-        since the last call of this method."""
+        """Return the services without a replica for which a request has arrived since the last call
+        of this method."""
         found = tuple(sorted(self.cold))
         self.cold.clear()
         self.cold_told.clear()

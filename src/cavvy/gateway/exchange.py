@@ -48,7 +48,7 @@ class ResponseSink(Protocol):
         """Handle a response that was interrupted after its head."""
 
     def end(self) -> None:
-        """Handle the end of the exchange; its replica is free again."""
+        """Handle the end of the exchange. The exchange's replica is then free again."""
 
     def want_body(self) -> None:
         """Continue after a replica has taken the request."""

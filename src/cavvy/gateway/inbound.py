@@ -360,7 +360,7 @@ class InboundConnection(asyncio.Protocol):
         self.end()
 
     def exchange_request(self, request: OpenRequest | None) -> None:
-        """Let another object continue the open request."""
+        """Replace the object that handles the open request."""
         self._request = request
 
     def reply(self, body: bytes, head: RequestHead) -> None:

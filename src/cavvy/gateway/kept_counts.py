@@ -79,7 +79,7 @@ class KeptCounts:
             self._release(own.pop(name))
 
     def keep_only(self, services: Mapping[str, object]) -> None:
-        """Free the slots of all other services."""
+        """Free the slots of every service that is not in `services`."""
         for service in [each for each in self._used if each not in services]:
             for slot in self._used.pop(service).values():
                 self._release(slot)

@@ -28,8 +28,8 @@ Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "Open
 
 
 def is_model_path(head: RequestHead) -> bool:
-    """Return whether these routes handle the request. They do so even if a service's path prefix
-    matches the request."""
+    """Return whether these routes handle the request. These routes take precedence over a service
+    whose path prefix matches the request."""
     if not head.target.startswith(_ROOT):
         return False
     path = head.target.partition(b"?")[0]

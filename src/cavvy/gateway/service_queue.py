@@ -312,7 +312,7 @@ class ServiceQueue:
         self.set_replicas([pool.address for pool in self._replicas])
 
     def resume_work(self) -> None:
-        """Continue the counts of a former gateway."""
+        """Load the counts that the previous gateway process stored."""
         self._work = {
             replica: ReplicaWork(self._kept, self.route.name, replica, counts)
             for replica, counts in self._kept.resume(self.route.name).items()
@@ -449,7 +449,7 @@ class ServiceQueue:
             self.counters.late += 1
 
     def _is_early(self, exchange: Exchange, pool: ReplicaPool) -> bool:
-        """Return whether the request should wait for others with which it can be joined."""
+        """Return whether the request should wait for more requests to form a batch."""
         if self.batches is None or exchange.part is None:
             return False
         return self.batches.is_early(exchange, self._waiting, pool, self._count_free(), monotonic())
@@ -548,8 +548,9 @@ class ServiceQueue:
         return exchange
 
     def _dispatch(self) -> None:
-        """Start waiting requests while a replica has room. A request that failed on the only
-        replica with room, or must stay elsewhere, does not delay the other requests.
+        """Start waiting requests while a replica has room. A request does not delay the requests
+        behind it if no replica with room may serve it, for example because the request has failed
+        on that replica.
         """
         now = monotonic()
         for exchange in list(self._waiting):

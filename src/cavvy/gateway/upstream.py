@@ -271,7 +271,8 @@ class ReplicaPool:
         self.service.update(self)
 
     def release(self, exchange: Exchange, connection: UpstreamConnection | None) -> None:
-        """Release the connection after a complete response; it is kept if it can be used again."""
+        """Release the connection after a complete response, and keep the connection open if it can
+        be used again."""
         self._served += 1
         if connection is not None:
             if self.draining:

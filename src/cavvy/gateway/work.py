@@ -100,8 +100,8 @@ class ReplicaWork:
             count[1] = max(count[1], round((done + flying * virtual) * 1e6))
 
     def forget(self) -> None:
-        """Free the slots of the replica, which is gone. The replica's last requests are not counted
-        anywhere."""
+        """Free the slots of the replica, which is gone. The requests that were in flight on the
+        replica are not counted."""
         self._kept.forget(*self._name)
         self._kept, self._counts = KeptCounts(), {}
 

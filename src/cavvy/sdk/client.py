@@ -25,7 +25,8 @@ class Client:
     the project that the task names, and other methods use CAVVY_PROJECT or else `default`. `home`
     is the state folder; the default is CAVVY_HOME or ~/.cavvy.
 
-    Raises ServerUnavailable, and CavvyError if the server refuses the token.
+    Raises ServerUnavailable if the server cannot be reached, and CavvyError if the server refuses
+    the token.
     """
 
     def __init__(

@@ -173,7 +173,7 @@ def do_set(files: NodeFileCalls, asked: Fields, data: bytes) -> None:
 
 
 def change(target: str | int, asked: Fields) -> None:
-    """Set the size, owner, mode and time that the call names. Raises OSError."""
+    """Set the file's size, owner, mode and time to the values in `asked`. Raises OSError."""
     if asked.get("size") is not None:
         os.truncate(target, int(asked["size"]))
     if asked.get("uid") is not None and asked.get("gid") is not None:
@@ -185,8 +185,8 @@ def change(target: str | int, asked: Fields) -> None:
 
 
 def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """List a folder's names and their types. The list can be large, so it is returned as JSON in
-    the answer's bytes.
+    """List a folder's names and their types. The list of names can be large, so it is returned as
+    JSON in the answer's bytes.
     """
     with files.hold(asked) as path, os.scandir(path) as entries:
         found = [[entry.name, describe(entry.stat(follow_symlinks=False))] for entry in entries]

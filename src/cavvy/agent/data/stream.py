@@ -3,7 +3,7 @@ on the disk.
 
 A pipe can be read only once. The pipe of a folder contains the files one after another, sorted by
 name. If a stream fails, its pipe stays open, so that the work does not mistake incomplete data for
-the whole input. The agent then ends the work.
+the whole input. After such a failure, the agent ends the work.
 """
 
 from __future__ import annotations

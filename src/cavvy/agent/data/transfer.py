@@ -53,8 +53,8 @@ RELAY = 4 * 1024 * 1024  # maximum bytes of one answer that the control plane re
 
 
 class ObjectDownload:
-    """Downloads one object. `entry` is the object as the control plane describes it: `size`, `tag`,
-    `md5` or `sha256`, and the first signed request.
+    """Downloads one object. `entry` is the control plane's description of the object: `size`,
+    `tag`, `md5` or `sha256`, and the first signed request.
     """
 
     def __init__(

@@ -41,8 +41,9 @@ def find_certain_vendor(config: AgentConfig, dev: str = "/dev") -> str:
 
 
 def list_vendors(dev: str = "/dev") -> list[str]:
-    """Return the vendors of all accelerators of this node. TPUs since v5e have only groups of VFIO;
-    other devices may have groups too, so groups count only if there are no other accelerators.
+    """Return the vendors of all accelerators of this node. TPUs since v5e appear only as VFIO
+    groups. Other devices may also have VFIO groups, so a group counts as a TPU only if no other
+    accelerator is found.
     """
     found = [name for name, files in FILES.items() if _list_files(files[:1], dev)]
     return found or (["google"] if _list_files(("vfio/[0-9]*",), dev) else [])

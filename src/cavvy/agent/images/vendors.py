@@ -69,7 +69,7 @@ def find_packages(text: str) -> dict[str, list[str]]:
 
 def find_required(text: str) -> dict[str, list[str]]:
     """Return, for each vendor, the lines of a requirements file that name the vendor's packages.
-    Lines with a condition (`; sys_platform == …`) do not count.
+    Lines with a condition (`; sys_platform == …`) are left out.
     """
     lines = [line for line in _strip(text).split("\n") if ";" not in line]
     return _sort(word for line in lines for word in line.split())

@@ -1,5 +1,5 @@
 """Polls the provider's addresses on the node for notices that the node will be reclaimed. The
-configuration lists these addresses."""
+agent's configuration lists the addresses."""
 
 from __future__ import annotations
 

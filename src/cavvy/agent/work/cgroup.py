@@ -2,7 +2,8 @@
 memory limit.
 
 First version 2 of control groups (one tree) is tried, then version 1 (one tree for each
-controller). If both fail, the agent itself measures the memory and enforces the limit.
+controller). If neither version can be used, the agent itself measures the memory and enforces the
+limit.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class CannotBuild(Exception):
     """Raised if the working folder or the image cannot be made as the task requires. The message
-    tells the user why."""
+    tells the user why the folder or image cannot be made."""
 
 
 def build_folder(

@@ -81,7 +81,7 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
 
 def enter(pid: int) -> None:
     """Enter the namespaces of separated work; `pid` is the ID, outside the namespaces, of the
-    work's first process. Like `separate`, return in a new process.
+    work's first process. Like `separate`, this function returns in a new process.
     """
     names = ("user", "mnt", "ipc", "pid_for_children")
     opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in names]

@@ -26,7 +26,8 @@ class WorkView:
         self._separated, self._devices = separated, devices
 
     def take(self) -> None:
-        """Limit this process to the view. The process must have only one thread. Raises OSError."""
+        """Hide everything outside the view from this process. The process must have only one
+        thread. Raises OSError."""
         if self._separated:
             separate.separate(self._folder, self._shown, self._devices)
         else:

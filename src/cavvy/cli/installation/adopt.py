@@ -30,7 +30,7 @@ def command(database: str | None, source: str | None) -> None:
     PostgreSQL database.
 
     Stop the server first; running jobs continue. The command compares all rows before it ends. If
-    it is interrupted, run it again.
+    the command is interrupted, run the command again.
     """
     from cavvy import settings
     from cavvy.api.adopt import MOVED, adopt

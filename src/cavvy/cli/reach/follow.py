@@ -121,8 +121,8 @@ def _show(
 def _read_ahead(
     client: "ApiClient", job: "JobDetail", after: int, first: int | None
 ) -> "tuple[Queue[Item], int]":
-    """Start a thread for the log of each rank, and a thread for the events. Returns the queue that
-    they fill and the number of threads.
+    """Start a thread for the log of each rank, and a thread for the events. Returns the number of
+    threads, and before it the queue that the threads fill.
     """
     queue: Queue[Item] = Queue(_AHEAD)
 
@@ -146,8 +146,8 @@ def _read_ahead(
 
 
 def _pump(source: "Callable[[], Iterator[Item]]", queue: "Queue[Item]") -> None:
-    """Put all items of a source into the queue, then the source's error, or None if it ended
-    without one.
+    """Put all items of a source into the queue, then the source's error, or None if the source
+    ended without an error.
     """
     from cavvy.client import ApiError
 

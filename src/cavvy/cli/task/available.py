@@ -188,9 +188,9 @@ def _add(
 def _add_fitting(
     live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: ProviderAnswer
 ) -> None:
-    """Add each offer to the fitting offers if the quotas allow it, the task's nodes fill its
-    machine, the task's volumes can be reached from it, and the task states its required options.
-    Add all other offers as rejected.
+    """Add each offer to the fitting or to the rejected offers. An offer fits if the quotas allow
+    it, its node can reach the task's volumes, the number of the task's nodes matches the offer's
+    hosts, and the task states the offer's required options.
     """
     blind = {name} if answer.blind else ()
     rejected = {

@@ -21,9 +21,9 @@ from cavvy.spec.workdir import FreezeError, list_folder
 def check_task(file: str, source: Translation, folder: Path, *, whole: bool = False) -> None:
     """Check that the task's files exist, that its providers, regions and instance types are in the
     catalog or at a configured provider, and that no option is misspelt. With `whole`, also check
-    the sizes of the task's files, and that an offer meets its resources and limits. `folder` is the
-    folder of the task file. Configured providers are queried only about names that the catalog
-    lacks. Raises SpecError with all problems, or CommandFailure.
+    the sizes of the task's files, and that an offer meets the task's resources and limits. `folder`
+    is the folder of the task file. Configured providers are queried only about names that the
+    catalog lacks. Raises SpecError with all problems, or CommandFailure.
     """
     texts = _explain_size(file)
     for task in source.tasks:

@@ -141,8 +141,8 @@ def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
 
 
 def text_with_rates(text: str, task: "TaskSpec", folder: Path) -> str:
-    """Return the text of the task file with the rates of its work profile added. The server
-    receives this text.
+    """Return the text of the task file with the rates of its work profile added. The client submits
+    the returned text to the server.
     """
     if task.work is None or task.work.profile is None:
         return text

@@ -32,8 +32,8 @@ def unknown_names(
 ) -> str:
     """Return one line for each unknown name in `need`, with a suggestion.
 
-    `providers` are known provider names that the catalog lacks. `live` are offers that the catalog
-    lacks, such as those of this machine.
+    `providers` are names of configured providers that the catalog lacks. `live` are offers that the
+    catalog lacks, such as those of this machine.
     """
     from difflib import get_close_matches
 
@@ -66,9 +66,9 @@ def unknown_names(
 
 
 def misspelt_options(options: "Iterable[ProviderOptions]") -> list[str]:
-    """Return one line for each name of a provider or of an option that resembles a known name.
-    Other unknown options are checked by their provider, which gives the reason. Other unknown
-    providers may be installed only on the server.
+    """Return one line for each name of a provider or of an option that resembles a known name. No
+    line is returned for any other unknown option, because its provider checks it and reports the
+    reason, or for any other unknown provider, because it may be installed only on the server.
     """
     import json
 

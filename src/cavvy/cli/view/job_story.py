@@ -22,8 +22,8 @@ _LEAVING = frozenset({"notice", "stop"})
 
 
 class JobStory:
-    """Selects and formats the events of one job, in order. `several` is true if its gang has more
-    than one rank.
+    """Selects and formats the events of one job, in order. `several` is true if the job's gang has
+    more than one rank.
     """
 
     def __init__(self, several: bool) -> None:

@@ -194,7 +194,7 @@ def open_by_api(client: ApiClient, project: str, name: str, rank: int) -> OpenCa
 
 
 class NodeTunnel:
-    """The tunnel to one node. Use it as an asynchronous context manager."""
+    """The tunnel to one node: an asynchronous context manager."""
 
     def __init__(self, open_carrier: OpenCarrier) -> None:
         self._open_carrier = open_carrier
@@ -246,8 +246,8 @@ class NodeTunnel:
     async def listen(
         self, host: str, port: int, accepted: Callable[[TunnelChannel, Fields], Awaitable[None]]
     ) -> tuple[TunnelChannel, int]:
-        """Listen on a port of the node. Each connection opens a channel, with which `accepted` is
-        called. Returns the listener's own channel and the port. Raises RemoteError, TunnelLost.
+        """Listen on a port of the node. For each connection, a new channel is opened and passed to
+        `accepted`. Returns the listener's own channel and the port. Raises RemoteError, TunnelLost.
         """
         channel = await self._open({"what": "listen", "host": host, "port": port}, accepted)
         return channel, int((await channel.opened)["port"])

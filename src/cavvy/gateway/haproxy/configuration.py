@@ -169,7 +169,7 @@ def _write_rare_rules() -> list[str]:
 
 def _write_hold(listener: HaproxyListener) -> str:
     """Return the backend of the gateway, which limits the time of each request by itself. A request
-    may wait there for its first replica for as long as its service permits.
+    may wait in the gateway for the first replica for as long as its service permits.
     """
     return f"""\
 backend {HOLD}

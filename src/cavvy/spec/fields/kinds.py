@@ -248,8 +248,8 @@ class FieldSpec(Struct, frozen=True):
 
 @cache
 def section_docs(path: str) -> Mapping[str, Any]:
-    """Return the documentation of a section and its keys in `fields.yaml`. The file is read only
-    when an error or a page needs it.
+    """Return the documentation of a section and its keys in `fields.yaml`. The file is first read
+    when an error message or a documentation page needs its text.
     """
     docs = _read_docs()[path or "task"]
     base = section_docs(docs["$as"]) if "$as" in docs else {}

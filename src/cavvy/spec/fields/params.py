@@ -56,7 +56,8 @@ class ParamSpec(Struct, frozen=True, kw_only=True):
     choices: tuple[WrittenValue, ...] = ()
 
     def check(self, given: WrittenValue) -> WrittenValue:
-        """Convert a value to the type of the parameter. Raises WrongValue if it is invalid."""
+        """Convert a value to the type of the parameter. Raises WrongValue if the value is
+        invalid."""
         value = given.value
         if self.type == "str":
             value = given.text

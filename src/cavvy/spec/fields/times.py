@@ -96,7 +96,7 @@ def read_time(text: str) -> datetime:
 
 
 def find_zone(name: str) -> "ZoneInfo":
-    """Return the time zone with this IANA name. Raises WrongValue if there is none."""
+    """Return the time zone with this IANA name. Raises WrongValue if the name is unknown."""
     from zoneinfo import ZoneInfo, available_timezones
 
     try:
