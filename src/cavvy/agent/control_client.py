@@ -82,8 +82,8 @@ class RetryingConnection:
         reply: Callable[[ConfigFields], None],
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Send a request and pass a successful answer to `reply`. Failures and refusals are handled
-        here.
+        """Send a request and pass a successful answer to `reply`. This method handles failures and
+        refusals itself.
         """
         route = path.partition("?")[0]
 
@@ -234,7 +234,8 @@ class ControlPlaneClient:
             self._claim()
 
     def pump(self) -> None:
-        """Send pending messages and log output. Call this after adding messages or output."""
+        """Send pending messages and log output. Must be called after messages or output were
+        added."""
         if self.closed or self._go is not None:
             return
         if self._messages.idle:

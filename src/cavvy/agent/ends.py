@@ -59,8 +59,8 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
     """Return the outcome, exit code and reason of work that has ended. `ending` is the outcome and
     reason if the agent ended the work, or None if the work ended by itself.
 
-    If the agent has sent the work a signal, exit code 0 is not treated as success here: the control
-    plane decides from the work's reports.
+    If the agent has sent the work a signal, this function does not treat exit code 0 as success,
+    because the control plane decides from the work's reports.
     """
     if ending is not None:
         return ending[0], code, ending[1]

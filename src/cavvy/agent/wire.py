@@ -462,7 +462,7 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 def _wants(error: OSError) -> int:
     """Return the poll event that a TLS connection is waiting for according to `error`, or 0 for any
-    other error. Only TLS sockets raise such errors.
+    other error. Only TLS sockets raise errors with a poll event.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

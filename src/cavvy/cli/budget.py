@@ -184,7 +184,7 @@ def _share(percent: int | None) -> str:
 @command.command("remove")
 @click.argument("name")
 def remove(name: str) -> None:
-    """Remove a budget. Jobs that wait because of it may start."""
+    """Remove a budget. Jobs that wait because of the budget may start."""
     from cavvy.client.budget_wire import delete_budget
 
     with session() as client:

@@ -91,8 +91,8 @@ def command(name: str | None, policy: bool, live: bool, max_usd: float, output: 
     the job, and checks that nothing is left. The machine is also removed after Ctrl-C or a failure.
     The server on this computer removes the machine, so leave the computer on. While the computer is
     off, a machine that cannot end itself is billed, even beyond --max-usd. The requests to a cloud
-    are recorded, without secrets, in a file that tests can replay. Check this file before you share
-    it.
+    are recorded, without secrets, in a file that tests can replay. Check the recorded requests
+    before you share the file.
     """
     if policy:
         click.echo(_policy(name).rstrip("\n"))

@@ -67,7 +67,7 @@ class _CostGroup(click.Group):
 
 @click.group("cost", cls=_CostGroup)
 def command(**options: object) -> None:
-    """Show spending. Without a command, the options and the name of a job are those of `show`."""
+    """Show spending. If no command is given, `show` runs with the given options and job."""
 
 
 def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:

@@ -13,8 +13,9 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 def command() -> None:
     """Give a project its own credentials at providers.
 
-    The jobs of the project and its subprojects then use this account instead of the server's.
-    Credentials are stored encrypted, stay on the server and are never shown again.
+    With its own credential, a project and its subprojects run their jobs in the project's account
+    instead of the server's account. Credentials are stored encrypted, stay on the server and are
+    never shown again.
     """
 
 

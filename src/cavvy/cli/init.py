@@ -33,7 +33,7 @@ def command(
     """Write a commented task file to start from. The file's name is FILE (default: task.yaml).
 
     The command asks for a name, a command line, accelerators, spot capacity, checkpoints and a
-    budget. It asks again before it overwrites a file.
+    budget. The command asks for confirmation before it overwrites a file.
     """
     from cavvy.importers import parse_task
     from cavvy.spec import SpecError

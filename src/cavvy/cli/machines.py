@@ -23,7 +23,8 @@ _QUIET_S = 5  # seconds of waiting before a message names the reason
 @output_option
 @click.pass_context
 def command(context: click.Context, project: str | None, output: str) -> None:
-    """List named machines with their price and cost. `cavvy run --machine NAME` gets one.
+    """List named machines with their price and cost. `cavvy run --machine NAME` runs a job on the
+    machine NAME and creates the machine if it does not exist.
 
     A machine stays, and is billed, while it waits for the next job. The machine is released when it
     has been idle for its keep time.

@@ -119,7 +119,7 @@ def _put_out(
 
 def show_plan(task: "TaskSpec", file: str) -> None:
     """Print the best offers of the configured providers. Raises CommandFailure if no offer fits.
-    `file` is the name of the task's file for the hint of the error.
+    `file` is the name of the task's file, which the error's hint contains.
     """
     from cavvy.planner.candidates import join_reasons, tasks_of
 
@@ -331,8 +331,8 @@ _COLUMNS = (
 
 
 def _rows(answer: _Alternative, notes: Sequence[str] = ()) -> list[tuple[object, ...]]:
-    """Return the cells of each row. If `notes` is given, it lists all notes and the rows refer to
-    them by number. If it is (), the rows contain their notes in full.
+    """Return the cells of each row. If `notes` contains notes, the rows refer to the notes by
+    number. If `notes` is (), the rows contain their notes in full.
     """
     return [
         _row(rank, placement, answer.offered.readiness(placement.offer), notes)

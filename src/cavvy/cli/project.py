@@ -52,7 +52,7 @@ def move(
     """Move a project and its subprojects below another project.
 
     The moved project keeps its jobs, costs, budgets and own policies. The roles, policies and
-    budgets of its new parents apply, instead of those of its former parents.
+    budgets of the new parents replace the roles, policies and budgets of the former parents.
     """
     from cavvy.client.account_wire import ProjectMove
     from cavvy.client.accounts import AccountClient

@@ -136,9 +136,10 @@ def retry(name: str, call_id: str | None, project: str) -> None:
 def trigger(platform: str) -> None:
     """Print a cloud function that passes its events on to a webhook.
 
-    The function needs only Python. The variable CAVVY_HOOK_URL of the function is the URL of the
-    webhook, which must have the signature `standard`, and CAVVY_HOOK_SECRET its secret. The handler
-    is `lambda_handler` (aws-lambda), `main` (azure-function) or `forward_event` (google-function).
+    The function needs only Python. Set the function's variable CAVVY_HOOK_URL to the webhook's URL
+    and CAVVY_HOOK_SECRET to the webhook's secret. The webhook must have the signature `standard`.
+    The handler is `lambda_handler` (aws-lambda), `main` (azure-function) or `forward_event`
+    (google-function).
     """
     from cavvy.cloud_functions import read_function
 
@@ -152,8 +153,8 @@ def trigger(platform: str) -> None:
     "--state", type=click.Choice(_STATES), required=True, help="Delete the calls in this state."
 )
 def purge(name: str, project: str, state: str) -> None:
-    """Delete the calls in one state, with their results. The events that added these calls do not
-    add them again.
+    """Delete the calls in one state, with their results. An event that has added a deleted call
+    does not add the call again.
     """
     from cavvy.client import queue_wire
 

@@ -11,7 +11,7 @@ from cavvy.cli.reach.session import detach_option, project_option, session
 @project_option
 @detach_option
 def command(name: str, project: str, detach: bool) -> None:
-    """Queue an ended job again; it resumes from its checkpoint."""
+    """Queue an ended job again. The job resumes from its newest checkpoint."""
     from cavvy.cli.reach.follow import follow
 
     with session() as client:

@@ -16,7 +16,7 @@ def command() -> None:
     """Start, stop and inspect the embedded server.
 
     Commands start the server when they need it. The server stops by itself after a while without
-    work. Jobs keep running while it is stopped.
+    work. Jobs keep running while the server is stopped.
     """
 
 

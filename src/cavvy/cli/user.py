@@ -10,8 +10,8 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 def command() -> None:
     """Add, list and remove accounts of people and services.
 
-    A new account has no roles: `cavvy role grant` grants them, and `cavvy token create --user NAME`
-    creates the token with which the account signs in.
+    A new account has no roles. `cavvy role grant` grants roles to an account, and `cavvy token
+    create --user NAME` creates the token with which an account signs in.
     """
 
 

@@ -111,8 +111,8 @@ class ProjectArchiveAsk(Ask, frozen=True, kw_only=True):
 
 
 class ProjectView(Answer, frozen=True, kw_only=True):
-    """A project, and the caller's roles in it. `parent` is also null if the caller has no role in
-    the parent.
+    """A project, and the caller's roles in it. `parent` is null if the project has no parent or the
+    caller has no role in the parent.
     """
 
     name: str

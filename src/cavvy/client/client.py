@@ -131,7 +131,7 @@ class ApiClient:
         cursor: str | None = None,
         limit: int = 50,
     ) -> wire.JobPage:
-        """Return one page of jobs, newest first, of one project or, if it is None, of all
+        """Return one page of jobs, newest first, of one project or, if `project` is None, of all
         projects.
         """
         base = "/v1/jobs" if project is None else f"{project_path(project)}/jobs"
@@ -370,7 +370,8 @@ class ApiClient:
         self._call("DELETE", f"/v1/joined/{segment('machine', name)}", retry=False)
 
     def quotas(self, provider: str | None = None) -> wire.QuotaReport:
-        """Return the account's quotas at one provider or, if it is None, at all providers."""
+        """Return the account's quotas at one provider or, if `provider` is None, at all
+        providers."""
         return self._ask("/v1/quotas" + query(provider=provider), wire.QuotaReport, wait_s=60)
 
     # Named machines
@@ -405,7 +406,8 @@ class ApiClient:
         return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
 
     def delete_machine(self, project: str, name: str) -> None:
-        """Delete a stopped machine. Raises ApiError `machine-in-use` unless it is stopped."""
+        """Delete a stopped machine. Raises ApiError `machine-in-use` if the machine is not
+        stopped."""
         self._call("DELETE", machine_path(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:
@@ -512,9 +514,9 @@ class ApiClient:
         wait_s: float = 0,
         retry: bool = True,
     ) -> HttpAnswer:
-        """Send a request. If `retry` is set, which requires that the request is safe to repeat,
-        repeat it until a server answers. The server may take `wait_s` seconds longer than usual to
-        answer.
+        """Send a request. If `retry` is set, repeat the request until a server answers; set `retry`
+        only for requests that are safe to repeat. The server may take `wait_s` seconds longer than
+        usual to answer.
         """
         return self.repeat(
             lambda: self.send(method, target, body, headers, wait_s=wait_s), retry=retry

@@ -1,5 +1,5 @@
-"""Contexts: the servers that this user signed in to. `contexts.json` in the state folder lists them
-with their tokens, and names the context that commands use.
+"""Contexts: the servers that this user signed in to. The file `contexts.json` in the state folder
+contains each server's address and token, and the name of the context that commands use.
 
 `local` is the name of the embedded server of this machine, which needs no context.
 """

@@ -93,8 +93,8 @@ def _answers(server: ServerFile, patience: Patience) -> bool:
 
 
 def _fits(server: ServerFile) -> bool:
-    """Return whether this program can use the server. If it cannot, the server is older and must be
-    replaced.
+    """Return whether this program can use the server. If the result is False, the server is older
+    than this program and must be replaced.
 
     Raises IncompatibleVersions if the server has a newer major version of the API.
     """

@@ -11,7 +11,7 @@ from cavvy.client.wire import Answer, Ask
 class PolicyAsk(Ask, frozen=True, kw_only=True):
     """The resources that the jobs of a project may use. Empty lists and null permit everything.
     `max_rate_micros_per_hour` is the highest price of one node. `signed_by` contains public keys in
-    PEM form. One of these keys must have signed the image.
+    PEM form; each image must be signed with one of these keys.
     """
 
     providers: list[str] = field(default_factory=list)

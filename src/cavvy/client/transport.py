@@ -1,8 +1,8 @@
 """An HTTP/1.1 client over a Unix socket, TCP or TLS, with persistent connections.
 
 This client is used instead of `http.client`, because importing that module takes as long as
-importing all other modules of a command. It supports only answers that Cavvy's server gives, with
-Content-Length or chunked bodies. A connection belongs to one thread.
+importing all other modules of a command. The client supports only answers in the form that Cavvy's
+server sends: with Content-Length or a chunked body. A connection belongs to one thread.
 """
 
 import select
@@ -116,8 +116,8 @@ class ClientConnection:
             view = view[self._wait(connection, connection.send, view) :]
 
     def _wait(self, connection: socket.socket, act: Callable[[_P], _T], value: _P) -> _T:
-        """Call a blocking method of the socket. If it takes longer than the quiet time, report this
-        once, and continue until the timeout.
+        """Call a blocking method of the socket. If the method takes longer than the quiet time,
+        report the delay once, and wait until the timeout.
         """
         if self._quiet is not None and self._quiet[0] < self._timeout_s:
             after_s, report = self._quiet

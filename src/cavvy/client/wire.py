@@ -327,8 +327,8 @@ class ProjectCost(Answer, frozen=True, kw_only=True):
 
 
 class NodeListing(Answer, frozen=True, kw_only=True):
-    """A node that is running or billed now. `rank_phase` is the phase that its agent reports.
-    `devices` are the devices of a shared host that are allocated to the node.
+    """A node that is running or billed now. `rank_phase` is the phase that the node's agent
+    reports. `devices` are the devices of a shared host that are allocated to the node.
     """
 
     project: str

@@ -53,8 +53,8 @@ class AuditRecord(AuditEntry, frozen=True, kw_only=True):
 
 
 class SealedRecord(Struct, frozen=True, kw_only=True):
-    """A record as it is stored: its text, the hash of the text, and copies of the fields by which
-    records are found.
+    """A record as it is stored: its text, the hash of the text, and copies of the fields that
+    queries use as filters.
     """
 
     number: int

@@ -5,7 +5,8 @@ from cavvy.domain.values import Struct
 
 class BatchFit(Struct, frozen=True, kw_only=True):
     """A batch of n requests takes `slope_s` * n + `base_s` seconds. `most` is the average number of
-    requests in a full batch. A batch with more requests would be too large or would end too late.
+    requests in a full batch. A batch of more than `most` requests would be too large or would end
+    too late.
     """
 
     slope_s: float

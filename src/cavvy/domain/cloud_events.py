@@ -39,7 +39,8 @@ class InvalidEvent(Exception):
 
 class EventAttributes(Struct, frozen=True, kw_only=True):
     """The attributes of an event. `others` contains the attributes that the specification does not
-    require. It does not contain `datacontenttype`, which is the header Content-Type of a request.
+    require. `others` does not contain `datacontenttype`, which is sent as the request's header
+    Content-Type.
     """
 
     id: str

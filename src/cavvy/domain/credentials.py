@@ -1,7 +1,7 @@
 """The credentials that projects have at providers, and the choice of the credential for a job.
 
 A provider that is used with the credential of a project is a separate account, with the name
-PROVIDER@PROJECT. Such an account has its own machines, ledger and quotas. The account of the
+PROVIDER@PROJECT. The project's account has its own machines, ledger and quotas. The account of the
 installation has the name of the provider.
 """
 

@@ -34,7 +34,7 @@ def list_extras(
     offer: Offer, disk_gib: int | None = None, disk_type: str | None = None
 ) -> tuple[NodeExtra, ...]:
     """Return the extras that a new node of the offer is expected to have. `disk_gib` and
-    `disk_type` describe the disk that its task requests, if any.
+    `disk_type` describe the disk that the node's task requests, if any.
     """
     found: dict[ChargeKind, NodeExtra] = {}
     for each in offer.extras:
@@ -50,9 +50,9 @@ class NodeSeen(Struct, frozen=True, kw_only=True):
     """One node as the provider reports it. The node is billed from `started_at` to `ended_at`.
 
     `unseen` means that the provider did not record the end: the node ended between the time when it
-    was last seen and `ended_at`, so its cost is known only as a range. Likewise, if `started_by` is
-    set, the provider did not record the start: the bill began between `started_at` and
-    `started_by`, or never if the node ended before.
+    was last seen and `ended_at`, so its cost is known only as a range. `started_by` means that the
+    provider did not record the start: the bill began between `started_at` and `started_by`, or
+    never if the node ended before `started_at`.
 
     `seen_at` is when the provider last saw the node run, if its answer is older than the poll that
     reports it; it is None if the node ran at the time of the poll.

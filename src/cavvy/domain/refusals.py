@@ -1,5 +1,5 @@
 """Limits the number of refused requests that get their own records in the audit log, so that a
-flood of refusals does not fill the disk. Refusals without a record are counted.
+flood of refusals does not fill the disk. Refusals that get no record are only counted.
 """
 
 from collections.abc import Sequence

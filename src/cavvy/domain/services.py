@@ -321,9 +321,10 @@ class ServingMarket(Struct, frozen=True, kw_only=True):
 
 
 class UnplacedRequests(Struct, frozen=True, kw_only=True):
-    """Requests that wait although the service has its maximum number of replicas: they must stay in
-    `places` (as `place_loads.write_places` writes them), and no replica is there. The replica with
-    the number `instead` would have to end first.
+    """Requests that wait although the service has its maximum number of replicas, because the
+    requests must stay in `places` and no replica is in these places. `places` has the format of
+    `place_loads.write_places`. A replica in `places` can start only after the replica with the
+    number `instead` has ended.
     """
 
     places: str

@@ -1,5 +1,5 @@
-"""The task: a description of the work that a user wants to run. The module `spec` reads it from a
-file; all other modules use it.
+"""The task: a description of the work that a user wants to run. The module `spec` reads tasks from
+files; all other modules use the tasks.
 """
 
 import dataclasses
@@ -49,8 +49,8 @@ class AcceleratorNeed(Struct, frozen=True, kw_only=True):
 
 
 class Fabric(StrEnum):
-    """A network over which nodes exchange data without using their CPUs. A request for `RDMA`
-    accepts every other value too.
+    """A network over which nodes exchange data without using their CPUs. A task that requests
+    `RDMA` accepts a node with any of these networks.
     """
 
     RDMA = "rdma"
@@ -88,8 +88,8 @@ class NetworkNeed(Struct, frozen=True, kw_only=True):
 
 
 class NodeCheck(Struct, frozen=True, kw_only=True):
-    """Requirements that each node must meet at boot, before the work starts. A node that does not
-    meet them is released, and its offer is avoided for a while.
+    """Requirements that each node must meet at boot, before the work starts. If a node fails the
+    check, the node is released and its offer is avoided for a while.
     """
 
     share: float = 0.6  # minimum share of the data-sheet values that each accelerator must reach
@@ -164,8 +164,9 @@ class Workdir(Struct, frozen=True, kw_only=True):
 class Transfer(Struct, frozen=True, kw_only=True):
     """One input or output: copy `source` to `target`.
 
-    One of the two is a path relative to the working folder. The other is an absolute path on the
-    node, or a URL with one of URL_SCHEMES.
+    An input's target and an output's source are paths that are relative to the working folder or
+    absolute. An input's source and an output's target are absolute paths on the node, or URLs with
+    one of URL_SCHEMES.
     """
 
     source: str
@@ -207,7 +208,7 @@ class VolumeKind(StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """Files that are kept independently of jobs. Each node sees them under `path`, which is
+    """Files that are kept independently of jobs. Each node sees the files under `path`, which is
     absolute or in the working folder.
 
     `source` depends on the kind: the volume's name, a folder of the node, SERVER:/EXPORT, or a path
@@ -299,7 +300,7 @@ class WindowSpan(Struct, frozen=True, kw_only=True):
 
 class StartWindow(Struct, frozen=True, kw_only=True):
     """The times at which a job may start. Cavvy chooses the cheapest time within these periods.
-    `text` is how the task file states them.
+    `text` is the window as the task file states it.
     """
 
     spans: tuple[WindowSpan, ...]

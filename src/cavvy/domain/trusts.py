@@ -2,7 +2,7 @@
 bearers of the tokens get.
 
 Such a token is an ID token of OpenID Connect: issued by a CI system for one of its jobs, or by an
-identity provider for a person. The server exchanges it for a token of an account.
+identity provider for a person. The server exchanges the ID token for a token of an account.
 """
 
 from collections.abc import Mapping, Sequence
@@ -133,8 +133,8 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
 def limits_users(trust: IssuerTrust) -> bool:
     """Return whether the claims limit a trust to certain users of its issuer. For the
     SHARED_ISSUERS, a fixed value, or a value that is fixed up to a slash, is required for one of
-    the claims that distinguish the issuer's users. For other issuers, any fixed part of a claim is
-    sufficient.
+    the claims that distinguish the issuer's users. For all other issuers, a trust is limited if any
+    claim has a fixed part.
     """
     identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
     if identifying is None:

@@ -15,8 +15,8 @@ def explain_address(host: str, port: int, error: OSError) -> str:
 
 
 def find_obstacle(host: str, port: int, *, reuse_port: bool = False) -> str:
-    """Return why nothing can listen on an address, or "" if the address can be used. This function
-    leaves the address unused.
+    """Return why nothing can listen on an address, or "" if the address can be used. The function
+    frees the address before it returns.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[

@@ -1,5 +1,5 @@
-"""Decides whether a request may enter a service's queue. The decision depends on the request's key,
-the rate of requests, and the places in which the request must stay."""
+"""Decides whether a request may enter a service's queue. The decision to admit a request depends on
+the request's key, the rate of requests, and the places in which the request must stay."""
 
 import time
 from typing import TYPE_CHECKING

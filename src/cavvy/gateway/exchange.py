@@ -33,7 +33,7 @@ class ResponseSink(Protocol):
         """Receive more bytes of the body."""
 
     def pass_chunk(self, data: bytes) -> None:
-        """Receive a whole chunk of the body, which is written as `as_chunk` does."""
+        """Receive a whole chunk of the body in the format that `as_chunk` writes."""
 
     def send_interim(self, head: ResponseHead) -> None:
         """Receive a response with a status below 200, except 101."""

@@ -95,7 +95,8 @@ _SEARCH_RESPONSE = _compile_search(_OF_RESPONSES)
 
 
 class HeadError(Exception):
-    """Raised if the message is refused; `status` is the answer to a client that sent it."""
+    """Raised if a message is refused. If a client sent the message, the gateway answers with
+    `status`."""
 
     def __init__(self, status: int, what: str) -> None:
         super().__init__(what)
@@ -131,9 +132,9 @@ class RequestHead:
         self.fields = fields
 
     def get_header(self, name: bytes) -> bytes:
-        """Return the value of the first field with this name, which must be in lower case. Fields
-        that are passed on are searched, and fields that were removed because the gateway needs
-        them.
+        """Return the value of the first field with this name, which must be in lower case. The
+        search covers the fields that are passed on, and the fields that the gateway removed for its
+        own use.
         """
         if name in _NEEDED:
             return bytes(getattr(self, _NEEDED[name]))

@@ -3,13 +3,13 @@
 The file is mapped into memory, so each count needs only one write to memory, and the operating
 system keeps the count if the process is killed. The next gateway of the same folder continues all
 counts under the same epoch, so the counts of an epoch only grow. After a restart of the machine,
-the file may be older than what was read from it. In this case, all counts start at 0 under a new
-epoch, unless the last gateway ended in an orderly way.
+the file may lack counts that were already reported. Therefore, all counts then start at 0 under a
+new epoch, unless the last gateway ended in an orderly way.
 
-The file has slots of 256 bytes. The first one is the header: the format, the epoch, and the boot ID
-of the machine while a gateway uses the file. Each other slot has the number of requests and their
-share of the replica's time in microseconds (two numbers of 8 bytes), the length of its name, and
-the name: the service, the replica and the client's key. A length of 0 marks a free slot.
+The file has slots of 256 bytes. The first slot is the header: the format, the epoch, and the boot
+ID of the machine while a gateway uses the file. Each other slot has the number of requests and
+their share of the replica's time in microseconds (two numbers of 8 bytes), the length of its name,
+and the name: the service, the replica and the client's key. A length of 0 marks a free slot.
 """
 
 import fcntl
@@ -157,8 +157,9 @@ class KeptCounts:
             self._free.append(slot)
 
     def _grow(self) -> None:
-        """Add a chunk of free slots. Its blocks exist before it is mapped: a full disk would end
-        the process at the first write. Raises OSError.
+        """Add a chunk of free slots. The chunk's disk blocks are allocated before the chunk is
+        mapped, because a write to a mapped chunk on a full disk would kill the process. Raises
+        OSError.
         """
         number = len(self._chunks)
         if number >= _CHUNKS_MAX:
@@ -231,8 +232,8 @@ def _read_name(slot: memoryview) -> tuple[str, str, str] | None:
 
 
 def _read_boot() -> bytes:
-    """Return the ID of this boot of the machine. If the machine has no boot ID, each process gets a
-    different one.
+    """Return the ID of this boot of the machine. If the machine has no boot ID, return a random ID,
+    which differs in each process.
     """
     try:
         text = _BOOT_FILE.read_bytes().strip()

@@ -1,7 +1,7 @@
 """The routes of OpenAI's API for all services with models: the body's `model` selects the service.
 
-At most `limits.hold_bytes` of a body are read, which is the limit for requests without a replica.
-If the body is longer, `model` must be in the part that is read.
+The gateway reads at most `limits.hold_bytes` of a body, which is the limit for requests without a
+replica. If a body is longer, `model` must be in its first `limits.hold_bytes`.
 """
 
 import re
@@ -81,8 +81,8 @@ class ModelRoutes:
     def find(self, name: str, head: RequestHead, clock: float) -> "list[ServiceQueue]":
         """Return the services with this model. If several services have this model, return the
         services that accept the request's key or, if no service accepts it, the services without
-        keys. Therefore, a service without keys never receives requests that are meant for a service
-        with keys.
+        keys. By this rule, a service without keys never receives requests that are meant for a
+        service with keys.
         """
         found = self._services.get(name, [])
         if len(found) < 2:

@@ -1,8 +1,8 @@
 """Writes the gateway's own responses in JSON.
 
 The format is `{"error": {"code": ..., "message": ..., "type": ..., "param": null, "request_id":
-...}}`, which clients of OpenAI's API understand. If the status is below 400, the key is `call`
-instead of `error`.
+...}}`, which clients of OpenAI's API understand. If the status is below 400, the body has the key
+`call` instead of `error`.
 """
 
 from enum import StrEnum

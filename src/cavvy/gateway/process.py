@@ -34,7 +34,7 @@ _GC_THRESHOLDS = (20_000, 20, 100)
 
 def run(arguments: Sequence[str]) -> int:
     """Run `python -m cavvy.gateway CONFIG.json`: serve until a signal or the control socket stops
-    the process. The reason why it cannot serve is printed as one line of JSON.
+    the process. If the gateway cannot serve, the reason is printed as one line of JSON.
     """
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m cavvy.gateway CONFIG.json\n")
@@ -131,8 +131,8 @@ async def _tick_until(
     door: Door, stop: asyncio.Future[float], control: ControlSocket, alone_s: float | None
 ) -> None:
     """Serve until the process is stopped, or until no server has been connected for `alone_s`.
-    Another server may have moved the replicas during such a time, so requests that wait here could
-    fail.
+    While no server was connected, another server may have moved the replicas, so the requests that
+    wait in this gateway could fail.
     """
     linked_at = monotonic()
     while not stop.done():

@@ -40,7 +40,7 @@ class TokenBucket:
         return (1 - self._tokens) / self._per_s
 
     def give_back(self) -> None:
-        """Return a token, because its request was refused for another reason."""
+        """Put a token back into the bucket, because its request was refused for another reason."""
         self._tokens = min(self._burst, self._tokens + 1)
 
 

@@ -116,9 +116,9 @@ class ServiceQueue:
 
     def list_credentials(self, head: RequestHead) -> bytes:
         """Return the header fields with the client's credentials for the replica. The fields are
-        not passed on if the service has keys, because the fields could contain these keys. The key
-        of another service is not passed on either: the request's model may have selected this
-        service.
+        not passed on if the service has keys, because the fields could contain these keys. A key of
+        another service is never passed on; a request can contain one because the request's model
+        may have selected this service.
         """
         fields = b""
         if not self.keys:
@@ -241,7 +241,7 @@ class ServiceQueue:
             )
 
     def find_work(self, replica: str) -> ReplicaWork:
-        """Return the work record of a replica. The record is kept if the replica's address
+        """Return the work record of a replica. A replica keeps its work record if its address
         changes."""
         known = self._work.get(replica)
         if known is None:
@@ -426,7 +426,7 @@ class ServiceQueue:
         return choose_least(loads, self._turn)
 
     def _start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
-        """Start the request, with others if they can be joined."""
+        """Start the request, joined with other waiting requests if possible."""
         if self.batches is not None and exchange.part is not None:
             members = self.batches.choose(exchange, self._waiting, pool, self._count_free(), now)
             for each in members[1:]:

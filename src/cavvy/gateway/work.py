@@ -1,7 +1,7 @@
 """Divides a replica's time among its requests.
 
-At each moment, the requests in flight share the replica equally. So the shares of all requests add
-up to the time in which the replica had at least one request. `_virtual` is the share of an
+At each moment, the requests in flight share the replica equally. The shares of all requests thus
+add up to the time in which the replica had at least one request. `_virtual` is the share of an
 imaginary request that is always in flight: it grows by dt / n, where n is the number of requests in
 flight. The share of a request is the difference between the values of `_virtual` at its end and at
 its start, so it is computed in constant time. In a batch, a request with k instances counts as k
@@ -49,7 +49,8 @@ class ReplicaWork:
         }
 
     def begin(self, key: str, now: float, weight: int = 1) -> float:
-        """Record the start of a request. Returns its mark, which `share_s` needs."""
+        """Record the start of a request. Returns the request's mark, which is an argument of
+        `share_s`."""
         virtual = self._pass(now)
         self._in_flight += weight
         known = self._by_key.get(key)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class CavvyError(Exception):
-    """An error. `message` says what is wrong, and `hint` what to do. If the error comes from the
-    server, `code` is its code, which is explained in [errors](errors.md).
+    """An error. `message` says what is wrong, and `hint` what to do. If the server reported the
+    error, `code` is the error's code, as listed in [errors](errors.md).
     """
 
     def __init__(self, message: str, hint: str = "", code: str = "") -> None:
@@ -58,7 +58,8 @@ class JobNotFound(CavvyError, LookupError):
 
 
 class JobFailed(CavvyError):
-    """Raised if the job failed or was stopped. The message ends with the last lines of its log."""
+    """Raised if the job failed or was stopped. The message ends with the last lines of the job's
+    log."""
 
     status: "JobStatus"
 

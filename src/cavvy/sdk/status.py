@@ -37,8 +37,8 @@ class JobStatus:
     """The state of a job at one time.
 
     `placement` is the offer of the newest attempt, as provider/region/type/purchase.
-    `rate_usd_per_hour` is the price of all its nodes together. The states of jobs in a list do not
-    contain `rate_usd_per_hour`, `first_failed_rank`, `queue_position` and `nodes`.
+    `rate_usd_per_hour` is the price of all nodes of this attempt together. The states of jobs in a
+    list do not contain `rate_usd_per_hour`, `first_failed_rank`, `queue_position` and `nodes`.
     """
 
     id: str

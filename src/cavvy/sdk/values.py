@@ -12,9 +12,9 @@ from cavvy.domain.tasks import Scalar
 
 
 def to_plain(value: object, key: str) -> Any:
-    """Convert a value to dicts, lists and plain values. `key` is its name for errors, such as
-    resources.gpu. Entries of a dict whose value is None are left out. Raises TypeError for values
-    that a task file cannot contain.
+    """Convert a value to dicts, lists and plain values. `key` is the name of the value in error
+    messages, such as resources.gpu. Entries of a dict whose value is None are left out. Raises
+    TypeError for values that a task file cannot contain.
     """
     match value:
         case Mapping():

@@ -1,5 +1,5 @@
-"""The known engines: programs that serve a model. Cavvy writes their command, port and probe; the
-path of their metrics is stored here too.
+"""The known engines: programs that serve a model. For each engine, Cavvy writes the command, the
+port and the probe of the service, and knows the path of the engine's metrics.
 
 `flags` are the engine's options, as listed in `source` on the date `as_of`. A test checks that the
 command uses no options other than these. The tests run the command of only one engine,

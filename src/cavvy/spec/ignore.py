@@ -162,8 +162,8 @@ class _Own:
         return self._ignores_folder(parent) or _matches(self._rules_for(parent), path, False)
 
     def _ignores_folder(self, inside: str) -> bool:
-        """Return whether a folder or one of its parents is ignored. If so, no rule can include the
-        folder's contents again. `inside` is the folder's path and ends with a slash.
+        """Return whether a folder or one of its parents is ignored. No rule can include the
+        contents of an ignored folder again. `inside` is the folder's path and ends with a slash.
         """
         if inside not in self._folders:
             parent = inside[: inside.rstrip("/").rfind("/") + 1]

@@ -1,5 +1,5 @@
 """Finds which engine serves the files of a model, and writes the file of the service. `cavvy
-deploy` uses it for files that a job has stored.
+deploy` uses this module for files that a job has stored.
 """
 
 import json

@@ -69,8 +69,8 @@ def compose_all(
     and the result is ().
 
     If the list `repeated` is given, the text is read as PyYAML does without libyaml: a duplicate
-    key is not an error, its last value is used, and the key is added to `repeated`. A tab between
-    words is an error in this mode.
+    key is not an error, its last value is used, and the key is added to `repeated`. With
+    `repeated`, a tab between words is an error.
     """
     if len(text) > MAX_CHARACTERS:
         notes.outside(
@@ -448,8 +448,8 @@ def _explain(error: "MarkedYAMLError", notes: ProblemNotes) -> None:
 
 
 def _place_error(error: "MarkedYAMLError", notes: ProblemNotes) -> SourceMark:
-    """Return the position of the error. If its line is empty, return an earlier position on a line
-    that contains text.
+    """Return the position of the error. If the error is on an empty line, return an earlier
+    position on a line that contains text.
     """
     for place in (error.problem_mark or error.context_mark, error.context_mark):
         # The parser detects an unclosed bracket or quote only at the end of the file. The error is

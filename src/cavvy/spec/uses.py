@@ -1,5 +1,5 @@
-"""Matches the entries of `setup.uses` with the files of a snapshot. The checks of a task use this
-module, and so does the computation of the key of a reusable setup.
+"""Matches the entries of `setup.uses` with the files of a snapshot. The module is used to check a
+task and to compute the key of a reusable setup.
 """
 
 import os

@@ -224,8 +224,8 @@ def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
 def _without_state(
     folder: Path, paths: list[str], state: Path | None
 ) -> tuple[list[str], list[str]]:
-    """Return the paths that are not inside Cavvy's own folder, and a message if any path is inside
-    it.
+    """Return the paths that are not inside Cavvy's state folder, and a message if any path is
+    inside the state folder.
     """
     inside = (
         ".."

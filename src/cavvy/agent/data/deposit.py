@@ -269,9 +269,8 @@ def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
     """Upload the results, the manifest last. Return the exit code of the process, which runs only
     this function.
 
-    The upload first replaces the manifest of an earlier try with an empty manifest. Otherwise, if
-    the node ended before the new manifest is sent, the earlier manifest would describe the new
-    objects wrongly.
+    The upload first replaces the manifest of an earlier try with an empty manifest. If the node
+    then ends before the new manifest is sent, no old manifest describes the new objects wrongly.
     """
     try:
         results.collect()

@@ -2,7 +2,7 @@
 profile, the service account of a Google machine, the managed identity of an Azure machine.
 
 The node's metadata service supplies short-lived credentials. Amazon's and Azure's registries
-exchange them for a login:
+exchange these credentials for a login:
 https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html
 https://cloud.google.com/artifact-registry/docs/docker/authentication#token
 https://github.com/Azure/acr/blob/main/docs/AAD-OAuth.md

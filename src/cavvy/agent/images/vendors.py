@@ -94,7 +94,8 @@ def find_image_vendor(image: str) -> str | None:
 
 def explain_packages(found: dict[str, list[str]], vendor: str, *, inf1: bool | None) -> str | None:
     """Return why packages cannot use a vendor's accelerators, or None if no reason is known. `inf1`
-    says whether the accelerators are the first Inferentia; None if unknown.
+    is true if the accelerators are Inferentia of the first generation, and None if their generation
+    is unknown.
     """
     if not found:
         return None

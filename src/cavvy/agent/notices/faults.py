@@ -1,5 +1,5 @@
-"""Detects signs of a broken GPU in the task's output and in the kernel's log. If a task fails with
-such a sign, the failure is not counted as the task's fault.
+"""Detects signs of a broken GPU in the task's output and in the kernel's log. If a task fails and
+its node shows a sign of a broken GPU, the failure is not counted as the task's fault.
 """
 
 from __future__ import annotations

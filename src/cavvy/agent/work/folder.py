@@ -95,8 +95,8 @@ def reduce(folder: str, only: list[str]) -> None:
 
 
 def is_used(path: str, uses: list[str]) -> bool:
-    """Return whether `path` is in `uses` or in a folder of `uses`. The control plane applies the
-    same rule to compute the setup's key.
+    """Return whether `path` is in `uses` or in a folder of `uses`. The control plane uses the same
+    rule to choose the files for the setup's key.
     """
     return any(path == use or path.startswith(use + "/") for use in uses)
 
@@ -235,8 +235,8 @@ def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
     """Make the checkpoint's path in the working folder a link to its storage folder, and return the
     storage folder. Raises CannotBuild, OSError.
 
-    If the storage folder is empty, files that the working folder has at that path become the first
-    checkpoint.
+    If the storage folder is empty, files that exist at the checkpoint's path in the working folder
+    become the first checkpoint.
     """
     path = inside(folder, checkpoint.path)
     if checkpoint.storage is None:

@@ -1,5 +1,5 @@
 """Tests whether this machine can separate the work of different projects, and names the obstacle if
-it cannot. The server makes the sentence for users (`providers.hosts.isolation`).
+it cannot. The server converts the obstacle to a message for users (`providers.hosts.isolation`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def find_obstacle(folder: str, shown: str) -> str:
 
 def find_metadata(addresses: Sequence[str] = METADATA_ADDRESSES, port: int = 80) -> str:
     """Return the first address at which a metadata service accepts connections, or "" if there is
-    none. Jobs could request the credentials of the machine from this service. This function sends
+    none. Jobs could request the machine's credentials from a metadata service. This function sends
     no request. Blocks.
     """
     with ThreadPoolExecutor(len(addresses)) as threads:

@@ -1,5 +1,5 @@
-"""Prepares the working folder and runs the setup. The two steps may take long, so they run in a
-separate process.
+"""Prepares the working folder and runs the setup, in a separate process because both steps may take
+long.
 
 A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` keeps the
 results of a setup: `venv`, the virtual environment that comes first in the PATH of the setup and

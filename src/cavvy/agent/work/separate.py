@@ -51,9 +51,9 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
     """Separate this process and its later children. `folder` is hidden, except the folders in
     `shown`; the files `devices` are covered.
 
-    Return in a new process. The calling process waits for the new process and exits with the new
-    process's exit code. The calling process must have only one thread. Raises OSError; after an
-    error, the process may be separated only in part.
+    The function returns in a new process. The calling process waits for the new process and exits
+    with the new process's exit code. The calling process must have only one thread. Raises OSError;
+    after an error, the process may be separated only in part.
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:

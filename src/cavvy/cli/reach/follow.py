@@ -121,8 +121,8 @@ def _show(
 def _read_ahead(
     client: "ApiClient", job: "JobDetail", after: int, first: int | None
 ) -> "tuple[Queue[Item], int]":
-    """Start a thread for the log of each rank, and a thread for the events. Returns the number of
-    threads, and before it the queue that the threads fill.
+    """Start a thread for the log of each rank, and a thread for the events. Returns the queue that
+    the threads fill, and the number of threads.
     """
     queue: Queue[Item] = Queue(_AHEAD)
 

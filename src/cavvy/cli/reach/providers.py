@@ -64,8 +64,8 @@ def list_prices(provider: str) -> "Sequence[Offer]":
 
 
 def foresee_node_endpoint(settings: "Settings") -> "NodeEndpoint | None":
-    """Return the endpoint that nodes would use according to the settings. Use the endpoint only to
-    check or show it, not to launch nodes. Raises CommandFailure.
+    """Return the endpoint that nodes would use according to the settings. The endpoint has no keys,
+    so it cannot be used to launch nodes. Raises CommandFailure.
     """
     if not settings.text("server.tls_listen"):
         return None

@@ -112,8 +112,7 @@ def _refuse(path: str, problem: str) -> CommandFailure:
 
 def stays_inside(item: CopyItem) -> bool:
     """Return whether a link's target is inside the copied folder. `..` may appear only at the start
-    of the target. Elsewhere, the name before `..` could be another link that leads out of the
-    folder.
+    of the target, because a name before `..` could be another link that leads out of the folder.
     """
     parts = [part for part in (item.link or "/").split("/") if part not in ("", ".")]
     ups = parts.count("..")
@@ -169,7 +168,7 @@ class Landing:
             os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def finish_folder(self, path: str, item: CopyItem) -> None:
-        """Set the mode and the times of the folder. Call this after the folder's contents are
+        """Set the mode and the times of the folder. Must be called after the folder's contents are
         written.
         """
         with self._inside(path) as (parent, name):

@@ -96,7 +96,7 @@ _COMPLETE = {
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
     """Return a decorator that adds arguments for the task file, its tool and the overrides to a
-    command. The function receives them as `file` and `options`.
+    command. The command's function receives the arguments as `file` and `options`.
     """
 
     @wraps(function)

@@ -107,8 +107,8 @@ def _list_unknown(task: TaskSpec) -> list[str]:
 
 def _explain_impossible(task: TaskSpec, folder: Path) -> str:
     """Return why no offer of the catalog or of a configured provider meets the task's resources and
-    limits. Returns "" if an offer meets them, or if a provider that might have such an offer is not
-    configured or did not answer. Raises CommandFailure.
+    limits. Returns "" if an offer meets the resources and limits, or if a provider that might have
+    such an offer is not configured or did not answer. Raises CommandFailure.
     """
     from cavvy.cli.task.configured import match_configured
     from cavvy.cli.task.profiles import with_rates

@@ -99,8 +99,8 @@ def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: s
 
 
 def _check_secrets(client: "ApiClient", project: str, task: TaskSpec) -> None:
-    """Raise ApiError if the project lacks a secret of the task. The server checks this too, but
-    only after the folder has been uploaded.
+    """Raise ApiError if the project lacks a secret of the task. The server also checks the secrets,
+    but only after the folder has been uploaded.
     """
     if not list_secrets(task):
         return

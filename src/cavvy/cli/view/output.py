@@ -180,8 +180,8 @@ def _write_cards(titles: Sequence[str], table: Iterable[Sequence[str]], out: Tex
 
 
 def _column(head: TableColumn, values: Sequence[object]) -> tuple[TableColumn, list[str]]:
-    """Return a column with its heading and its cells. If all times in it have the same time zone,
-    the heading shows the zone.
+    """Return a column with its heading and its cells. If all times in the column have the same time
+    zone, the heading shows the zone.
     """
     title = head.title if head.title is not None else head.name.replace("_", " ").upper()
     zones = {zone_name(value) for value in values if isinstance(value, datetime)}

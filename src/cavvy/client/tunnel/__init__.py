@@ -1,3 +1,3 @@
 """A tunnel through the control plane to one node of a job. Many shells, connections and file
-operations can use it at the same time.
+operations can share one tunnel.
 """

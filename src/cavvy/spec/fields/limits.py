@@ -25,8 +25,8 @@ from cavvy.spec.tree import ScalarNode
 
 
 def _read_deadline(node: ScalarNode) -> tuple[datetime | None, timedelta | None]:
-    """Return the deadline as a time, or as a duration after the submission. The other value is
-    None.
+    """Return the deadline either as a time and None, or as None and a duration after the
+    submission.
     """
     text = read_text(node).strip()
     try:

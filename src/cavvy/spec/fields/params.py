@@ -1,5 +1,5 @@
-"""The parameters of a task. The file declares them with a type under `params`, `--param` overrides
-them, and `${{ params.NAME }}` inserts them.
+"""The parameters of a task. A task file declares parameters with a type under `params`. The option
+`--param` sets a parameter, and `${{ params.NAME }}` inserts its value.
 """
 
 import math
