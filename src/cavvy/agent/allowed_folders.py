@@ -2,7 +2,7 @@
 the agent to files outside these folders.
 
 The agent may have access to more files than the work, which may run in a container or in its own
-namespaces. Therefore every path is opened one name at a time, each relative to the folder opened
+namespaces. This module opens every path one name at a time, each relative to the folder opened
 before, with flags that forbid the kernel to follow links. If a name is a link, this module follows
 it only if the link's target is in an allowed folder. If a name becomes a link after it was checked,
 opening it fails.

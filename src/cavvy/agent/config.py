@@ -70,9 +70,9 @@ class ConfigFields:
     def read(self, name: str, kind: str, default: object = None) -> Any:
         """Read a field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
 
-        If the field is missing or null, return the default. If there is no default either, return
-        the empty value of `kind`: an empty list or object, False or None. For kinds without an
-        empty value, raise BadConfig.
+        If the field is missing or null, return the default. If the field has no default, return the
+        empty value of `kind`: an empty list or object, False or None. For kinds without an empty
+        value, raise BadConfig.
         """
         value, plain = self._raw.get(name), kind.replace(" | None", "")
         if value is None and (default is not None or plain != kind):

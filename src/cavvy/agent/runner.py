@@ -167,7 +167,7 @@ class RankRunner:
             self.execs.start(command, stream, list(self._work.secrets.values()))
 
     def dismissed(self, reason: str) -> None:
-        """Stop all work and report nothing, because another agent now holds the claim."""
+        """Stop all work without a report, because another agent now holds the claim."""
         self._move(AgentState.DISMISSED)
         if self._steps.process is None:
             self._leave()

@@ -117,8 +117,8 @@ def export(file: str) -> None:
     help="The last line of an earlier check; repeatable.",
 )
 def verify(file: str | None, kept: tuple[str, ...]) -> None:
-    """Check that no record was changed, removed or added between others, on the server or in an
-    exported FILE. The exit code is 1 if the check fails.
+    """Check that no record was changed, removed or inserted, on the server or in an exported FILE.
+    The exit code is 1 if the check fails.
 
     The last line of the output states where the log ends. Store this line outside of the server. A
     later check with --head LINE proves that the log still contains all records up to that point.

@@ -237,8 +237,8 @@ def _refresh_lists(wanted: tuple[str, ...]) -> "tuple[Path, list[str]]":
 def _fetch_prices(
     name: str, source: "PriceSource", today: "date", *, skip_logins: bool
 ) -> "ProviderPrices | None":
-    """Fetch the prices of a provider, or return None if they need a login and `skip_logins` is
-    set.
+    """Fetch the prices of a provider, or return None if the prices need a login and `skip_logins`
+    is set.
     """
     import time
 

@@ -212,7 +212,7 @@ def _cells(row: "LedgerSumView", by: list[str]) -> tuple[Any, ...]:
 
 
 def _split_tags(rows: "list[LedgerSumView]") -> list[tuple[Any, ...]]:
-    """Return a row for each tag. A job with several tags is counted for each of them."""
+    """Return a row for each tag. A job with several tags is counted for each tag."""
     import json
 
     found: dict[str, list[int]] = {}

@@ -183,8 +183,8 @@ def _output(client: "ApiClient", job: "JobDetail", argv: list[str]) -> bytes:
 
 
 def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
-    """Start Jupyter in a session that was started without it, unless it was added before. Raises
-    CommandFailure if Jupyter cannot be installed.
+    """Start Jupyter in a session that was started without Jupyter, unless Jupyter was added before.
+    Raises CommandFailure if Jupyter cannot be installed.
     """
     if _read_servers(_output(client, job, ["sh", "-c", _LIST]), folder):
         return
@@ -234,7 +234,8 @@ def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | 
 
 
 def _wait(client: "ApiClient", job: "JobDetail") -> None:
-    """Print the session's events until it is running. Raises CommandFailure if the session ends."""
+    """Print the session's events until the session is running. Raises CommandFailure if the session
+    ends."""
     if job.phase == "running":
         return
     from cavvy.cli.view.job_story import story_line

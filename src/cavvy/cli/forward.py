@@ -85,8 +85,8 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
     """Return whether the node uses the network of this machine, so that `localhost` is the same on
     both.
 
-    On such a node, a port could be forwarded to itself. This tunnel would loop forever and would
-    occupy the port on which the job's server must listen.
+    On such a node, a port could be forwarded to itself. A tunnel from a port to itself would loop
+    forever and would occupy the port on which the job's server must listen.
     """
     import asyncio
 

@@ -73,9 +73,9 @@ def command(
 ) -> None:
     """Rank the offers that a task could run on, with cost, time and reasons.
 
-    Nothing is launched and nothing costs money. Estimates use the task's `work` and limits; notes
-    below the table state their assumptions. With --load, compare ways to run a service on recorded
-    requests instead.
+    The command launches no machines and costs no money. Estimates use the task's `work` and limits;
+    notes below the table state their assumptions. With --load, compare ways to run a service on
+    recorded requests instead.
     """
     from cavvy.cli.task.bucket_regions import with_regions
     from cavvy.cli.task.profiles import with_rates

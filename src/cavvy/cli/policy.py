@@ -116,7 +116,7 @@ def set_policy(
 @project_option
 @_everywhere
 def delete(project: str, all_projects: bool) -> None:
-    """Delete the policy of a project. The policies of its parent projects still apply."""
+    """Delete the policy of a project. The policies of the parent projects still apply."""
     from cavvy.client.policy_wire import delete_policy
 
     where = _read_where(project, everywhere=all_projects)

@@ -72,8 +72,8 @@ def command(context: click.Context, /, scenario: Path | None, **given: Any) -> N
     """Simulate the production policies on recorded markets and queues, and show the resulting
     costs.
 
-    Nothing is launched and nothing costs money. Pass a --scenario, or use one of the commands
-    below.
+    The simulation launches no machines and costs no money. Pass a --scenario, or use one of the
+    commands below.
     """
     if context.invoked_subcommand is not None:
         if scenario is not None:

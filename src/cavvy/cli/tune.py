@@ -80,11 +80,11 @@ def command(
     """Try changes to a script's plan one by one, compare each with the best plan so far, and write
     the best plan.
 
-    Two copies of the script train on this machine and take turns after each window of steps. Both
-    copies must fit into memory together. A change is kept if its gain exceeds the measurement
-    noise. Without --numerics, only changes with bit-identical results are tried. To use the plan,
-    run the script with CAVVY_TRAIN_PLAN=plan.json. For a script without cavvy.train, no plan is
-    written. The command shows which lines of the script to change instead.
+    Two copies of the script train on this machine and take turns after each window of steps. The
+    memory must be large enough for both copies of the script. A change is kept if its gain exceeds
+    the measurement noise. Without --numerics, only changes with bit-identical results are tried. To
+    use the plan, run the script with CAVVY_TRAIN_PLAN=plan.json. For a script without cavvy.train,
+    the command writes no plan but shows which lines of the script to change.
 
     \b
       cavvy tune train.py --epochs 3

@@ -34,9 +34,9 @@ def command(
 ) -> None:
     """Check task files and explain them.
 
-    For a valid file, the command explains the task in plain words. For an invalid file, it prints
-    every problem with line, column and a suggested fix, and exits with 2. Unknown regions and
-    providers, files that cannot be submitted, and resources or limits that no offer meets are
+    For a valid file, the command explains the task in plain words. For an invalid file, the command
+    prints every problem with line, column and a suggested fix, and exits with 2. Unknown regions
+    and providers, files that cannot be submitted, and resources or limits that no offer meets are
     problems, too. SkyPilot and dstack files are also supported. If `cavvy run` would refuse fields
     of such a file, the command lists these fields and exits with 1.
     """

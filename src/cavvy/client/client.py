@@ -159,7 +159,7 @@ class ApiClient:
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
-        """Return the events whose IDs are above `after`. If there are no such events yet, wait up
+        """Return the events whose IDs are above `after`. If no event has a higher ID yet, wait up
         to `wait_s` seconds for one.
         """
         target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
@@ -279,8 +279,7 @@ class ApiClient:
         )
 
     def remove(self, project: str, name: str) -> wire.JobRemoved:
-        """Delete an ended job, but keep its bill. Raises ApiError `job-not-found`,
-        `job-not-ended`."""
+        """Delete an ended job except its bill. Raises ApiError `job-not-found`, `job-not-ended`."""
         target = job_path(project, name)
         return self._ask(target, wire.JobRemoved, method="DELETE", retry=False, wait_s=60)
 
@@ -298,8 +297,7 @@ class ApiClient:
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
     ) -> Iterator[ExecChunk]:
-        """Run a command in the environment of a running job; the last chunk contains the command's
-        exit code."""
+        """Run a command in a running job's environment. The last chunk contains its exit code."""
         base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
         started = self._ask(base, wire.ExecStarted, ask, retry=False)
@@ -370,8 +368,7 @@ class ApiClient:
         self._call("DELETE", f"/v1/joined/{segment('machine', name)}", retry=False)
 
     def quotas(self, provider: str | None = None) -> wire.QuotaReport:
-        """Return the account's quotas at one provider or, if `provider` is None, at all
-        providers."""
+        """Return the account's quotas at `provider` or, if `provider` is None, at all providers."""
         return self._ask("/v1/quotas" + query(provider=provider), wire.QuotaReport, wait_s=60)
 
     # Named machines
@@ -406,8 +403,7 @@ class ApiClient:
         return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
 
     def delete_machine(self, project: str, name: str) -> None:
-        """Delete a stopped machine. Raises ApiError `machine-in-use` if the machine is not
-        stopped."""
+        """Delete a stopped machine. Raises ApiError `machine-in-use` for any other machine."""
         self._call("DELETE", machine_path(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:

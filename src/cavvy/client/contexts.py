@@ -38,8 +38,8 @@ class Contexts(Struct, frozen=True, kw_only=True):
         return next((each for each in self.contexts if each.name == name), None)
 
     def with_context(self, context: Context) -> "Contexts":
-        """Return a copy that contains this context, in place of a context of the same name, and
-        makes it the current one.
+        """Return a copy in which this context is current. The context replaces a context of the
+        same name.
         """
         others = [each for each in self.contexts if each.name != context.name]
         return Contexts(current=context.name, contexts=[*others, context])

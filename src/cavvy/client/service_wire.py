@@ -97,9 +97,9 @@ class TrialView(Answer, frozen=True, kw_only=True):
 
 
 class UnplacedView(Answer, frozen=True, kw_only=True):
-    """Requests that must stay in all of `places` and wait for a replica there. This replica cannot
-    start because the service has its maximum number of replicas, so the replica `instead` would
-    have to end first.
+    """Requests that must stay in all of `places` and wait for a replica in these places. The
+    service has its maximum number of replicas, so a replica in `places` can start only after the
+    replica `instead` has ended.
     """
 
     places: list[str]

@@ -36,9 +36,9 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
     """A task to run: either the text of a task file (`text`), or the content of such a file as a
     JSON object (`task`). `params` replace the defaults of the task's parameters.
 
-    `origin` records where the run comes from. Its `snapshot` is the name of the working folder's
-    snapshot, whose blobs must have been uploaded before. `consent` allows offers that cost money,
-    up to `ceiling_micros`.
+    `origin` records where the run comes from. `origin.snapshot` is the name of the working folder's
+    snapshot; the client must upload the snapshot's blobs before the request. `consent` allows
+    offers that cost money, up to `ceiling_micros`.
     """
 
     text: str | None = None
@@ -182,8 +182,8 @@ class MarketListing(Answer, frozen=True, kw_only=True):
     observations of the last few days.
 
     `preemptions_per_hour` is the estimated rate for one node. The rate combines the observations
-    with a cautious estimate that does not depend on them (a prior). `boot_s` is the mean observed
-    boot time.
+    with a prior: a cautious estimate that does not depend on the observations. `boot_s` is the mean
+    observed boot time.
     """
 
     market: str

@@ -58,8 +58,8 @@ class Account(Struct, frozen=True, kw_only=True):
 class AccountToken(Struct, frozen=True, kw_only=True):
     """A token of an account, without its secret. If `scopes` is empty, the token has all
     permissions of the account. With a `project`, the token is valid only for that project and the
-    projects below it. `parent` is the token of the same account with which this token was created;
-    this token becomes invalid together with its parent.
+    projects below it. `parent` is the token, of the same account, that was used to create this
+    token. If `parent` becomes invalid, this token also becomes invalid.
     """
 
     id: str
@@ -75,9 +75,9 @@ class AccountToken(Struct, frozen=True, kw_only=True):
 
 
 class Project(Struct, frozen=True, kw_only=True):
-    """A project. Roles in its `parent` apply in the project, too. `parent` is None for a project
-    directly below the installation. In an archived project, no new work can start. The projects
-    below an archived project are archived, too.
+    """A project. Roles in the project `parent` also apply in this project. `parent` is None for a
+    project directly below the installation. In an archived project, no new work can start. The
+    projects below an archived project are archived, too.
     """
 
     name: str

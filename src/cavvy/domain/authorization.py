@@ -66,7 +66,8 @@ class Principal(Struct, frozen=True, kw_only=True):
     `account` is None for the owner of the state folder, whose token is a file in that folder and
     who has all rights. `roles` are the roles in each project, including inherited ones; the key
     INSTALLATION has the roles that apply everywhere. `scopes` and `within` are the limits of the
-    token: its permissions and its projects. Each of the two is None if the token has no such limit.
+    token: its permissions and its projects. `scopes` or `within` is None if the token has no such
+    limit.
     """
 
     account: str | None

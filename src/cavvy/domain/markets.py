@@ -44,8 +44,8 @@ class Observation(Struct, frozen=True, kw_only=True):
 
 class MarketTally(Struct, frozen=True, kw_only=True):
     """The sum of all observations of one kind in one market. `seconds` is the sum of the
-    observations' seconds. In `node_seconds`, the seconds of each observation are multiplied by its
-    number of nodes first.
+    observations' seconds. `node_seconds` is the sum of each observation's seconds multiplied by its
+    number of nodes.
     """
 
     market: str

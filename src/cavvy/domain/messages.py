@@ -154,9 +154,9 @@ class TransferWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelPeer:
-    """A rank in the tunnel. `endpoint` is its address and UDP port outside of the tunnel, `address`
-    its address inside the tunnel. If the node cannot join, `key` is empty and `missing` names the
-    requirements that the node lacks.
+    """A rank in the tunnel. `endpoint` is the rank's address and UDP port outside of the tunnel,
+    and `address` is the rank's address inside the tunnel. If the node cannot join, `key` is empty
+    and `missing` names the requirements that the node lacks.
     """
 
     key: str
@@ -246,8 +246,8 @@ class ClaimGranted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimWait:
-    """The claim is granted, but agents of other ranks are missing: repeat the request after this
-    time."""
+    """The claim is granted, but agents of other ranks are missing. The agent repeats the request
+    after the time `after`."""
 
     after: timedelta
     keep: timedelta | None = None  # time for which the agent of a warm node waits for more work

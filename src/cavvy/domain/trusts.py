@@ -1,8 +1,9 @@
 """Trusts: which tokens of other systems this server accepts, and which accounts and roles the
 bearers of the tokens get.
 
-Such a token is an ID token of OpenID Connect: issued by a CI system for one of its jobs, or by an
-identity provider for a person. The server exchanges the ID token for a token of an account.
+A token of another system is an ID token of OpenID Connect: issued by a CI system for one of its
+jobs, or by an identity provider for a person. The server exchanges the ID token for a token of an
+account.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,13 +46,13 @@ class GroupRole(Struct, frozen=True, kw_only=True):
 class IssuerTrust(Struct, frozen=True, kw_only=True):
     """Trust in an issuer's ID tokens.
 
-    An ID token must have the `audience`, and each of the `claims` with the given value, in which
-    `*` stands for any characters. A program that presents the token becomes the service account
-    `account`. A person who presents the token becomes the account that the claim `account_claim`
-    names, and `accounts` states who gets an account. `groups` are the roles that people have as
-    long as the claim `groups_claim` contains the group. `scopes` and `project` limit the tokens
-    that this server issues; `lifetime` is the validity of the tokens and of the roles. `client_id`
-    is the public client that terminals use to sign in; without it, terminals cannot sign in.
+    An ID token must have the `audience` and all `claims`. In the value of a claim, `*` matches any
+    characters. A program that presents the token becomes the service account `account`. A person
+    who presents the token becomes the account that the claim `account_claim` names, and `accounts`
+    states who gets an account. `groups` are the roles that people have as long as the claim
+    `groups_claim` contains the group. `scopes` and `project` limit the tokens that this server
+    issues; `lifetime` is the validity of the tokens and of the roles. `client_id` is the public
+    client that terminals use to sign in; without it, terminals cannot sign in.
     """
 
     name: str

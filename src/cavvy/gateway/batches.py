@@ -227,8 +227,8 @@ class ServiceBatches:
         free: int,
         now: float,
     ) -> bool:
-        """Return whether the batch of this request should wait for others. If the batch waits,
-        `dispatch` will be called."""
+        """Return whether the batch of this request should wait for further requests. If the batch
+        waits, `dispatch` will be called."""
         if free > 1 or not self.terms.wait_s or first.part is None or first.part.half is not None:
             return False
         mine = self._find(first, waiting, pool)
@@ -309,8 +309,8 @@ class ServiceBatches:
         self._spoiled += 1
 
     def count_work_s(self, pool: "ReplicaPool", instances: int, taken_s: float) -> float:
-        """Record the time of a batch, or of a request that was not joined. Return the part of this
-        time that counts as work; see `BatchTimes.count_work_s`."""
+        """Record the time of a batch, or of a request that was not joined. Return the part of the
+        recorded time that counts as work; see `BatchTimes.count_work_s`."""
         pool.batch_times.add(instances, taken_s)
         return pool.batch_times.count_work_s(instances, taken_s, self.terms.max, self._most_s)
 

@@ -90,7 +90,7 @@ class BatchTimes:
         return slope * instances + base
 
     def bound_s(self, instances: int) -> float:
-        """Return the time that a batch will hardly exceed; 0 while the model is not known."""
+        """Return a time that a batch is unlikely to exceed, or 0 while the model is unknown."""
         if not self.known:
             return 0.0
         return self.expect_s(instances) + _MARGIN * self._scale
@@ -131,8 +131,8 @@ def average_fits(
 
 
 class ArrivalGaps:
-    """The mean time between requests that may be joined. Gaps longer than `longest_s` count as that
-    long."""
+    """The mean time between requests that may be joined. A gap longer than `longest_s` counts as
+    `longest_s`."""
 
     __slots__ = ("_longest_s", "instances", "last_at", "mean_s")
 
@@ -195,8 +195,8 @@ def find_start(
     now: float,
 ) -> float:
     """Return when the batch of all waiting requests should start: `now`, or a later time if it pays
-    to wait. The oldest request arrived at `first_at` and waits for others at most `wait_s`. The
-    caller computes this time again for each request that arrives.
+    to wait. The oldest request arrived at `first_at` and waits for further requests at most
+    `wait_s`. The caller computes the start again for each request that arrives.
     """
     total = sum(each.instances for each in waiting)
     more = gaps.instances

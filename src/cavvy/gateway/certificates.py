@@ -1,4 +1,5 @@
-"""The gateway's TLS: one main certificate, and others for single host names, chosen by SNI.
+"""The gateway's TLS: one main certificate, and further certificates for single host names, chosen
+by SNI.
 
 The certificate of a host name is in the file `HOST.pem` of a folder, together with the certificates
 of its authorities and the key; `_.example.com.pem` is for all names directly below example.com.

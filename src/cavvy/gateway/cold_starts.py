@@ -45,7 +45,7 @@ def estimate_retry_s(
     service_s: float,
 ) -> int | None:
     """Return the number of whole seconds after which a request is likely to succeed, for
-    Retry-After, or None if nothing is known.
+    Retry-After, or None if this time is unknown.
 
     Without a ready replica, the estimate is the rest of the usual cold start; if the cold start
     takes longer than usual, the estimate is the time that it has already taken. With a ready

@@ -3,8 +3,8 @@
 The file is mapped into memory, so each count needs only one write to memory, and the operating
 system keeps the count if the process is killed. The next gateway of the same folder continues all
 counts under the same epoch, so the counts of an epoch only grow. After a restart of the machine,
-the file may lack counts that were already reported. Therefore, all counts then start at 0 under a
-new epoch, unless the last gateway ended in an orderly way.
+the file may lack counts that were already reported. All counts start at 0 under a new epoch after a
+restart of the machine, unless the last gateway ended in an orderly way.
 
 The file has slots of 256 bytes. The first slot is the header: the format, the epoch, and the boot
 ID of the machine while a gateway uses the file. Each other slot has the number of requests and

@@ -518,8 +518,8 @@ class ServiceQueue:
 
     def _find_waiting(self, pool: ReplicaPool) -> Exchange | None:
         """Return the first request that may be sent to this replica. A request that failed on this
-        replica is skipped if other replicas may get it, and a request that must stay in other
-        places is always skipped.
+        replica is skipped if other replicas may get the request. A request is always skipped if the
+        replica is outside the places where the request must stay.
         """
         return next(
             (each for each in self._waiting if pool.permits(each) and not self._avoids(each, pool)),

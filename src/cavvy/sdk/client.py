@@ -56,9 +56,9 @@ class Client:
         """Queue a task and return its job. The working folder is copied to the server first.
         `params` replace the defaults of the task's parameters. `name` is the name of the job.
 
-        Set `consent` to agree to offers that cost money. Set `max_cost`, in US dollars, to agree
-        and to stop the job before it costs more than this. A budget in the task also counts as
-        agreement. Raises InvalidTask, NoOffer, ConsentNeeded.
+        Set `consent` to agree to offers that cost money. Set `max_cost`, in US dollars, to agree to
+        costs up to this amount; the job is stopped before it costs more. A budget in the task also
+        counts as agreement. Raises InvalidTask, NoOffer, ConsentNeeded.
         """
         options = SubmitOptions(
             params=params,

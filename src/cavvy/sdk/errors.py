@@ -66,7 +66,7 @@ class JobFailed(CavvyError):
 
 class WaitTimeout(CavvyError, TimeoutError):
     """Raised if the job did not reach the wanted state within the time limit. The job continues to
-    run. `status` is its last state.
+    run. `status` is the job's last state.
     """
 
     status: "JobStatus"

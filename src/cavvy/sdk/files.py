@@ -56,8 +56,8 @@ def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | No
 
 
 def check_files(task: TaskSpec, sizes: Mapping[str, int], limit_mib: int) -> None:
-    """Check the files to submit with the task. `sizes` maps their paths to their sizes in bytes.
-    `limit_mib` is the server's limit for one file (the setting `server.blob_mib`). Raises
+    """Check the files to submit with the task. `sizes` maps the path of each file to its size in
+    bytes. `limit_mib` is the server's limit for one file (the setting `server.blob_mib`). Raises
     FreezeError if the server would refuse a file, or if a file that the task uses is missing.
     """
     folders = {str(parent) for path in sizes for parent in PurePosixPath(path).parents}

@@ -95,8 +95,8 @@ class Job:
                 after = page.last
 
     def metrics(self) -> dict[str, float | str]:
-        """Return the values that the program last reported, such as `loss`. A program reports them
-        with lines such as `CAVVY_PROGRESS {"loss": 0.12}` or with `cavvy.train`.
+        """Return the values that the program last reported, such as `loss`. A program reports
+        values with lines such as `CAVVY_PROGRESS {"loss": 0.12}` or with `cavvy.train`.
         """
         return last_figures(self._detail())
 

@@ -1,5 +1,5 @@
-"""Applies values from the command line to a task. These values replace those of the task file. The
-task file may be written for any supported tool.
+"""Applies values from the command line to a task. The values from the command line replace the
+values in the task file. The task file may be written for any supported tool.
 """
 
 from collections.abc import Mapping

@@ -162,8 +162,8 @@ class Results:
         self.pieces: list[Piece] = []
 
     def collect(self) -> None:
-        """List the bytes to store. Outputs that cannot be read or copied are omitted; if the work
-        succeeded, such an omission turns its result into a failure. Raises FileChanged, OSError.
+        """List the bytes to store. Outputs that cannot be read or copied are omitted; if an output
+        is omitted, successful work is reported as failed. Raises FileChanged, OSError.
         """
         for offset, lost, size, read in self._log.pieces():
             self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))

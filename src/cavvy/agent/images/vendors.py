@@ -1,7 +1,7 @@
 """Finds the vendors whose accelerators a task's packages and image were built for.
 
-The planner uses this module too, so it reads no files. A package that runs on accelerators of
-several vendors, or on CPUs, belongs to no vendor.
+The planner also uses this module, so the module reads no files. A package that runs on accelerators
+of several vendors, or on CPUs, belongs to no vendor.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _PIECE = 64 * 1024
 async def run_here(
     tunnel: "NodeTunnel", *, argv: list[str] | None, line: str | None, terminal: bool
 ) -> int:
-    """Run the command until it ends. Returns its exit code in the form that a shell uses. Raises
-    RemoteError or TunnelLost.
+    """Run the command until it ends. Returns the command's exit code in the form that a shell uses.
+    Raises RemoteError or TunnelLost.
     """
     if not terminal:
         return await _converse(await tunnel.run(argv=argv, line=line))

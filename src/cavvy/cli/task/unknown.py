@@ -67,8 +67,8 @@ def unknown_names(
 
 def misspelt_options(options: "Iterable[ProviderOptions]") -> list[str]:
     """Return one line for each name of a provider or of an option that resembles a known name. No
-    line is returned for any other unknown option, because its provider checks it and reports the
-    reason, or for any other unknown provider, because it may be installed only on the server.
+    line is returned for a name that resembles no known name: the provider itself checks its
+    options, and an unknown provider may be installed on the server.
     """
     import json
 

@@ -1,3 +1,3 @@
-"""Output for users and programs: tables, JSON, a live screen and errors. These modules make no
-requests.
+"""Output for users and programs: tables, JSON, a live screen and errors. The modules of this
+package make no requests.
 """

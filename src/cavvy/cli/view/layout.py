@@ -1,6 +1,6 @@
 """Fits tables into the width of a terminal. Names are never shortened. On a narrow terminal,
-columns are left out or texts are wrapped. If a table is too wide even then, each row becomes a
-block of lines.
+columns are left out or texts are wrapped. If the narrowest form of a table is still too wide, each
+row becomes a block of lines.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

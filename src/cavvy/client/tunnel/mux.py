@@ -227,8 +227,8 @@ class NodeTunnel:
         env: Mapping[str, str] | None = None,
         pty: Fields | None = None,
     ) -> TunnelChannel:
-        """Start a command, given as words (`argv`) or as a shell line (`line`). If both are None,
-        start a shell. Raises RemoteError, TunnelLost.
+        """Start a command, given as words (`argv`) or as a shell line (`line`). If `argv` and
+        `line` are None, start a shell. Raises RemoteError, TunnelLost.
         """
         asked = {"what": "run", "argv": argv, "line": line, "env": dict(env or {}), "pty": pty}
         return await self._open(asked)

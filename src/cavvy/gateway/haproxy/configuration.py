@@ -59,7 +59,8 @@ def name_backend(service: str) -> str:
 
 
 def is_direct(service: ServiceRoute) -> bool:
-    """Return whether HAProxy can pass the requests of the service to replicas by itself."""
+    """Return whether HAProxy can pass the requests of the service to replicas without the
+    gateway."""
     by_body = service.affinity is not None and service.affinity.by == "prefix"
     guarded = service.keyed or service.keys or service.rates
     by_gateway = guarded or by_body or service.canary or service.price_header or service.closed
@@ -67,10 +68,10 @@ def is_direct(service: ServiceRoute) -> bool:
 
 
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:
-    """Return the replicas to which HAProxy passes requests by itself. If some replicas are nearer
-    than others, the result is empty, and the gateway handles the requests. HAProxy cannot prefer
-    the near replicas: with any weights, it would send requests to an idle far replica while near
-    replicas have room, and it uses backup servers only when no other server runs.
+    """Return the replicas to which HAProxy passes requests without the gateway. If some replicas
+    are nearer than others, the result is empty, and the gateway handles the requests. HAProxy
+    cannot prefer the near replicas: with any weights, it would send requests to an idle far replica
+    while near replicas have room, and it uses backup servers only when no other server runs.
     """
     found = tuple(addresses)
     if len({each.tier for each in found}) > 1:

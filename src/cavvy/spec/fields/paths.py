@@ -1,5 +1,5 @@
-"""Checks paths in a task file. Such a path is relative to the working folder, or absolute on the
-node.
+"""Checks paths in a task file. A path in a task file is relative to the working folder, or absolute
+on the node.
 """
 
 import re
