@@ -75,8 +75,8 @@ def read_number(path: str) -> int | None:
 
 
 def read_known(path: str) -> dict[str, list[Any]]:
-    """Read a JSON file of records, keyed by path. Returns {} if the file is missing or damaged,
-    which only causes repeated work."""
+    """Read a JSON file of records, keyed by path. Returns {} if the file is missing or damaged; the
+    lost records only cause repeated work."""
     try:
         found = json.loads(read_text(path))
     except ValueError:

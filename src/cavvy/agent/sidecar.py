@@ -106,5 +106,5 @@ class SidecarProcess(ABC):
     @abstractmethod
     def _finish(self, done: Callable[[], None]) -> None:
         """Finish the sidecar's task after the work has ended, then call `done`. The method is
-        called once when the work ends, and again whenever a process ends after that.
+        called once when the work ends, and again for each process that ends later.
         """

@@ -120,8 +120,9 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
     """Check that no record was changed, removed or inserted, on the server or in an exported FILE.
     The exit code is 1 if the check fails.
 
-    The last line of the output states where the log ends. Store this line outside of the server. A
-    later check with --head LINE proves that the log still contains all records up to that point.
+    The last line of the output states where the log ends. Store the last line outside of the
+    server. A later check with --head LINE proves that the log still contains all records up to that
+    point.
     """
     from cavvy.client.audit_wire import read_all
     from cavvy.domain.audit import read_head

@@ -70,9 +70,9 @@ def command(
     The script must report its progress. A script with `cavvy.train` reports its progress
     automatically; any other program can print a line `CAVVY_PROGRESS {"done": 1280}`. The rates are
     saved in the task's `work.profile`, once for the provider's machine type and once for the
-    accelerator. `cavvy plan` ranks offers by these rates: it uses the rate of the machine type if
-    there is one, otherwise the rate of the accelerator. Rates of accelerators that were not tried
-    are estimated from the measured rates.
+    accelerator. `cavvy plan` ranks offers by the saved rates: by the rate of the machine type if
+    there is one, otherwise by the rate of the accelerator. Rates of accelerators that were not
+    tried are estimated from the measured rates.
     """
 
     params = read_params(param)

@@ -19,8 +19,8 @@ _NEVER = "never"
 def command() -> None:
     """Limit what a project, a user, the jobs with a tag, or a service may spend in a month.
 
-    At the soft share, no new paid work starts. At the hard share, running jobs save a checkpoint
-    and stop, and services end their replicas.
+    When the spending reaches the budget's soft percentage, no new paid work starts. At the hard
+    percentage, running jobs save a checkpoint and stop, and services end their replicas.
     """
 
 

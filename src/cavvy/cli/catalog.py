@@ -312,7 +312,7 @@ def diff(old: str | None, new: str | None, provider: str | None, limit: int, out
     """Show the differences between two catalogs: new offers, removed offers and changed prices. The
     largest changes come first.
 
-    Without OLD, the shipped catalog is the old one. Without NEW, the catalog in use is the new one.
+    OLD defaults to the catalog that is shipped with Cavvy, and NEW defaults to the catalog in use.
     """
 
     from cavvy.store.snapshot import CatalogSnapshot

@@ -100,9 +100,9 @@ def command(
     The machine is called dev unless --machine names it. Run the command again to reconnect. The
     session and its machine end after they have been idle for --keep (default: 30m): no output, no
     CPU use by your programs and no connection. Before the session ends, a warning appears in the
-    job's events. With --idle-gpu 5%, the session also ends when the GPUs have been idle for this
-    long, even if CPUs or users are busy. With a task file, the session has the file's resources,
-    setup, folder and environment, but does not run its commands.
+    job's events. With --idle-gpu 5%, the session also ends when the GPUs have been idle for the
+    time --keep, even if CPUs or users are busy. With a task file, the session has the file's
+    resources, setup, folder and environment, but does not run its commands.
     """
     from cavvy.cli.run import say_machine, submit_loaded
 

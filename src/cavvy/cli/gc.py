@@ -15,7 +15,7 @@ from cavvy.cli.view.output import output_option
 @output_option
 def command(remove: bool, output: str) -> None:
     """Find nodes of this installation that belong to no unfinished job, and uploads that were
-    incomplete when their attempt ended. The server aborts such uploads automatically.
+    incomplete when their attempt ended. The server also aborts incomplete uploads automatically.
     """
     from cavvy.cli.down import found_out
 

@@ -74,8 +74,8 @@ def command(
     """Rank the offers that a task could run on, with cost, time and reasons.
 
     The command launches no machines and costs no money. Estimates use the task's `work` and limits;
-    notes below the table state their assumptions. With --load, compare ways to run a service on
-    recorded requests instead.
+    notes below the table state their assumptions. With --load, the command compares ways to run a
+    service on recorded requests.
     """
     from cavvy.cli.task.bucket_regions import with_regions
     from cavvy.cli.task.profiles import with_rates

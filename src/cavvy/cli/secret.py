@@ -67,7 +67,7 @@ def list_secrets(project: str, output: str) -> None:
 @command.command("keys")
 @output_option
 def list_keys(output: str) -> None:
-    """List the keys that encrypt secrets, the current key first. Only admins may do this."""
+    """List the keys that encrypt secrets, the current key first. Only admins may list the keys."""
     from cavvy.cli.view.output import TableColumn, rows_out
     from cavvy.client.key_wire import list_keys
 
@@ -105,7 +105,7 @@ def _show_place(key: "SecretKeyRow") -> str:
 
 @command.command("rotate")
 def rotate() -> None:
-    """Encrypt all secrets of all projects again. Only admins may do this.
+    """Encrypt all secrets of all projects again. Only admins may run this command.
 
     If the key is in the server's state folder, the server creates a new key; the former key stays
     in the folder, so that older data can still be decrypted. If the setting secrets.key names the

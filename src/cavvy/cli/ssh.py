@@ -37,8 +37,8 @@ def command(
     and environment of the job's work.
 
     The connection goes through the control plane, so the node needs no public address. `cavvy ssh
-    --setup` writes ~/.ssh/config.d/cavvy. After that, plain `ssh NAME`, scp, sftp, rsync and
-    editors work as with any host.
+    --setup` writes ~/.ssh/config.d/cavvy, so that plain `ssh NAME`, scp, sftp, rsync and editors
+    work as with any host.
     """
     if setup:
         from cavvy.cli.reach.ssh_config import write_config

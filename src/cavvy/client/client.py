@@ -297,7 +297,7 @@ class ApiClient:
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0
     ) -> Iterator[ExecChunk]:
-        """Run a command in a running job's environment. The last chunk contains its exit code."""
+        """Run a command in a running job's environment. The last chunk contains the exit code."""
         base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
         started = self._ask(base, wire.ExecStarted, ask, retry=False)

@@ -45,8 +45,8 @@ class Contexts(Struct, frozen=True, kw_only=True):
         return Contexts(current=context.name, contexts=[*others, context])
 
     def without(self, name: str) -> "Contexts":
-        """Return a copy without the context of this name. If this context was current, the embedded
-        server becomes current.
+        """Return a copy without the context of this name. If the removed context was current, the
+        embedded server becomes current.
         """
         others = [each for each in self.contexts if each.name != name]
         return Contexts(current=LOCAL if self.current == name else self.current, contexts=others)

@@ -283,7 +283,7 @@ class AttemptWait(Struct, frozen=True, kw_only=True):
 
 
 class UnsureBill(Struct, frozen=True, kw_only=True):
-    """The possible cost of a gang beyond its charges, because the provider did not report when the
+    """The possible cost of a gang beyond its charges, for a provider that did not report when the
     bill of each node began and ended.
 
     The charges contain only the time when the nodes were billed for certain. `more` is the

@@ -1,8 +1,8 @@
 """Messages between agents and the control plane; `docs/concepts/agent-protocol.md` describes how
 they are encoded.
 
-The API decodes requests into `AgentMessage` and encodes the answers. Agents in the same process
-pass these objects directly.
+The API decodes requests into `AgentMessage` and encodes the answers. An agent in the server's own
+process passes the objects without encoding.
 """
 
 from collections.abc import Callable, Sequence

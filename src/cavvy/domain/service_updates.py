@@ -85,10 +85,11 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 
     `old` and `new` are the sums over all blocks. `counted_old` and `counted_new` are the counters
     at the end of the last block. `failed` is the number of the new revision's failed requests.
-    `shift` and `information` are the sums S and W. `deviation` and `free` are the sums for the
-    variance of the latency of both revisions, and `deviation_new` and `free_new` are the sums for
-    the new revision. `failures` and `shifts` are the distributions of `failed` and S if both
-    revisions are equally good. `found` is the reason why the test has rolled the new revision back.
+    `shift` and `information` are the sums S and W of the latency test. `deviation` and `free` are
+    the sums for the variance of the latency of both revisions, and `deviation_new` and `free_new`
+    are the sums for the new revision. `failures` and `shifts` are the distributions of `failed` and
+    S if both revisions are equally good. `found` is the reason why the test has rolled the new
+    revision back.
     """
 
     old: RevisionSums = RevisionSums()
@@ -110,7 +111,7 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 
 class CandidateRevision(Struct, frozen=True, kw_only=True):
     """The revision under test, with the user who started it and its terms. The revision's replicas
-    are stored with those of the service. `ready_at` is the time when the first of these replicas
+    are stored with those of the service. `ready_at` is the time when the revision's first replica
     was ready. With `withdrawn`, the user has returned to the old revision.
     """
 

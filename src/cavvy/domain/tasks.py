@@ -50,7 +50,7 @@ class AcceleratorNeed(Struct, frozen=True, kw_only=True):
 
 class Fabric(StrEnum):
     """A network over which nodes exchange data without using their CPUs. A task that requests
-    `RDMA` accepts a node with any of these networks.
+    `RDMA` accepts a node with any `Fabric`.
     """
 
     RDMA = "rdma"
@@ -145,7 +145,8 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> tuple["ResourceSpec", ...]:
-        """All acceptable alternatives. Each alternative has the whole list in `any_of`."""
+        """All acceptable alternatives. The field `any_of` of each alternative contains all
+        alternatives."""
         return tuple(
             replace(each, any_of=self.any_of, ordered=self.ordered) for each in self.any_of
         ) or (self,)
@@ -299,8 +300,8 @@ class WindowSpan(Struct, frozen=True, kw_only=True):
 
 
 class StartWindow(Struct, frozen=True, kw_only=True):
-    """The times at which a job may start. Cavvy chooses the cheapest time within these periods.
-    `text` is the window as the task file states it.
+    """The times at which a job may start. Cavvy chooses the cheapest time within the periods
+    `spans`. `text` is the window as the task file states it.
     """
 
     spans: tuple[WindowSpan, ...]

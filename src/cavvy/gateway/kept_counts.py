@@ -203,8 +203,7 @@ def describe(count: Count) -> KeyWork:
 
 
 def _lock(file: int) -> None:
-    """Lock the file. The last gateway may still be running, because it is ending. Raises
-    OSError."""
+    """Lock the file. Wait for a while if the previous gateway has not ended yet. Raises OSError."""
     give_up = time.monotonic() + _LOCK_S
     while True:
         with suppress(BlockingIOError):

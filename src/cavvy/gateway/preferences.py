@@ -9,7 +9,7 @@ class Preferences(Struct, frozen=True, kw_only=True):
 
 
 def read_prefer(value: bytes) -> Preferences:
-    """Read the preferences. Unknown and invalid preferences are ignored, as the RFC requires."""
+    """Read the preferences. Unknown and invalid preferences are ignored, as RFC 7240 requires."""
     respond_async = False
     wait_s = None
     for part in value.split(b","):

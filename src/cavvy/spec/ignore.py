@@ -31,8 +31,8 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _ask_git(folder: Path) -> list[str] | None:
-    """Return the files that git tracks or would track. Returns None if git cannot list them, for
-    example because the folder is not in a repository.
+    """Return the files that git tracks or would track. Returns None if git cannot list the files,
+    for example because the folder is not in a repository.
     """
     command = [
         "git",

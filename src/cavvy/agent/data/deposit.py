@@ -269,8 +269,8 @@ def store(results: Results, uploads: list[Entry], most_bytes: int) -> int:
     """Upload the results, the manifest last. Return the exit code of the process, which runs only
     this function.
 
-    The upload first replaces the manifest of an earlier try with an empty manifest. If the node
-    then ends before the new manifest is sent, no old manifest describes the new objects wrongly.
+    The upload first replaces the manifest of an earlier try with an empty manifest, because the
+    earlier manifest does not describe the new objects.
     """
     try:
         results.collect()

@@ -2,8 +2,8 @@
 on the disk.
 
 A pipe can be read only once. The pipe of a folder contains the files one after another, sorted by
-name. If a stream fails, its pipe stays open, so that the work does not mistake incomplete data for
-the whole input. After such a failure, the agent ends the work.
+name. If a stream fails, the agent ends the work. The pipe of a failed stream stays open, so that
+the work does not mistake incomplete data for the whole input.
 """
 
 from __future__ import annotations

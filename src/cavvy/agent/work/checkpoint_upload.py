@@ -205,7 +205,8 @@ class CheckpointUpload:
                 break
 
     def copy(self) -> None:
-        """Copy the files that the server might lack. The upload then reads these copies."""
+        """Copy the files that the server might lack. The upload then reads the copies instead of
+        the original files."""
         remove_tree(self._copies)
         os.makedirs(self._copies)
         folder = open_own(self._copies, os.O_RDONLY | os.O_DIRECTORY)
@@ -406,7 +407,7 @@ def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = 
     result and the errors.
 
     The file `attempt` next to the folder contains the number of the attempt that used the folder
-    last. A checkpoint that a later attempt uploaded is newer than the folder.
+    last. If a later attempt uploaded a checkpoint, the checkpoint is newer than the folder.
     """
     path = os.path.dirname(storage) + "/attempt"
     if config.rank > 0:

@@ -110,9 +110,9 @@ def list_covers(folder: str, uid: int) -> list[str]:
 
 
 def list_programs() -> list[str]:
-    """Return the paths of this Python and of this program, which may be an archive. These paths
-    stay visible even if they are below a covered folder. The work cannot change the files at these
-    paths, which the server and the agents run.
+    """Return the paths of this Python and of this program, which may be an archive. The returned
+    paths stay visible even if they are below a covered folder. The work cannot change the files at
+    these paths, which the server and the agents run.
     """
     agent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     package = agent if os.path.isfile(agent) else os.path.dirname(agent)

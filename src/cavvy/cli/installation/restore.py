@@ -35,8 +35,8 @@ def command(archive: str | None, database: str | None, dry_run: bool, output: st
     """Restore a server from ARCHIVE, a file of `cavvy server backup` or - for standard input, into
     a new state folder, and compare its database with the nodes that the providers report.
 
-    Without ARCHIVE, the command only compares. If you restored the database itself, for example to
-    a point in time, compare before you start the server.
+    Without ARCHIVE, the command only compares. If you have restored the database with its own
+    tools, for example to a point in time, run the comparison before you start the server.
 
     Make sure that the old server no longer runs. Jobs whose nodes no longer exist run again, as
     after a lost node. Nodes that are not in the database keep running, and cost money, until `cavvy

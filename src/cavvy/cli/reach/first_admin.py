@@ -42,7 +42,7 @@ def show_first_admin(admin: str | None, url: str | None) -> None:
 def create_first_admin(client: "ApiClient", name: str) -> str:
     """Create an account with all rights, and return a token for it. If the account exists, for
     example after an interrupted attempt, it becomes the admin. Raises CommandFailure if an admin
-    already exists, and ApiError.
+    already exists, and ApiError if the server refuses a request.
     """
     accounts = AccountClient(client)
     admins = sorted(each.account for each in accounts.roles(None) if each.role == "admin")

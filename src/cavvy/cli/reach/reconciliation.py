@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ReconciliationReport(Struct, frozen=True, kw_only=True):
-    """The differences of a bill, and what was compared."""
+    """The differences between a bill and the ledger, and the extent of the comparison."""
 
     title: str  # name of the bill's format
     since: datetime
@@ -80,8 +80,8 @@ def find_gangs(
     client: "ApiClient", ledger: "Mapping[CellKey, BilledSum]", named: Collection[str]
 ) -> dict[str, str]:
     """Return the gang name in the bill for each attempt in the ledger. If an attempt took over a
-    warm gang, that gang has another attempt's name, and is found through the job, unless the job
-    was removed.
+    warm gang, the gang has the name of another attempt. The name is then read from the job, unless
+    the job was removed.
     """
     from cavvy.client import ApiError
     from cavvy.costs.reconcile import match_gangs

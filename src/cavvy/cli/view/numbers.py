@@ -1,5 +1,5 @@
-"""Types for options with numbers. Unlike click's own types, these refuse nan and inf, and their
-messages contain no type names of click.
+"""Types for options with numbers. Unlike click's own types, the types of this module refuse nan and
+inf, and their messages contain no type names of click.
 """
 
 import math

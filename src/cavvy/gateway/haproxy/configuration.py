@@ -182,8 +182,8 @@ backend {HOLD}
 
 
 def _write_scheme(listener: HaproxyListener) -> str:
-    """Return a rule that each backend contains, because the frontend's last rules apply to few
-    requests."""
+    """Return the rule that adds X-Forwarded-Proto. Each backend contains the rule, because the
+    frontend's last rules apply to few requests."""
     scheme = "https" if listener.certificate else "http"
     return f"http-request add-header X-Forwarded-Proto {scheme}"
 
