@@ -47,11 +47,11 @@ def command() -> None:
 @click.option("--print", "show", is_flag=True, help="Print the Dockerfile and build nothing.")
 @param_option
 def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, ...]) -> None:
-    """Build an image that contains the result of the task's `setup`. A task can then use the image
-    by setting its `image` to this name.
+    """Build an image that contains the result of the task's `setup`. To use the image, set `image`
+    in a task file to the image's name.
 
-    The name is a hash of the setup, the files and the base image, so equal images are built only
-    once. If the task's `image` is a Dockerfile, that Dockerfile is built.
+    The image's name is a hash of the setup, the files and the base image, so equal images are built
+    only once. If the task's `image` is a Dockerfile, that Dockerfile is built.
     """
     task = read_any_task(file, read_params(param))
     recipe = _recipe(task, base)

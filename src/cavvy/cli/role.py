@@ -49,8 +49,7 @@ def grant(account: str, role: str, project: str | None, all_projects: bool) -> N
 @_project
 @_everywhere
 def revoke(account: str, role: str, project: str | None, all_projects: bool) -> None:
-    """Revoke a role. Later requests that need the role are refused; running jobs continue.
-    """
+    """Revoke a role. Later requests that need the role are refused; running jobs continue."""
     from cavvy.client.accounts import AccountClient
 
     where = _read_project(project, everywhere=all_projects)

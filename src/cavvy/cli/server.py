@@ -44,8 +44,8 @@ def _server_options(command: Callable[..., None]) -> Callable[..., None]:
 def start(**chosen: str | None) -> None:
     """Start the server in the background, unless it is running.
 
-    Other commands also start the server if it is not running. An automatic start uses only the
-    settings file, so put options that must apply to every start into that file.
+    Other commands also start the server if it is not running. An automatic start uses the settings
+    file, so put options that must apply to every start into that file.
     """
     from cavvy.client.embedded import connect, ensure_server
     from cavvy.client.state import default_home, server_holds_lock

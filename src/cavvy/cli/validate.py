@@ -38,7 +38,7 @@ def command(
     prints every problem with line, column and a suggested fix, and exits with 2. Unknown regions
     and providers, files that cannot be submitted, and resources or limits that no offer meets are
     problems, too. SkyPilot and dstack files are also supported. If `cavvy run` would refuse fields
-    of such a file, the command lists these fields and exits with 1.
+    of a SkyPilot or dstack file, the command lists these fields and exits with 1.
     """
     if schema:
         from cavvy.cli.view.output import json_out

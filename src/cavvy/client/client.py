@@ -403,7 +403,7 @@ class ApiClient:
         return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)
 
     def delete_machine(self, project: str, name: str) -> None:
-        """Delete a stopped machine. Raises ApiError `machine-in-use` for any other machine."""
+        """Delete a machine. Raises ApiError `machine-in-use` unless the machine is stopped."""
         self._call("DELETE", machine_path(project, name), retry=False)
 
     def down(self, *, project: str | None = None, dry_run: bool = False) -> list[wire.CleanupItem]:

@@ -47,11 +47,10 @@ class QueuedCall(Struct, frozen=True, kw_only=True):
     """A call in the queue of a service, without the bodies of the request and of the result. In a
     service, there is at most one call with an ID.
 
-    The call is sent at `due_at` or later. `tries` is the number of times that the call was sent;
-    tries that the service answered with status 402 or 429 are not counted. `problem` is the reason
-    for the last failure. `status` and `answer_headers` are the status and the headers of the
-    result. `source` names the trigger that caused the call; `source` is "" if a user added the
-    call.
+    The call is sent at `due_at` or later. `tries` is the number of finished tries, without the
+    tries that the service answered with status 402 or 429. `problem` is the reason for the last
+    failure. `status` and `answer_headers` are the status and the headers of the result. `source`
+    names the trigger that caused the call; `source` is "" if a user added the call.
     """
 
     project: str

@@ -2,10 +2,10 @@
 gateway uses.
 
 A head is refused unless it has only one interpretation (RFC 9112): CRLF ends each line, no line is
-folded, no space precedes a colon, and at most one field states the length of the body. The
-gateway writes a new head for the next server, which thus cannot interpret it differently. The
-contract suite tests the parser with both data planes, `tests/hostile` tests it with hostile input,
-and tests/unit/test_gateway_heads.py compares it with httptools.
+folded, no space precedes a colon, and at most one field states the length of the body. The gateway
+writes a new head from the parsed fields, so that the next server cannot interpret the head
+differently. The contract suite tests the parser with both data planes, `tests/hostile` tests it
+with hostile input, and tests/unit/test_gateway_heads.py compares it with httptools.
 """
 
 import re

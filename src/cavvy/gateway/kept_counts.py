@@ -179,7 +179,7 @@ class KeptCounts:
 
 
 def read_work(path: Path) -> Mapping[str, RequestWork]:
-    """Return what the file of a gateway contains, by service. The gateway may have ended."""
+    """Return what the file of a gateway contains, by service. The gateway need not be running."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -81,8 +81,7 @@ class ModelRoutes:
     def find(self, name: str, head: RequestHead, clock: float) -> "list[ServiceQueue]":
         """Return the services with this model. If several services have this model, return the
         services that accept the request's key or, if no service accepts it, the services without
-        keys. By this rule, a service without keys never receives requests that are meant for a
-        service with keys.
+        keys. A service without keys never receives a request that is meant for a service with keys.
         """
         found = self._services.get(name, [])
         if len(found) < 2:

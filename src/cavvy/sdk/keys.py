@@ -1,7 +1,7 @@
-"""The keys of a task as typed dictionaries, for editors and type checkers. A test compares these
-keys with the fields that the parser knows.
+"""The keys of a task as typed dictionaries, for editors and type checkers. A test compares the keys
+of the dictionaries with the fields that the parser knows.
 
-Calling one of these types returns a dict: `Resources(gpu="A100:8")` equals `{"gpu": "A100:8"}`.
+Calling one of the types returns a dict: `Resources(gpu="A100:8")` equals `{"gpu": "A100:8"}`.
 Fields for numbers and switches also accept strings, because a string may contain an expression such
 as `${{ params.nodes }}`.
 """

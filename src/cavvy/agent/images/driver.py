@@ -88,8 +88,8 @@ def find_cuda(env: dict[str, str], labels: dict[str, str]) -> tuple[int, ...] | 
 
 def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
     """Return whether the requirement accepts this driver as an exception, such as
-    `driver>=470,driver<471`. An image that accepts such a driver contains a compatibility package
-    for it.
+    `driver>=470,driver<471`. An image with this exception contains a compatibility package for the
+    driver.
     """
     for word in requirement.split():
         terms = [re.fullmatch(r"driver(>=|<)([0-9.]+)", term) for term in word.split(",")]

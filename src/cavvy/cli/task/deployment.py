@@ -175,8 +175,8 @@ def _ask(message: str, files: Sequence[str]) -> CommandFailure:
 
 
 def _choose_output(task: TaskSpec, choice: ModelChoice, job: str) -> ServedModel:
-    """Return the model among the outputs, with its path below MODEL_FOLDER. The outputs are copied
-    to this folder.
+    """Return the model among the outputs, with its path below MODEL_FOLDER, the folder to which the
+    outputs are copied.
     """
     model = _choose([each.source for each in task.outputs], choice, job)
     for each in task.outputs:

@@ -154,7 +154,7 @@ def _write_frontend(listener: HaproxyListener, direct: list[ServiceRoute], conne
 
 def _write_rare_rules() -> list[str]:
     """Return the rules for fields that few requests have. One search of all names finds out whether
-    a request has such a field; one rule for each field would take more time.
+    a request has any of these rare fields; one rule for each field would take more time.
     """
     dropped = "|".join(_DROPPED).replace("-", "[-_]")
     rare = "|".join((dropped, "expect", *_HELD))

@@ -1,7 +1,7 @@
 """HAProxy's runtime API, which adds servers and changes their state without a reload.
 
-The socket accepts one line of commands and closes. The API is documented in HAProxy's management
-guide, 9.3; `add server` needs HAProxy 2.6 or newer.
+HAProxy closes each connection to the socket after one line of commands. The API is documented in
+HAProxy's management guide, 9.3; `add server` needs HAProxy 2.6 or newer.
 """
 
 import csv
