@@ -24,8 +24,8 @@ def command() -> None:
 def advise(project: str | None, since: datetime | None, output: str) -> None:
     """Show which commitments would have been cheaper than the on-demand machines that were used.
 
-    The use is read from the ledger, hour by hour, from --since (by default 30 days ago) until now.
-    The prices come from the catalog.
+    The command reads the use of machines from the ledger, hour by hour, from --since (by default 30
+    days ago) until now. The prices come from the catalog.
     """
     from cavvy.cli.reach.usage import list_offers_of, list_used_machines, read_charges
     from cavvy.planner.reservations import advise_reservations

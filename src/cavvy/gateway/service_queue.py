@@ -117,8 +117,8 @@ class ServiceQueue:
     def list_credentials(self, head: RequestHead) -> bytes:
         """Return the header fields with the client's credentials for the replica. The fields are
         not passed on if the service has keys, because the fields could contain these keys. A key of
-        another service is never passed on. A request can contain the key of another service because
-        the request's model may have selected this service.
+        another service is never passed on. A request that was routed by its model can contain the
+        key of another service.
         """
         fields = b""
         if not self.keys:
