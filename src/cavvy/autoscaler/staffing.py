@@ -42,8 +42,8 @@ def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 
-    with the unevenness z of arrivals. The form was found by experiments on recorded requests: if
-    arrivals come in bursts, a service that has removed replicas answers more requests late; a
+    with the unevenness z of arrivals. The formula was found by experiments on recorded requests. If
+    arrivals come in bursts, a service that has removed replicas answers more requests late. A
     steady service with many replicas gains nothing from the delay and pays for it.
     """
     weights = terms.weights

@@ -45,7 +45,7 @@ class ScalingTerms(Struct, frozen=True, kw_only=True):
     replicas remain.
 
     `cold_start_s` and `service_s` are assumed until the first measurement. `availability` is the
-    target of the spot policy.
+    availability that the spot policy aims at.
     """
 
     kind: TargetKind = TargetKind.QUEUE_WAIT

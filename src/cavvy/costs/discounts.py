@@ -26,8 +26,8 @@ _DISCOUNT = re.compile(r"([a-z0-9_-]+(?:@[a-z0-9-]+)?):(?:(\d+(?:\.\d{1,4})?)%|(
 
 class Discount(Struct, frozen=True, kw_only=True):
     """A discount on the charges of an account at a provider. `domain/credentials.py` defines the
-    names of accounts. Either the field `millionths` (of the charges) or the field `credit` (for
-    each month) is set.
+    names of accounts. A discount is either a share of the charges (`millionths`) or an amount for
+    each month (`credit`).
     """
 
     account: str

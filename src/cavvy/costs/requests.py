@@ -119,7 +119,7 @@ def _merge(before: RequestCounts, counts: RequestCounts) -> dict[str, dict[str, 
 
 
 def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
-    """Return the counts of requests since the last division."""
+    """Return the counts of requests since the bill was last divided."""
     found: dict[str, KeyWork] = {}
     for epoch, work in counts.items():
         for key, now in work.items():

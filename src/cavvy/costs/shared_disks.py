@@ -1,4 +1,5 @@
-"""Finds the disks that a bill and the ledger assign to different gangs, to compare them together.
+"""Finds the disks that a bill and the ledger assign to different gangs, so that their charges can
+be compared as one sum.
 
 A cloud bills a volume for its whole life, with the tag of the gang for which the volume was
 created. In the ledger, the job's disks include the time in which the job used the volume; the

@@ -1,9 +1,9 @@
 """Computes the cost of volumes between jobs.
 
-A job pays for the volumes of its nodes as disks of these nodes. The volume's own bill covers all
-other time from the volume's creation until the provider last listed it. The whole bill is computed
-each time and the store posts the difference, so a late report of a job's use of the volume leads to
-a correction.
+A job pays for the volumes of its nodes as disks of these nodes. The volume's own bill covers the
+time in which no job used the volume, from the volume's creation until the provider last listed the
+volume. The whole bill is computed each time and the store posts the difference, so a late report of
+a job's use of the volume leads to a correction.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

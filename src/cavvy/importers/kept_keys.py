@@ -101,7 +101,9 @@ class TranslationNotes:
         noted: Mapping[str, str],
         under: str = "",
     ) -> None:
-        """Refuse or note each key that has a reason in one of these tables."""
+        """Refuse the keys in the table `refused`, and note the keys in the table `noted`. Each
+        table maps a key to the reason.
+        """
         for key in keys:
             if key.text in refused:
                 self.refuse(key.mark, f"{under}{key.text}", refused[key.text])

@@ -1,8 +1,8 @@
 """Rules for values in files of other tools. Each rule checks one node of the tree and adds its
 mistakes to the notes.
 
-Cavvy's own files are read by `spec.fields`, whose kinds also convert and document the values. Files
-of other tools are only checked here, including keys that Cavvy does not support.
+Cavvy's own files are read by `spec.fields`, whose field kinds also convert and document the values.
+This module only checks the files of other tools, including keys that Cavvy does not support.
 """
 
 import re

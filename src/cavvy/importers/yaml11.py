@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class UnquotedDate(str):
-    """The value of an unquoted date or time, which the other tools do not accept as a string."""
+    """The value of an unquoted YAML date or time. Tools such as dstack do not accept it as a
+    string.
+    """
 
     __slots__ = ()
 

@@ -111,7 +111,9 @@ def _offset(zone: tzinfo, at: datetime) -> timedelta:
 
 
 def _next_local(line: CronLine, after: datetime) -> datetime | None:
-    """Return the first local time after `after`, as if there were no clock changes."""
+    """Return the first local time after `after` that the cron line names. Clock changes are
+    ignored.
+    """
     hours, minutes = sorted(line.hours), sorted(line.minutes)
     for number in range(_HORIZON):
         day = after.date() + number * _DAY

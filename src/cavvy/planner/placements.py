@@ -42,8 +42,8 @@ class SpotLoss(Struct, frozen=True, kw_only=True):
 
 
 class Placement(Struct, frozen=True, kw_only=True):
-    """One gang for the task on one offer. All estimates are expected values, not guarantees;
-    `notes` explain how they were made.
+    """A plan that runs the task as one gang on one offer. All estimates are expected values, not
+    guarantees; `notes` explain how they were made.
     """
 
     offer: Offer

@@ -51,8 +51,8 @@ class TimeEstimate(Struct, frozen=True, kw_only=True):
     time was estimated.
 
     If the time was measured on another device, 80 % of true times are between `run_time` / `spread`
-    and `run_time` * `spread`. `spread` is 1 if it is unknown, or if the time was not scaled by data
-    sheets.
+    and `run_time` * `spread`. `spread` is 1 if the uncertainty is unknown, or if the time was not
+    scaled by data sheets.
     """
 
     run_time: timedelta | None

@@ -1,5 +1,6 @@
-"""Computes the remaining capacity of offers that share nodes. Such offers form a pool: a node used
-for one of them reduces the capacity of all of them. The module does no I/O.
+"""Computes the remaining capacity of offers that share nodes. Offers that share nodes form a pool:
+a node used for one offer of the pool reduces the capacity of all its offers. The module does no
+I/O.
 
 An offer's capacity is the number of nodes that would be available if only this offer were used.
 Therefore each used node takes the share 1/capacity of the pool, and the capacity of every other

@@ -43,7 +43,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         self.assumed: dict[str, None] = {}
 
     def _assume(self, name: str, args: Any, made: "_Made") -> list[Any]:
-        """Make tensors of these shapes and types, and record the assumed size unless it is a single
+        """Make the tensors that `made` describes, and record the assumed size unless it is a single
         value. Returns [] if `made` is empty.
         """
         if not made:

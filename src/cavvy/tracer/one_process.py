@@ -66,8 +66,8 @@ def torchrun_environment() -> AbstractContextManager[Any]:
 
 
 class _Mixed(torch.nn.Module):
-    """A model that computes in another type if `use_policy` was called with the mixed precision of
-    fully sharded data parallelism. Autocast replaces this mixed precision.
+    """A model that stands for one with fully sharded data parallelism (FSDP). If `use_policy` was
+    called with FSDP's mixed precision, the model computes in that type through autocast.
     """
 
     _dtype: torch.dtype | None = None

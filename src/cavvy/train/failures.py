@@ -163,7 +163,8 @@ def describe(error: BaseException) -> str:
 
 def is_lost_connection(error: BaseException) -> bool:
     """Return whether the error is a failed collective, which may be the result of another rank's
-    failure. The library gloo reports this as a RuntimeError that names gloo's source file.
+    failure. The library gloo reports a failed collective as a RuntimeError that names gloo's source
+    file.
     """
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "third_party/gloo" in str(error)

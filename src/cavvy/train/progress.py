@@ -60,8 +60,8 @@ class ProgressReporter:
             self._report({}, {}, True)
 
     def measure(self, meter: Meter) -> None:
-        """Also report the used share of the device's peak (MFU). The share is computed from the
-        meter's FLOPs per sample and peak FLOP/s.
+        """Also report the MFU, the share of the device's peak FLOP/s that the training uses. The
+        share is computed from the meter's FLOPs per sample and peak FLOP/s.
         """
         self._meter.flops, self._meter.peak = meter.flops, meter.peak
 

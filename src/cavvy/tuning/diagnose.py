@@ -118,8 +118,8 @@ class Diagnoser:
         )
 
     def _look(self, mode: str, name: str, steps: int) -> StepWindow:
-        """Measure which of the user's lines run. A first window has a trace, which slows operations
-        down. A second window has no trace, and its times are used.
+        """Measure which of the user's lines run. The first window has a trace, which slows
+        operations down. The times come from a second window, which has no trace.
         """
         trace = (self._trace if mode == "own" else "") or "-"
         traced = self._window(name, skip=self._least, steps=self._traceable(steps), trace=trace)

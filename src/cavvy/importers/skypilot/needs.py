@@ -68,8 +68,8 @@ def read_size(value: str) -> int | None:
 
 
 def split_accelerator(value: str) -> tuple[str, str, float] | None:
-    """Split `A100:8`, `80GB+` or `NVIDIA:24GB:2` into name, memory and count. Returns None for
-    other strings.
+    """Split `A100:8`, `80GB+` or `NVIDIA:24GB:2` into name, memory and count. Returns None if the
+    string has none of these forms.
     """
     parts = value.split(":")
     name, memory, count = parts[0], "", "1"

@@ -80,7 +80,7 @@ def plan_trust(
     stays: SpellLengths, saving: float, entry: float
 ) -> tuple[float, float, float, float]:
     """Find how long spot must have been available before a job leaves on-demand for it. Spot saves
-    `saving` an hour, and the change costs `entry`.
+    `saving` dollars an hour, and the change to spot costs `entry` dollars.
 
     Returns the threshold (infinite if a change never pays), its gain, the probability that the
     threshold is reached, and the mean hours on spot.

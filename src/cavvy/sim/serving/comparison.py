@@ -58,8 +58,9 @@ class LoadCosts(Struct, frozen=True, kw_only=True):
 
 
 class WayCrossing(Struct, frozen=True, kw_only=True):
-    """The load at which the cheapest way changes: `below` is the cheapest way with fewer than
-    `per_day` requests a day, and `above` is the cheapest way with more.
+    """The load at which another way to run the service becomes the cheapest: `below` is the
+    cheapest way with fewer than `per_day` requests a day, and `above` is the cheapest way with
+    more.
     """
 
     per_day: float
@@ -156,8 +157,8 @@ def find_steady(load: RequestTrace, terms: ComparisonTerms) -> ServingScore:
 
 
 def scale_load(trace: RequestTrace, factor: float, seed: int) -> RequestTrace:
-    """Return the trace with this multiple of its requests: requests are omitted, or copied with
-    arrivals within half a minute.
+    """Return the trace with `factor` times its requests. To reach that number, requests are
+    omitted, or copied with arrivals within half a minute of the original.
     """
     if factor == 1:
         return trace

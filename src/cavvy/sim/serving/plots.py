@@ -54,8 +54,9 @@ def plot_replicas(scores: Sequence[ServingScore], path: Path) -> None:
 
 
 def plot_costs(loads: Sequence[LoadCosts], crossings: Sequence[WayCrossing], path: Path) -> None:
-    """Plot the cost per month of each way against the requests per day. Dotted lines mark the loads
-    at which the cheapest way changes; the dashed line marks the recorded load.
+    """Plot the monthly cost of each way to run the service against the requests per day. Dotted
+    lines mark the loads at which another way becomes the cheapest. The dashed line marks the
+    recorded load.
     """
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     panel = figure.subplots()

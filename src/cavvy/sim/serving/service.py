@@ -17,8 +17,8 @@ from cavvy.sim.serving.requests import RequestTrace
 
 
 class ServiceSetting(Struct, frozen=True, kw_only=True):
-    """The properties of a simulated service's replicas, and its target: a request is on time if it
-    waits at most `slo_wait_s`.
+    """The properties of a simulated service's replicas, and the service's target: a request is on
+    time if it waits at most `slo_wait_s`.
 
     A cold start lasts `cold_start_s` times a factor between 1 - `cold_spread` and 1 +
     `cold_spread`.

@@ -20,8 +20,8 @@ def tell_again() -> None:
 
 
 def tell_started() -> None:
-    """Report that this process has started. If an earlier process with the same number reported a
-    failure, that failure is then no longer the reason for the job's end.
+    """Report that this process has started. The report cancels a failure that an earlier process
+    with the same number reported: that failure is no longer the reason for the job's end.
     """
     _send({"started": {"process": _read_process()}})
 

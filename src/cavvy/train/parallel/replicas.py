@@ -1,5 +1,5 @@
-"""Keeps the copies of a model equal. All ranks begin with the values of the first rank. If a copy
-differs from the others later, Cavvy reports the difference.
+"""Keeps the copies of a model equal. All ranks begin with the first rank's values of parameters and
+buffers. If one rank's copy differs from the others later, Cavvy reports the difference.
 
 Tensors are compared by fingerprints. A fingerprint is one number per tensor: the sum of its bits as
 integers. Equal copies stay equal in every bit, because each rank applies the same summed gradients.

@@ -57,7 +57,8 @@ class RankBatches(Sampler[list[int]]):
     def count(self) -> int:
         """The number of batches per rank that make up a global batch.
 
-        Raises: ValueError: a global batch cannot be split into such batches.
+        Raises: ValueError: the global batch is not a multiple of the samples in one batch of all
+        ranks.
         """
         return count_batches(self.global_batch, self.batch, _rank()[1])
 

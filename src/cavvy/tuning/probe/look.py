@@ -179,9 +179,9 @@ class BusyLines:
 
 def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, Any]:
     """Summarize samples. `own` is the share of all time in which the user's lines ran Python within
-    the parts of a step. `between` contains the nanoseconds between the parts by kind: `python`,
-    `saving`, other `work`, and the `loop` itself. `lines` contains the most frequent lines of each
-    kind except `loop`, with their shares of all time.
+    the parts of a step. `between` contains the nanoseconds between the parts by kind. The kinds are
+    `python`, `saving`, other `work`, and the `loop` itself. `lines` contains the most frequent
+    lines of each kind except `loop`, with their shares of all time.
     """
     own, between = 0, dict.fromkeys(("python", "saving", "work", "loop"), 0)
     found: dict[str, Counter[str]] = {kind: Counter() for kind in between if kind != "loop"}

@@ -1,5 +1,5 @@
-"""The modes of a window of steps. Each mode removes one cost, so the difference from a window with
-the cost shows how large the cost is.
+"""The modes of a window of steps. Each mode removes or adds one cost. The difference in time from a
+window without the mode is the size of that cost.
 """
 
 from collections.abc import Generator, Iterator
@@ -94,8 +94,8 @@ class WindowModes:
             yield
 
     def _list_patches(self) -> list[tuple[Any, str, Any]]:
-        """Return the patches that implement the modes: object, name of the attribute,
-        replacement.
+        """Return the patches that implement the modes. Each patch has an object, the name of its
+        attribute, and the replacement.
         """
         modes, read, move, forward = self, Data.read, stream.move, StepGradients.forward
 
