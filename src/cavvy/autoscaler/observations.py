@@ -37,10 +37,11 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     `arrivals` contains the number of requests that arrived in each second since the last decision,
     oldest first. `started` is the number of requests that replicas have started to process since
     the last decision, and `late` is the number of these requests that waited too long. `completed`
-    requests ended, after `completed_s` seconds of service in total. `in_flight` requests are being
-    served, for `in_flight_s` seconds so far in total. `backlog` requests wait. `reading` is the
-    mean of the GPU utilisation or of the metric over the ready replicas. `batch` is the time of a
-    batch if waiting requests are joined; None if they are not, or nothing was measured yet.
+    requests ended, after `completed_s` seconds of service in total. Replicas are serving
+    `in_flight` requests, on which they have spent `in_flight_s` seconds in total so far. `backlog`
+    requests wait. `reading` is the mean of the GPU utilisation or of the metric over the ready
+    replicas. `batch` is the time of a batch if waiting requests are joined; None if they are not,
+    or nothing was measured yet.
     """
 
     now_s: float
@@ -78,9 +79,9 @@ class ScaleReason(StrEnum):
 
 
 class ScalingDecision(Struct, frozen=True, kw_only=True):
-    """The wanted number of replicas and the reason, and the wanted number in each market, in the
-    order of the observation. The markets may have more replicas than `wanted`: spares, and
-    on-demand replicas while spot replicas start.
+    """The wanted number of replicas, the reason, and the wanted number of replicas in each market.
+    The markets are in the order of the observation. The markets may have more replicas than
+    `wanted`: spares, and on-demand replicas while spot replicas start.
     """
 
     wanted: int

@@ -112,10 +112,10 @@ def _late_share_of_batches(
     One slot takes waiting requests every t(n), so a request waits t(n) / 2 on average before its
     own batch starts, and P(wait > w) = 1 - w / t(n). With several slots, a request waits for the
     first slot that becomes free. If the slots became free independently of each other, P(wait > w)
-    would be (1 - w / t(n))^s. But the batches of different slots tend to end together, so the
-    exponent is smaller: s^0.75 is an approximation that was found by simulation. If the slots could
-    serve the load one request at a time, some requests find a free slot: only the share P(wait >
-    0), with S = A + B, waits at all.
+    would be (1 - w / t(n))^s. In fact, the batches of different slots tend to end together, so the
+    exponent is smaller than s. The exponent s^0.75 is an approximation that was found by
+    simulation. If the slots could serve the load one request at a time, some requests find a free
+    slot: only the share P(wait > 0), with S = A + B, waits at all.
     """
     if batch is None:
         return 0.0

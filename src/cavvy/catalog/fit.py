@@ -1,5 +1,5 @@
 """Checks whether an offer fits one node of a requirement, and explains why not. `fit` matches live
-offers. Queries of the snapshot must give the same results.
+offers. Queries of the catalog snapshot must give the same results as `fit`.
 
 If an offer does not state a property (memory 0, network None), it fails every requirement for this
 property. An offer without a disk size meets every disk requirement, because the size is chosen at

@@ -54,7 +54,8 @@ def find_cloud(provider: str) -> str:
 def list_outside(
     inputs: Sequence[Transfer], outputs: Sequence[Transfer], needs: ResourceSpec
 ) -> Iterator[OutsideBucket]:
-    """Return the buckets whose stated region is not allowed by some alternative of the task."""
+    """Return the buckets whose stated region at least one alternative of the task does not allow.
+    """
     named = [("inputs", each.source, each.region) for each in inputs]
     named += [("outputs", each.target, each.region) for each in outputs]
     return _list_outside(named, needs)
@@ -107,8 +108,8 @@ def explain_unlocated(found: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def list_found_outside(task: TaskSpec, found: Mapping[str, str]) -> Iterator[OutsideBucket]:
-    """Yield the buckets whose region in `found` (by URL) is not allowed by some alternative of the
-    task. A bucket in a region of unknown location is left out.
+    """Yield the buckets whose region at least one alternative of the task does not allow. `found`
+    maps URLs to regions. A bucket in a region of unknown location is left out.
     """
     for url in list_unplaced(task):
         region = found.get(url)
@@ -121,8 +122,8 @@ def list_found_outside(task: TaskSpec, found: Mapping[str, str]) -> Iterator[Out
 
 
 def list_unknown(task: TaskSpec) -> Sequence[str]:
-    """Return the buckets whose region is missing but necessary: for `resources.regions`, or for the
-    price of copies whose size is known.
+    """Return the buckets whose region is unknown but needed, either to check `resources.regions` or
+    to compute the price of copies whose size is known.
     """
     ends = [(each, each.source) for each in task.inputs]
     ends += [(each, each.target) for each in task.outputs]
@@ -145,8 +146,8 @@ def fill_regions(task: TaskSpec, found: Mapping[str, str]) -> TaskSpec:
 
 def say_unplaced(task: TaskSpec, problems: Mapping[str, str] | None = None) -> str:
     """Return a sentence about the buckets of `list_unplaced`, without a full stop, or "" if there
-    are none. After a look-up, `problems` contains the reasons why regions are unknown, by URL;
-    other buckets are omitted.
+    are none. After a look-up of regions, `problems` maps each bucket's URL to the reason why its
+    region is unknown. In that case, buckets that are not in `problems` are omitted.
     """
     urls = list_unplaced(task)
     if problems is not None:

@@ -6,8 +6,8 @@ length of the bill. If charges are missing from the bill, the caller reads the b
 for the lines without a tag on those days.
 
 A resource is a gang: the ledger identifies its machines by the attempt, and the bill by the tag
-that Cavvy sets on them. Lines without the tag do not belong to Cavvy. The exception is a line that
-costs as much on a day as a resource of the ledger that is missing from the bill. A volume is
+that Cavvy sets on them. A line without the tag does not belong to Cavvy, with one exception: it
+costs as much on a day as a resource that is in the ledger but missing from the bill. A volume is
 compared together with the disks of the gang in the volume's tag, and of the jobs that used the
 volume (`shared_disks`).
 """
@@ -107,8 +107,9 @@ KindOnDay = tuple[BilledKind, date]
 
 
 class CellKey(NamedTuple):
-    """The key of a comparison. `resource` is the name of a gang, or of a cloud's resource without a
-    tag."""
+    """The key under which charges of the bill and of the ledger are compared. `resource` is the
+    name of a gang, or of a cloud's resource without a tag.
+    """
 
     resource: str
     kind: BilledKind
@@ -116,9 +117,10 @@ class CellKey(NamedTuple):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """A difference between the bill and the ledger. A side is None if that side has no such charge,
-    or if its amount is not in US dollars; `billed_in` then contains the currency. `lines` contains
-    the first lines of the bill. The hours are machine hours, and are set if both sides state hours.
+    """A difference between the bill and the ledger. `ledger` or `bill` is None if it has no such
+    charge, or if its amount is not in US dollars. In the latter case, `billed_in` contains the
+    currency. `lines` contains the first lines of the bill. The hours are machine hours, and are set
+    if both sides state hours.
     """
 
     cause: DifferenceCause
@@ -218,8 +220,8 @@ class BillSummary:
     def name_gangs(
         self, cells: Mapping[CellKey, BilledSum], gangs: Mapping[str, str]
     ) -> dict[CellKey, BilledSum]:
-        """Return the sums under the names of their gangs or groups of disks. A sum without a known
-        gang keeps the name of its resource.
+        """Return the sums under the names of their gangs or groups of disks. If the gang of a sum
+        is unknown, the sum keeps the name of its resource.
         """
         found: dict[CellKey, BilledSum] = {}
         for key, each in cells.items():

@@ -20,8 +20,8 @@ def make_statement(
     lines: Iterable[LedgerLine], since: datetime, until: datetime
 ) -> list[LedgerLine]:
     """Return the lines in [since, until), with only the part of an entry that is in this period.
-    Entries of the same line and kind of a bill are combined, with the ID of the first entry. The
-    amounts of the lines add up to the amounts of the entries.
+    Entries of the same kind for the same line of a bill are combined into one line, which has the
+    ID of the first entry. The amounts of the lines add up to the amounts of the entries.
     """
     found: dict[tuple[object, ...], LedgerLine] = {}
     for line in lines:

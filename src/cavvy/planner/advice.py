@@ -179,7 +179,7 @@ def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedel
 
 def _merge_ranks(before: Waste | None, run: ObservedRun, kind: WasteKind) -> tuple[int, ...]:
     """Return the idle nodes of a job's runs. Return () if all nodes of a run are idle, or if the
-    waste is of another kind.
+    kind of waste is not IDLE_GPU.
     """
     if kind is not WasteKind.IDLE_GPU or _is_idle(run):
         return ()

@@ -22,10 +22,10 @@ _T = TypeVar("_T")
 
 class TransferEstimate(Struct, frozen=True):
     """The copies of one offer. `input_time` is for one start of a gang, whose nodes copy at the
-    same time; `output_time` is for the outputs, which are copied once. `cost` is for all nodes and
-    starts. `unpriced` is true if the price of a copy is unknown, so that `cost` does not include
-    it. `assumed_region` is the offer's region if a copy is treated as free because a bucket of
-    unknown region may be in this region; otherwise it is "".
+    same time; `output_time` is for the outputs, which are copied once. `cost` includes the copies
+    of all nodes and of all starts. `unpriced` is true if the price of a copy is unknown, so that
+    `cost` does not include it. `assumed_region` is the offer's region if a copy is treated as free
+    because a bucket of unknown region may be in this region; otherwise it is "".
     """
 
     input_mib: int
@@ -116,8 +116,8 @@ def find_egress_date(offer: Offer, dates: Mapping[str, date]) -> date | None:
 
 def price_upload(url: str | None, offer: Offer, egress: Mapping[str, Money]) -> Money | None:
     """Return the price of uploading one GB from a node of the offer to a bucket, or to the server
-    if the URL is None. Return None if the price is unknown. A bucket of the same cloud is assumed
-    to be in the same region, and the server to be outside the cloud.
+    if the URL is None. Return None if the price is unknown. A bucket of the offer's cloud is
+    assumed to be in the offer's region. The server is assumed to be outside the cloud.
     """
     home = BUCKET_PROVIDERS.get(urlsplit(url).scheme) if url else None
     if home == find_cloud(offer.provider):

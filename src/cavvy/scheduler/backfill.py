@@ -31,15 +31,16 @@ Amounts = Mapping[str, float]  # amount of each resource of a host
 
 
 class HostWaits:
-    """The earlier jobs that wait for a part of a shared host, and the amounts that each requests on
-    each host."""
+    """The earlier jobs that wait for a part of a shared host, and the amounts that each job
+    requests on each host.
+    """
 
     def __init__(self, hosts: Iterable[Host]) -> None:
         self._hosts = {host.name: host for host in hosts}
         self._wishes: defaultdict[str, list[list[Amounts]]] = defaultdict(list)
 
     def add(self, choices: Iterable[tuple[TaskSpec, Offer]]) -> None:
-        """Add a waiting job. The job may use any of the choices."""
+        """Add a waiting job. The job needs only one of the pairs of task and offer in `choices`."""
         wishes: defaultdict[str, list[Amounts]] = defaultdict(list)
         for task, offer in choices:
             for host in hosts_of(offer, self._hosts.values()):

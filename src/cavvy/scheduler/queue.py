@@ -44,7 +44,9 @@ class JobPlacement(Struct, frozen=True, kw_only=True):
 
 
 class JobWait(Struct, frozen=True, kw_only=True):
-    """The job stays in the queue. `behind` are the hosts or offers that the job waits for."""
+    """The decision that a job stays in the queue. `behind` contains the hosts or offers that the
+    job waits for.
+    """
 
     job: JobRecord
     reason: str
@@ -64,7 +66,7 @@ class JobScheduler:
     While a job waits for an offer, no later job gets that offer. While a job waits for a shared
     host, a later job gets a part of that host only if the later job cannot delay the earlier job
     (see `backfill`). Therefore a large job does not wait forever while small jobs start. A later
-    job that can use another host does not wait.
+    job that can use another host does not wait for the earlier job.
     """
 
     def __init__(self, capacity: QueueCapacity) -> None:
@@ -104,7 +106,8 @@ class JobScheduler:
 
     def _list_apart(self, offers: Iterable[Offer], project: str) -> list[str]:
         """Return the hosts of the offers that other projects occupy and that cannot be shared. The
-        list is empty if another offer or host could be used as soon as it is free.
+        list is empty if the project may use another offer or host as soon as that offer or host is
+        free.
         """
         found = [
             host

@@ -33,9 +33,10 @@ _TURN = threading.RLock()
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
     """Fake tensors that also support operations whose result size depends on values. The largest
-    possible size is assumed: a mask selects everything. But experts that are chosen by `topk` get
-    equal shares. `assumed` lists the lines of code with assumed sizes. Only one thread at a time
-    enters the mode, because data loaders collate in several threads.
+    possible size is assumed: a mask selects everything. The exception is experts that `topk`
+    chooses: each expert is assumed to get an equal share. `assumed` lists the lines of code with
+    assumed sizes. Only one thread at a time enters the mode, because data loaders collate in
+    several threads.
     """
 
     def __init__(self) -> None:

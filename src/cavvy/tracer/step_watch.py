@@ -143,8 +143,8 @@ class StepWatch:
             self._rounds |= self._ran
 
     def _stepped(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        """Continue the record after a step. If the only optimizer calls the model in its step, as
-        LBFGS does, the record ends with that step.
+        """Start or end the record when an optimizer has made a step. If the only optimizer calls
+        the model in its step, as LBFGS does, the record ends with that step.
         """
         if self._model is None:
             return

@@ -288,7 +288,7 @@ class Run:
         memory. If `loss` returns a mean over items other than samples, such as tokens without
         padding, the mean is weighted by the number of items. Cavvy finds the number of items
         automatically for torch's losses and for sums that are divided by a tensor. For other
-        losses, return (mean, number).
+        losses, `loss` must return (mean, number of items).
 
         Gradients of earlier calls that no step has used yet are added to the new gradients.
         """

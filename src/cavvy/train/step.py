@@ -31,8 +31,9 @@ class StepGradients:
     """Accumulates the gradient of the mean loss over the global batch. The result does not depend
     on how the batch is split.
 
-    The loss of n samples is weighted by n / global batch, or by the weight of its own mean.
-    Therefore micro-batches and shares of different sizes add up to the mean over the global batch.
+    The loss of n samples is weighted by n / global batch. If the loss is a mean over other items,
+    such as tokens, it is weighted by the number of items. Therefore micro-batches and shares of
+    different sizes add up to the mean over the global batch.
     """
 
     def __init__(

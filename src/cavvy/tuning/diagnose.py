@@ -180,7 +180,8 @@ class Diagnoser:
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
         """Return the median time of a step in a window. The median is computed from the means of
-        groups of steps: one step for each batch that a loader may prepare at the same time.
+        groups of steps. A group has one step for each batch that a loader may prepare at the same
+        time.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
@@ -452,7 +453,9 @@ class Diagnoser:
         return [window for name in names for window in self._windows.get(name, [])]
 
     def _seen(self, rank: int) -> dict[str, float]:
-        """Return the share of each kind of work in the time between the parts; the sum is 1."""
+        """Return the share of each kind of work in the time between the parts of a step. The shares
+        add up to 1.
+        """
         told = [window.ranks[rank]["between"] for window in self._looked_at()]
         looks = {name: sum(each[name] for each in told) for name in told[0]}
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}

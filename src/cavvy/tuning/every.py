@@ -25,8 +25,8 @@ class StepHistory:
         self._windows: list[tuple[bool, list[dict[str, list[float]]]]] = []
 
     def add(self, ranks: list[dict[str, list[float]]], *, is_clean: bool) -> None:
-        """Add the next steps. `ranks` has, for each rank, lists with the seconds of each step, by
-        name. `is_clean` is true if no trace slowed the steps down.
+        """Add the next steps. `ranks` has one dictionary for each rank. It maps the name of a part
+        to the part's seconds in each step. `is_clean` is true if no trace slowed the steps down.
         """
         self._windows.append((is_clean, ranks))
 

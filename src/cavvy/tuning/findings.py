@@ -97,8 +97,9 @@ class StepWindow:
         ]
 
     def shared(self) -> list[float]:
-        """Return the seconds of communication in each step without waits for other ranks. The
-        seconds are measured on the rank with the least communication.
+        """Return how many seconds of each step are communication, without the time in which a rank
+        waits for other ranks. In each step, the value comes from the rank with the least
+        communication.
         """
         by_rank = [self.part("communication", rank) for rank in range(len(self.ranks))]
         return [min(each) for each in zip(*by_rank, strict=True)]

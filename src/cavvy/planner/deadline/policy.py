@@ -36,8 +36,8 @@ _HOUR_S = 3600.0
 
 
 class PolicyQuestion(NamedTuple):
-    """The input of a rule: the terms, the view, and the core. A rule may ask the core about other
-    views.
+    """The input of a rule: the terms, the view, and the core. A rule may ask the core for its
+    decision on a different view.
     """
 
     terms: JobTerms

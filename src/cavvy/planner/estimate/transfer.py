@@ -25,7 +25,7 @@ class MeasuredRate(Struct, frozen=True, kw_only=True):
 
 
 class ExponentPrior(Struct, frozen=True, kw_only=True):
-    """The prior of the exponents, and its weight."""
+    """The prior values of the exponents, and the weight of the prior against measurements."""
 
     arithmetic: float = 0.5  # exponent of achieved FLOP/s
     bandwidth: float = 0.4

@@ -79,11 +79,11 @@ class UniformProgress(MarketPolicy):
     """Uniform Progress of "Can't Be Late" (Wu et al., NSDI 2024, section 4), with eager failover
     between several markets.
 
-    The expected pace is work / deadline. If the job is behind this pace and spot is unavailable, it
-    runs on demand until it is ahead of the pace by two overheads. This margin prevents frequent
-    changes. After that, the job uses spot, or idles if spot is unavailable. A job on spot stays
-    there as long as possible. After a preemption, the policy prefers the cheapest spot in other
-    regions.
+    The expected pace is work / deadline. If the job is behind the expected pace and spot is
+    unavailable, the job runs on demand until it is ahead of that pace by two overheads. This margin
+    prevents frequent changes. After that, the job uses spot, or idles if spot is unavailable. A job
+    on spot stays there as long as possible. After a preemption, the policy prefers the cheapest
+    spot in other regions.
     """
 
     def __init__(self, terms: JobTerms) -> None:

@@ -45,8 +45,8 @@ class IdleThresholds(NamedTuple):
 
 
 class SpotCycle(NamedTuple):
-    """The best thresholds at one price of slack, and their expected outcome in one cycle. A cycle
-    is a period with spot followed by a period without spot.
+    """The thresholds that are best if slack has the price `price`, and their expected outcome in
+    one cycle. A cycle is a period with spot followed by a period without spot.
     """
 
     price: float

@@ -26,8 +26,8 @@ class RunMode(StrEnum):
 
 
 class PolicyMarket(Struct, frozen=True, kw_only=True):
-    """A location in which on-demand nodes are always available. Spot nodes are available there
-    while the quote's `up` is true.
+    """A location in which on-demand nodes are always available. Spot nodes are available in this
+    market while `up` of its `SpotQuote` is true.
     """
 
     name: str

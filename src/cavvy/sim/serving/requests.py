@@ -1,7 +1,7 @@
 """Reads recorded requests: when each request arrived, and how long a replica processes it.
 
-A trace of a language model has token counts but no service times. Service times of such a trace are
-computed by `TokenSpeed`, in the same way for all compared rules.
+A trace of a language model has token counts but no service times. `TokenSpeed` computes the service
+times from the token counts, in the same way for all compared rules.
 """
 
 import csv

@@ -228,7 +228,7 @@ class _Job:
         return until
 
     def _change(self, index: int) -> bool:
-        """Apply a change of the markets. Return whether the job can notice the change."""
+        """Apply a change of the markets. Return whether the job can observe the change."""
         before = self.quotes
         self._index, self.quotes = index, self._world.quotes[index]
         noticed = self._notice(before)

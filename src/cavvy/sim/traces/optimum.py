@@ -28,7 +28,7 @@ _Span = tuple[float, tuple[SpotQuote, ...]]
 
 def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
     """Return the cost in dollars of the cheapest schedule that meets the deadline. Raises
-    ValueError if no schedule meets it.
+    ValueError if no schedule meets the deadline.
     """
     spans = list(_spans(world, start_s, terms.deadline_s))
     lengths = [round(length) for length, _ in spans]

@@ -203,7 +203,7 @@ class AsyncSaver:
     ) -> None:
         """If a rank of a split model ran out of memory, save this rank's part of the state and run
         the program again. When this process ends, the collectives of the other ranks fail, so these
-        ranks also save and run again. The method returns only if the error has another cause.
+        ranks also save and run again. The method returns only if no rank ran out of memory.
 
         Raises: SystemExit: with the exit code for "run me again".
         """

@@ -5,7 +5,7 @@ The ranks cannot communicate after one of them ran out of memory, so each rank w
 of the last step.
 The save is used only if the parts of all ranks exist, and only with the same number of ranks and
 the same plan. The rank that ran out of memory also writes a note with a micro-batch that fits. The
-note is used even if the emergency save is not used.
+next attempt uses the note even if it cannot use the emergency save.
 """
 
 import json
@@ -41,8 +41,8 @@ def write(
     facts: dict[str, Any],
     micro: dict[str, int],
 ) -> None:
-    """Write this rank's part, unless `state` is None. A rank that ran out of memory also writes a
-    note with `micro`. The ranks that did not run out of memory pass {} as `micro`.
+    """Write this rank's part, unless `state` is None. A rank that ran out of memory also writes the
+    sizes in `micro` to a note. The other ranks pass {} as `micro`.
     """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")

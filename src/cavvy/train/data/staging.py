@@ -24,7 +24,9 @@ class BatchReader(Protocol):
     """
 
     def read(self) -> Any:
-        """Return the next batch, or None at the end. A batch must be placed before it is used."""
+        """Return the next batch, or None at the end. Before a batch is used, it must be passed to
+        `place`.
+        """
 
     def place(self, values: Any) -> Any:
         """Return the batch on the device. Later operations may use the batch."""
@@ -62,7 +64,9 @@ class DirectBatches:
 
 
 class CopyStream(Protocol):
-    """The stream on which a thread copies. The model computes on another stream."""
+    """The device stream on which a background thread copies batches. The model computes on another
+    stream.
+    """
 
     def begin(self) -> None:
         """Use the stream for the operations of the calling thread."""

@@ -1,10 +1,10 @@
 """Data parallel: sums gradients over the replicas, in buckets, while the backward pass is still
 running.
 
-The reduction works as in DistributedDataParallel, with two differences. First, the model stays the
-user's own module. Second, a rank whose backward pass ran out of memory can still send its
-incomplete buckets, so that the other ranks do not wait for it. All ranks then discard the gradients
-of the step.
+The reduction works as in DistributedDataParallel, with two differences. The first difference is
+that the model stays the user's own module. The second difference is that a rank whose backward pass
+ran out of memory can still send its incomplete buckets, so that the other ranks do not wait for it.
+In that case, all ranks discard the gradients of the step.
 """
 
 from typing import Any

@@ -96,9 +96,10 @@ def place(
 def _compile(parts: Sequence[nn.Module]) -> None:
     """Compile each part as one graph, as `torch.compile(part)` does.
 
-    `Module.compile` compiles the first function that does not belong to torch. In an
-    `nn.Sequential`, that function would be the forward method of each member. Equal parts share a
-    graph. The limit on the number of graphs is high enough even if all parts differ.
+    `Module.compile` compiles the first function that does not belong to torch. For an
+    `nn.Sequential`, `Module.compile` would therefore compile the forward method of each member.
+    Equal parts share a graph. The limit on the number of graphs is high enough even if all parts
+    differ.
     """
     for part in parts:
         part.forward = partial(_call, part.forward)
