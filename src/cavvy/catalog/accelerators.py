@@ -258,8 +258,8 @@ _NOISE = re.compile(
 
 def _shorter(product: str) -> list[str]:
     """Return the forms of a name that are looked up in turn. The first form is the unchanged name.
-    Each later form also omits hyphens and underscores, then vendor words, then the memory size,
-    then the words for the slot and other punctuation.
+    Each later form omits one thing more, in this order: hyphens and underscores, vendor words, the
+    memory size, and the words for the slot together with other punctuation.
     """
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)

@@ -102,8 +102,8 @@ def near_miss(offer: Offer, need: ResourceSpec) -> tuple[Constraint, float] | No
     """If the offer fails exactly one constraint, return this constraint and the distance; otherwise
     None.
 
-    If accelerators are required, a machine without any is never a near miss. If an instance type is
-    required, a machine of another type is not a near miss either.
+    If accelerators are required, a machine without accelerators is never a near miss. If an
+    instance type is required, a machine of another type is never a near miss.
     """
     if offer.purchase is Purchase.RESERVED:
         return None
@@ -183,8 +183,8 @@ def accelerator_fit(
     part: float = 1.0,
 ) -> tuple[Constraint | None, tuple[Constraint, float] | None]:
     """Check the three accelerator constraints. Return the first constraint that fails, or None. If
-    some alternative fails exactly one constraint, the second result is this constraint with its
-    distance.
+    an alternative fails exactly one constraint, the second result is that constraint and the
+    distance by which the offer misses it.
 
     With several alternatives, a constraint fails if every alternative that meets the earlier
     constraints fails it.

@@ -40,8 +40,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?\s*[KMGT]i?B?)", re.IGNORECASE)
 
 
 class NeedError(ValueError):
-    """Raised if a requirement cannot be parsed. The message states what was expected. `hint` states
-    what to write instead, or is None.
+    """Raised if a requirement cannot be parsed. The message states which form of requirement was
+    expected. `hint` states what to write instead, or is None.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:

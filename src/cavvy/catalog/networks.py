@@ -1,9 +1,9 @@
 """The machines whose providers publish no network speed, with the provider's page that describes
 the machine.
 
-The catalog has no speed for such a machine, because a speed from another source is not a promise of
-the provider. A machine without a published speed never meets a request for `network.min`. Burst
-speeds are not a promise either.
+The catalog has no speed for a machine without a published speed, because a speed from another
+source is not a promise of the provider. The machine therefore never meets a request for
+`network.min`. Burst speeds are not a promise either.
 """
 
 import re
@@ -37,7 +37,9 @@ def list_unpublished() -> tuple[UnpublishedNetwork, ...]:
 
 @cache
 def find_unpublished(provider: str, instance_type: str) -> UnpublishedNetwork | None:
-    """Return the row that describes the machine, or None if its provider may publish the speed."""
+    """Return the machine's row in the table of unpublished network speeds, or None if the table has
+    no row for the machine.
+    """
     for row in list_unpublished():
         if row.provider == provider and re.fullmatch(row.pattern, instance_type, re.IGNORECASE):
             return row

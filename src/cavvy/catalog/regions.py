@@ -85,8 +85,9 @@ def list_places_around(wanted: str) -> frozenset[str]:
 
 
 def list_places_within(wanted: str) -> frozenset[str]:
-    """Return the names of the places that may contain a location in the wanted place: those that
-    contain the wanted place, and the countries of a wanted area."""
+    """Return the names of the places that contain the wanted place. If the wanted place is an area,
+    its countries are also returned, because they may contain a location in the area.
+    """
     wish = wished_place(wanted)
     countries = {each for each, area in _areas().items() if area == wish}
     return list_places_around(wish) | _with_other_names(set(countries))

@@ -114,7 +114,7 @@ def spread(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def list_bases(rows: Iterable[tuple[Mapping[str, str], int]]) -> list[DiscountBase]:
-    """Return the charges of attempts, computed from sums by subject and account."""
+    """Convert sums of charges by subject and account to the charges of attempts."""
     return [
         DiscountBase(
             subject=groups["subject"],

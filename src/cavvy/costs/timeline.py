@@ -64,9 +64,9 @@ def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTime
     """Return the periods of `job` from its submission to its end, or to `now` if it has not ended.
 
     Lost work begins at the newest checkpoint or, if there is none, when the work began to run. The
-    period of lost work ends when the work ends. If the user retries a job after its end, the time
-    in between counts as queued. If the clocks of machines disagree, periods may be shifted, but no
-    time is counted twice.
+    period of lost work ends when the attempt stops working. If the user retries a job after its
+    end, the time in between counts as queued. If the clocks of machines disagree, periods may be
+    shifted, but no time is counted twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at

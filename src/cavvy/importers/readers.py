@@ -33,7 +33,8 @@ def text_at(table: Node | None, key: str) -> str | None:
 
 
 def as_text(node: ScalarNode) -> str:
-    """Return a value as a string, converted with `str()` as the other tools do."""
+    """Return a value as a string. The value is converted with `str()`, as SkyPilot and dstack do.
+    """
     return str(node.value)
 
 

@@ -148,8 +148,8 @@ def enter_folder(path: str) -> str:
 
 
 def use_python(version: str) -> str:
-    """Return shell lines that activate a virtual environment with this Python version. If that
-    fails, the work ends.
+    """Return shell lines that activate a virtual environment with this Python version. If the
+    environment cannot be created, the work ends.
     """
     return f"""\
 _venv="$(mktemp -d)"

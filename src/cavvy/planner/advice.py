@@ -274,7 +274,7 @@ def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | N
     """Return the hours times the price difference between two offers of the same provider with the
     same accelerators: the cheapest offer with the node's memory, and the cheapest offer with a
     quarter more memory than was used. The result is None if the node has less than twice the memory
-    that the second offer must have. Savings from cheaper regions are not counted.
+    that the smaller offer must have. Savings from cheaper regions are not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None
@@ -384,7 +384,9 @@ def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Sav
 
 
 def find_kept(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the cost of warm nodes beyond ten minutes for each node."""
+    """Return the cost of the time for which nodes were kept warm, except the first ten minutes of
+    each node.
+    """
     hours = run.kept_hours / run.nodes
     if hours < _SHORTEST_HOURS:
         return None

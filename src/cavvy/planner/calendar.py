@@ -77,8 +77,8 @@ def _expand(field: str, low: int, high: int) -> frozenset[int]:
 
 
 def next_time(line: CronLine, zone: tzinfo, after: datetime) -> datetime | None:
-    """Return the first time after `after`, in UTC. Returns None if the line names only days that
-    never occur, such as 30 February.
+    """Return the first time after `after` that the cron line names, in UTC. Returns None if the
+    line names only days that never occur, such as 30 February.
     """
     if not _is_near_change(zone, after):  # the local times are in the order of UTC
         local = _next_local(line, after.astimezone(zone).replace(tzinfo=None))

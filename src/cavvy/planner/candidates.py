@@ -262,9 +262,9 @@ def _list_silent(task: TaskSpec, market: OfferedMarket) -> list[str]:
 
 
 def _hopeless(task: TaskSpec, market: OfferedMarket, reason: str) -> Candidates:
-    """Return the result if there are no offers. The result is hopeless only if every provider that
-    the job may use has answered, because a provider that did not answer may have an offer that
-    fits.
+    """Return the `Candidates` for a task that no offer fits. The result is hopeless only if every
+    provider that the job may use has answered, because a provider that did not answer may have an
+    offer that fits.
     """
     silent = _list_silent(task, market)
     if silent:

@@ -33,8 +33,9 @@ _TRIED = frozenset({*FIELDS, *PlanLimit})  # Any other reason is the name of a p
 
 
 class Rejection(Struct, frozen=True, kw_only=True):
-    """A constraint, limit or provider, and the number of offers that it rejected before any other
-    constraint, limit or provider did."""
+    """A reason for rejecting offers (a constraint, a limit or a provider), and the number of offers
+    for which it was the first reason.
+    """
 
     reason: str
     count: int

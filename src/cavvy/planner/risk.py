@@ -61,8 +61,9 @@ def chosen_interval(
     """Return the checkpoint interval of a task (None if it never saves), and the time by which
     writing one checkpoint extends the run.
 
-    If the task states an interval, this time is 0, because the stated work already includes it;
-    otherwise CHECKPOINT_COST is assumed, together with the best interval for this cost.
+    If the task states an interval, the time for writing is 0, because the stated work already
+    includes that time. Otherwise the time is assumed to be CHECKPOINT_COST, and the interval is the
+    best one for that cost.
     """
     if checkpoint is None:
         return None, timedelta(0)

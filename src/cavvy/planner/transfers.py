@@ -42,7 +42,7 @@ class TransferEstimate(Struct, frozen=True):
         return self.input_time + self.output_time
 
     def time_of(self, starts: float) -> timedelta:
-        """Return the time of all copies with this expected number of starts."""
+        """Return the time of all copies if the gang is expected to start `starts` times."""
         return self.input_time * starts + self.output_time
 
     def notes(self) -> tuple[str, ...]:
@@ -71,10 +71,10 @@ def estimate_transfers(
     no such copies.
 
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
-    copy within one cloud is free if the bucket is in the offer's region or its region is unknown.
-    For other copies, the place that the data leaves charges its egress price; `egress` maps
-    "provider/region" or the provider to the price per GB. The time to stream inputs is not counted,
-    because they are read while the work runs.
+    copy within one cloud is free if the bucket is in the offer's region or the bucket's region is
+    unknown. For other copies, the place that the data leaves charges its egress price; `egress`
+    maps "provider/region" or the provider to the price per GB. The time to stream inputs is not
+    counted, because they are read while the work runs.
     """
     copies = list(_list_copies(task, starts))
     if not copies:

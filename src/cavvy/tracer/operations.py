@@ -140,7 +140,8 @@ def _conv(name: str, args: Any, outs: list[torch.Tensor]) -> tuple[float, Size]:
 
 def _attention(name: str, args: Any) -> tuple[float, Size]:
     """Return the FLOPs and the shape of attention. The forward pass has two matrix products. The
-    backward pass has five, because flash attention recomputes one (Dao 2022).
+    backward pass has five matrix products, because flash attention recomputes one of them (Dao
+    2022).
     """
     backward = "backward" in name
     query, key = (args[1], args[2]) if backward else (args[0], args[1])

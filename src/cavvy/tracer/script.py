@@ -25,8 +25,8 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
     """Return the work profile of one step of a script: see `StepWatch`.
 
     The script runs as `python path arguments` would run it, but on fake tensors. The number of
-    samples is the first dimension of the model's input. The script first sees one GPU. If the
-    script then fails, it runs once more without a GPU.
+    samples is the first dimension of the model's input. In its first run, the script sees one GPU.
+    If that run fails, the script runs once more without a GPU.
 
     Raises: RuntimeError: the script ended without an optimizer step. Any other error comes from the
     script's run with a GPU.

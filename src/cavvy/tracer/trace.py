@@ -257,8 +257,8 @@ def _list_fixed(tape: TraceTape) -> set[int]:
 
 
 def _list_raw_gradients(tape: TraceTape) -> set[int]:
-    """Return the storages that become gradients of parameters only by casts and additions. Their
-    shapes are those of the parameters.
+    """Return the storages that become gradients of parameters only by casts and additions. These
+    storages have the shapes of the parameters.
     """
     grads = {number for number, each in enumerate(tape.storages) if each.kept == "gradient"}
     readers: dict[int, list[KernelEvent]] = {}
@@ -332,8 +332,8 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
     """Return the memory in use at the moments when it is highest, in bytes, without parameters and
     buffers. The moment of the peak depends on the batch size and on the sharding of the gradients.
 
-    A moment is (activations, fixed, gradients). `fixed` is the part of the activations that does
-    not grow with the batch: cast parameters, and gradients before they are cast.
+    Each result is a tuple (activations, fixed, gradients). `fixed` is the part of the activations
+    that does not grow with the batch: cast parameters, and gradients before they are cast.
     """
     changes = _list_size_changes(tape, gone)
     alive = [0, 0, 0]

@@ -24,7 +24,7 @@ class OutOfMemory(RuntimeError):
     """Raised if a single sample does not fit into memory, or one rank of a split model ran out of
     memory.
 
-    `fits` contains the micro-batches that fit, by key. `fits` is empty if no micro-batch is known
+    `fits` maps keys to the sizes of micro-batches that fit. It is empty if no micro-batch is known
     to fit.
     """
 

@@ -160,7 +160,7 @@ class Diagnoser:
         return [step - sum(each) for step, *each in zip(window.steps(rank), *aside, strict=True)]
 
     def _aside(self) -> float:
-        """Return the mean seconds per step of the parts that `_bare` leaves out."""
+        """Return the mean seconds per step of the parts of a step that `_bare` subtracts."""
         return fmean(
             sum(self._every.mean(name, rank) for name in self._apart)
             for rank in range(self._facts["ranks"])
@@ -317,8 +317,8 @@ class Diagnoser:
         return mean - usual if few else 0.0
 
     def _judge_ranks(self) -> float:
-        """Record the cost of sending gradients and of a slow rank. Returns the seconds per step
-        that both cost together.
+        """Record the cost of sending gradients and of a slow rank. Returns the sum of the two costs
+        in seconds per step.
         """
         if "alone" not in self._windows:
             return 0.0
@@ -388,9 +388,9 @@ class Diagnoser:
         self._add("work between steps", PairedDifference(lost, 0.0, lost, True), text, fix)
 
     def _judge_epochs(self) -> float:
-        """Record the time that the script's own loop takes between two passes over the data.
-        Returns this time in seconds per step. Measure this time last, because the script ends after
-        its last pass.
+        """Record the time that the script's own loop takes between two passes over the data, and
+        return it in seconds per step. This time must be measured last, because the script ends
+        after its last pass.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):

@@ -61,8 +61,9 @@ class StepHistory:
         return _period(steps) if is_seldom else 1.0
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
-        """Return the seconds above which a step contains a rare event. The steps of `window`, if
-        given, can only raise this limit, because a trace may have slowed them down.
+        """Return the seconds above which a step contains a rare event. `window` contains the steps
+        of one window, if given. These steps can raise the limit but not lower it, because a trace
+        may have slowed them down.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
         usual = median(

@@ -136,9 +136,9 @@ class PlanTuner:
         self, first: TuningSession, second: TuningSession
     ) -> tuple[list[float], list[float]]:
         """Measure both sessions in the order ABBA..., so that slow changes of the machine's speed
-        affect both equally. If the first session fails, for example because both do not fit into
-        memory together, the second session is closed and the first session is started again for the
-        next trials.
+        affect both equally. If the first session fails, for example because the two sessions do not
+        fit into memory together, the second session is closed and the first session is started
+        again for the next trials.
         """
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(self._pairs):

@@ -137,8 +137,8 @@ _CHOICES = ("any_of", "ordered")
 
 
 def _overlay(base: MapNode, over: MapNode) -> MapNode:
-    """Return the table `base`, in which the keys of an alternative replace its own. Labels are
-    merged.
+    """Return the table `base`, changed by the table `over` of one alternative. If both tables have
+    a key, the value comes from `over`. Labels are merged.
     """
     labels, more = child(base, "labels"), child(over, "labels")
     table = {key.text: (key, value) for key, value in (*base.entries, *over.entries)}

@@ -138,8 +138,7 @@ def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
 
 
 def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
-    """Return the bandwidth in bytes per second. The shares in `constants` are shares of this
-    value.
+    """Return the bandwidth in bytes per second, of which kernels reach the shares in `constants`.
     """
     ratio = _H200_BANDWIDTH / device.bandwidth
     return float(device.bandwidth * ratio**constants.bandwidth_falloff)

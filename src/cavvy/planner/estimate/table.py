@@ -28,7 +28,7 @@ class DeviceEstimate(Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the device has the needed memory. The need includes a margin."""
+        """Whether the device has the needed memory, which includes a safety margin."""
         return self.memory.needed <= self.device.memory_mib - _RESERVED_MIB
 
 

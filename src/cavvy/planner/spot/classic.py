@@ -80,10 +80,10 @@ class UniformProgress(MarketPolicy):
     between several markets.
 
     The expected pace is work / deadline. If the job is behind the expected pace and spot is
-    unavailable, the job runs on demand until it is ahead of that pace by two overheads. This margin
-    prevents frequent changes. After that, the job uses spot, or idles if spot is unavailable. A job
-    on spot stays there as long as possible. After a preemption, the policy prefers the cheapest
-    spot in other regions.
+    unavailable, the job runs on demand until it is ahead of that pace by two overheads. The margin
+    of two overheads prevents frequent changes. After that, the job uses spot, or idles if spot is
+    unavailable. A job on spot stays there as long as possible. After a preemption, the policy
+    prefers the cheapest spot in other regions.
     """
 
     def __init__(self, terms: JobTerms) -> None:

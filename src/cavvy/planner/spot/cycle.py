@@ -9,8 +9,9 @@ uses no slack. Compared with it:
 * an idle hour costs `price`, because it uses up slack;
 * a launch that takes d hours costs d (1 + price).
 
-A spell is a period with spot or a period without spot. At a given price, the decisions in one spell
-do not depend on the other spells, so the best thresholds follow from the lengths of spells alone:
+A spell is a period with spot or a period without spot. At a given price of slack, the decisions in
+one spell do not depend on the other spells, so the best thresholds follow from the lengths of
+spells alone:
 
 * When spot becomes unavailable, idle for at most `patience` hours and then run on demand. This is a
   ski-rental problem with known probabilities.
@@ -109,8 +110,8 @@ _BRACKETS = _list_brackets(_CHEAP, SCARCE)
 
 def find_price(need: Callable[[float], float], slack: float, guess: float = 0.0) -> float:
     """Return the lowest price of slack at which at most `slack` hours are needed; SCARCE if the
-    search finds none. `need` returns the hours that are needed at a price. These hours decrease as
-    the price increases.
+    search finds none. `need` returns the hours of slack that are needed at a price. The higher the
+    price, the fewer hours are needed.
 
     `guess` is the result of an earlier search. `guess` does not change the result, but makes the
     search unnecessary if the final bounds of the earlier search still hold.

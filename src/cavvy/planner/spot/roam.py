@@ -104,13 +104,15 @@ class _SlackOfCourse:
         self._slack = _BOLDNESS * (moment.slack - field.overhead)
 
     def suffices(self) -> bool:
-        """Return whether the slack covers the need at some price of slack."""
+        """Return whether there is a price of slack at which the needed slack does not exceed the
+        available slack.
+        """
         if self._cycles == inf:
             return False
         return self._need(0.0) <= self._slack or self._need(SCARCE) <= self._slack
 
     def price(self, guess: float) -> float:
-        """Return the lowest price of slack at which the slack is enough."""
+        """Return the lowest price of slack at which the available slack covers the need."""
         return find_price(self._need, self._slack, guess)
 
     def _need(self, price: float) -> float:

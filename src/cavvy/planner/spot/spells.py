@@ -83,8 +83,9 @@ class _Sums:
 
 
 class SpellLengths:
-    """A weighted, sorted set of spell lengths, or the remaining lengths after some hours. `mean` is
-    the mean of the remaining lengths; `sums` refers to the whole lengths.
+    """A weighted, sorted set of spell lengths. It may also describe the remaining lengths of spells
+    that have already lasted some hours. `mean` is the mean of the remaining lengths; `sums` refers
+    to the whole lengths.
     """
 
     __slots__ = ("_age", "_longer", "_passed", "_seen", "_start", "_weighted", "mean", "sums")
@@ -103,8 +104,8 @@ class SpellLengths:
         return SpellLengths(weighted)
 
     def trusting_seen(self) -> "SpellLengths":
-        """Return the spells with a prior of the weight of one observed spell. With this weight, a
-        few observed spells of a market outweigh the prior.
+        """Return the spells with a lighter prior, which weighs as much as one observed spell. A few
+        observed spells of a market then outweigh the prior.
         """
         if self._seen is None:
             seen = [each for each in self._weighted if each not in _IN_PRIOR]

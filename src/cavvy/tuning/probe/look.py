@@ -207,9 +207,9 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
     and "" if there was no operation. `place` is the index of the last interval that began before
     the sample.
 
-    Taking a sample may delay a tiny operation, so that it appears long. Therefore, if the line is
-    the same as in the previous sample (`is_same`), the result depends on the median length of all
-    operations since that sample.
+    Taking a sample may delay a tiny operation, so that it appears long. To correct this, if the
+    line is the same as in the previous sample (`is_same`), the result depends on the median length
+    of all operations since the previous sample.
     """
     if place < 0:
         return ""
@@ -250,8 +250,8 @@ def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
     """Return two values: the user's line that is running, or that called the code that is running;
     and the kind of its work, which is `saving`, `work` (PyTorch operations, or an evaluation) or
     "". The kind is found from the file or the name of the functions on the call stack, up to the
-    loop. A function whose name looks like an evaluation is `work`, even if a saving function calls
-    it.
+    loop. A function whose name looks like an evaluation counts as `work`, even if a function that
+    saves calls it.
     """
     line = kind = ""
     is_evaluation = False
