@@ -17,9 +17,9 @@ class CountRecord(Struct, frozen=True, kw_only=True):
     """The counts of arrivals in steps of equal length, from which the unevenness of the arrivals is
     computed.
 
-    `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is
-    the sum over `steps` earlier steps of the squared deviation from the expected number, divided by
-    this number; older steps have less weight.
+    `counted` requests arrived in the first `counted_s` seconds of the current step. For each of
+    `steps` earlier steps, the squared deviation from the expected number is divided by the expected
+    number. `squares` is the sum of these values; older steps have less weight.
     """
 
     counted: int = 0

@@ -79,7 +79,7 @@ def list_known_places() -> frozenset[str]:
 
 
 def list_places_around(wanted: str) -> frozenset[str]:
-    """Return the names of the places that contain the wanted place, its own included."""
+    """Return the names of the wanted place and of the places that contain it."""
     wish = wished_place(wanted)
     return _with_other_names({wish, region_of_zone(wish), *locate("", wish)})
 

@@ -101,7 +101,7 @@ def _one_after_another(job: JobRecord, attempts: Iterable[Attempt], end: datetim
 
 def _work_until(attempt: Attempt, end: datetime) -> datetime:
     """Return when the attempt's work ended, or `end` if the work may still be running. If the work
-    never ran, this is the time of the attempt's creation, so that no time is assigned to this
+    never ran, return the time of the attempt's creation, so that no time is assigned to the
     attempt.
     """
     return (

@@ -92,8 +92,8 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
 
 
 class Candidates(Struct, frozen=True, kw_only=True):
-    """The offers that a job may use now. If there are no such offers, `reason` states why.
-    `hopeless` is true if there are no offers and waiting cannot help.
+    """The offers that a job may use now. If `offers` is empty, `reason` states why. `hopeless` is
+    true if `offers` is empty and waiting cannot help.
     """
 
     offers: tuple[Offer, ...] = ()

@@ -105,11 +105,12 @@ class TaskLimiter:
         )
 
     def _fits_whole(self, run_time: timedelta | None, cost: Money | None) -> bool:
-        """Return whether this estimate of the whole work is within the whole limit. If so, lost
-        work is the only reason why the remaining work exceeds the remaining limit.
+        """Return whether the estimated time or cost of the whole work is within the task's limit
+        for the whole work. If the result is true, lost work is the only reason why the remaining
+        work exceeds the remaining limit.
 
-        In that case, Cavvy does not end the job early: the job may still finish within the limit,
-        and Cavvy stops the job when it reaches the limit.
+        Cavvy then does not end the job early, because the job may still finish within the limit.
+        Cavvy stops the job when it reaches the limit.
         """
         limits = self._limits
         if not self._goes_on:

@@ -71,8 +71,8 @@ class MarketKnowledge(Struct, frozen=True, kw_only=True):
 
     def cooldown_until(self, market: str) -> datetime | None:
         """Return the end of the market's cooldown, during which nothing is launched there. The
-        market has a cooldown only if its latest observation, other than a price, is a refusal,
-        preemption or failure; otherwise the result is None.
+        market has a cooldown only if its latest observation is a refusal, preemption or failure;
+        prices are ignored. Otherwise the result is None.
         """
         return cooldown_until(self.recent.get(market, ()))
 

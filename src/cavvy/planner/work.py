@@ -89,10 +89,11 @@ def estimate(task: TaskSpec, offer: Offer) -> TimeEstimate:
     """Return the running time of `task.work` on `task.nodes` nodes of `offer`.
 
     For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
-    efficiency). For work stated in samples, it is samples / (rate x nodes). Both formulas assume
-    that spreading the work over nodes and accelerators costs no time beyond the stated efficiency.
-    A stated duration is scaled to other devices by `estimate.transfer`. A task that requests
-    neither an accelerator nor an instance type runs on the CPUs, even on a node with accelerators.
+    efficiency). For work stated in samples, the time is samples / (rate x nodes). The two formulas
+    assume that spreading the work over nodes and accelerators costs no time beyond the stated
+    efficiency. A stated duration is scaled to other devices by `estimate.transfer`. A task that
+    requests neither an accelerator nor an instance type runs on the CPUs, even on a node with
+    accelerators.
     """
     work = task.work
     if work is None:

@@ -177,8 +177,9 @@ class JobScheduler:
         )
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """Return the names of the resources that a job waits for if it wants this offer: the offer
-        or its shared host or, for a group of hosts, also each host that the job does not avoid.
+        """Return the names of the resources that a job waits for if it wants this offer. The
+        resource is the offer or its shared host. For a group of hosts, each host that the job does
+        not avoid is also included.
         """
         hosts = hosts_of(offer, self._hosts) if offer.shared else ()
         return {place_of(offer), *(host.name for host in hosts if host.name not in avoid)}

@@ -96,7 +96,7 @@ class FaultyStore:
 
 
 class _SlowPart:
-    """A part of a store, such as its budgets, whose methods take time."""
+    """A part of a store, such as its budgets. `slow` makes the part's methods take time."""
 
     def __init__(
         self,

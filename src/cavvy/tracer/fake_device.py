@@ -141,8 +141,8 @@ def _count_most(args: Any, count: int, experts: int) -> _Made:
 
 
 def _unique_most(args: Any, rows: int) -> _Made:
-    """Return the largest possible results of `unique` and its variants. Without a dimension
-    argument, at most `rows` values are distinct.
+    """Return the largest possible results of `unique` and its variants. If the call names no
+    dimension, the result has at most `rows` distinct values.
     """
     # The dimension is the only integer argument; the others are booleans.
     dim = next((each for each in args[1:] if type(each) is int), None)

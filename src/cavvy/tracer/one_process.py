@@ -84,7 +84,7 @@ class _Mixed(torch.nn.Module):
 
 class _OneRank(_Mixed):
     """A wrapper of a model, in place of DistributedDataParallel and FullyShardedDataParallel. With
-    one rank, these wrappers compute the same as the model.
+    one rank, DistributedDataParallel and FullyShardedDataParallel compute the same as the model.
     """
 
     def __init__(self, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -128,7 +128,7 @@ def _run_first(function: Any, args: tuple[Any, ...] = (), *_: Any, **__: Any) ->
 
 def _start_first(before: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a `Process.start` that runs the process of rank 0 in this process, and does not start
-    the processes of other ranks. Processes without a rank start as usual.
+    the processes of other ranks. A process that has no rank starts as usual.
     """
 
     def start(process: Any) -> None:

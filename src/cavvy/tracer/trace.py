@@ -294,8 +294,8 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
 
     All pointwise and reduction kernels between two matrix products become one kernel. A tensor that
     only pointwise and reduction kernels read is not written, or is recomputed in the backward pass.
-    A tensor that a matrix product reads in the backward pass is kept. Inductor's partitioner does
-    the same.
+    A tensor that a matrix product reads in the backward pass is kept. PyTorch's compiler Inductor
+    makes the same choice in its partitioner.
     """
     maker: dict[int, KernelEvent] = {}
     readers: dict[int, list[KernelEvent]] = {}

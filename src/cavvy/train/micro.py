@@ -43,7 +43,7 @@ class MicroBatch:
 
     @property
     def size(self) -> int:
-        """The number of samples, or 0 until it is found."""
+        """The number of samples in a micro-batch; 0 until a size is found."""
         return self.known.get(self.key, 0)
 
     def settle(self, size: int) -> None:

@@ -71,9 +71,9 @@ class Plan:
         return self.replicas * self.shards
 
     def fit(self, ranks: int) -> "Plan":
-        """Return this plan with `replicas` and `shards` set for that many ranks.
+        """Return a copy of this plan in which `replicas` and `shards` suit the number of ranks.
 
-        Raises: ValueError: the plan cannot be spread over that many ranks.
+        Raises: ValueError: the plan cannot be spread over `ranks` ranks.
         """
         said = {
             "replicas": self.replicas,

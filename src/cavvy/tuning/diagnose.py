@@ -33,7 +33,8 @@ class Diagnoser:
     round measures the modes in reverse order.
 
     At least `rounds` rounds are measured, and more until `patience_s` seconds have passed. After
-    `limit_s` seconds, no round is started beyond the first LEAST_ROUNDS.
+    `limit_s` seconds, another round is started only if fewer than LEAST_ROUNDS rounds were
+    measured.
     """
 
     def __init__(

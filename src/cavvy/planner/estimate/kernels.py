@@ -235,8 +235,8 @@ def _shape(kernel: KernelProfile, scale: float) -> tuple[float, float, float, fl
 
 
 def _extra(kernel: KernelProfile, moved: float, setting: KernelSetting) -> float:
-    """Return the additional seconds of a kernel because the step does not use channels-last memory
-    or fused attention.
+    """Return how many seconds longer a kernel takes because the step does not use channels-last
+    memory or fused attention.
     """
     constants = setting.constants
     bandwidth = bandwidth_of(setting.device, constants)

@@ -75,8 +75,8 @@ def correct_rates(
     precision: str = "bf16",
     counts: Sequence[int] = COUNTS,
 ) -> dict[str, float]:
-    """Replace estimates in `rates` with measurements. Multiply the other estimates by the median
-    ratio of measurement to estimate.
+    """Replace estimates in `rates` with measurements where there are any. Multiply the remaining
+    estimates by the median ratio of measurement to estimate.
 
     If `rates` is empty, the rates of all other accelerators are derived from the measurements.
     """

@@ -150,9 +150,9 @@ class AutoPolicy(MarketPolicy):
 
     def _trust(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int) -> float:
         """Return for how many more hours spot must be available in this market before a job on
-        demand should change to it, or 0 if the job should change now. The saving that is expected,
-        on at most the remaining work, must also cover the cost of the change and of the wait that
-        may follow.
+        demand should change to it, or 0 if the job should change now. The change also needs to pay:
+        the expected saving on the remaining work must cover the cost of the change and of the wait
+        that may follow.
         """
         watch = self._watches[index]
         entry = self._overhead * (1 + cycle.price) + self._moves[view.market][index]
@@ -192,8 +192,8 @@ class AutoPolicy(MarketPolicy):
         before the work, another launch follows; the expected savings must cover the larger part of
         the expected price of this launch.
 
-        The savings need not cover the whole price, because a start also shows whether spot lasts in
-        this market. For the same reason, a few observed short periods with spot outweigh the prior.
+        A part of the price is enough, because a start also shows whether spot lasts in this market.
+        For the same reason, a few observed short periods with spot outweigh the prior.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
         launch = self._overhead * (1 + price)

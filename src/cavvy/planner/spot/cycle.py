@@ -196,7 +196,7 @@ class CycleProblem(NamedTuple):
     within: SpellLengths | None
 
     def is_free(self) -> bool:
-        """Return whether the slack lasts at price 0."""
+        """Return whether the available slack is enough even if slack has the price 0."""
         return self._need(self._cycles())(0.0) <= self.slack
 
     def solve(self, guess: float = 0.0) -> SpotCycle:

@@ -1,7 +1,7 @@
 """Decides how long to wait for spot in one market before moving to another. `auto` uses this module
 for a job that has several markets and enough slack to finish on spot only.
 
-The reference is work on spot in the current market. Compared with this reference, an idle hour
+Costs are compared with the cost of working on spot in the current market. An additional idle hour
 costs the price of slack, and a launch costs its loading time. A move to another market costs the
 copy of the checkpoint, a launch, and the difference in price. As in `cycle`, the patience (how long
 to wait) is the solution of a ski-rental problem over the periods without spot. The price of slack

@@ -19,8 +19,8 @@ class Meter:
     Args:
         samples: samples of one epoch, or 0 if unknown.
         price: dollars per hour for all devices; by default from the variable PRICE.
-        flops: FLOPs of the forward and backward pass for one sample. The meter then also gives
-            the used share of the peak (MFU).
+        flops: FLOPs of the forward and backward pass for one sample. If set, the meter also reports
+            the MFU, the share of the peak that the run uses.
         peaks: peak FLOP/s of one device, by a part of the device's name, such as {"H200": 989e12}.
     """
 
