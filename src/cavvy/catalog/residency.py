@@ -97,8 +97,8 @@ def is_located(url: str, region: str) -> bool:
 
 
 def explain_unlocated(found: Mapping[str, str]) -> Mapping[str, str]:
-    """Explain why the locations of the buckets with these regions (by URL) are unknown; other
-    buckets are omitted.
+    """Return the reason why a bucket's location is unknown, by the bucket's URL. `found` maps URLs
+    to regions. Buckets with a known location are omitted.
     """
     return {
         url: f"the bucket is in {region}, whose location Cavvy does not know"

@@ -130,8 +130,8 @@ def _spread(needs: ResourceSpec) -> Iterator[HostNeed]:
 
 
 def find_requested(need: AcceleratorNeed) -> TpuSlice | None:
-    """Return the multi-host slice with exactly this number of chips. Returns None if there is no
-    such slice, or if a single host can have that many chips.
+    """Return the slice of several hosts with exactly the requested number of chips. Returns None if
+    no slice has this number of chips, or if a single host can have that many chips.
     """
     known = [each for each in list_slices() if each.accelerator == need.name]
     if need.count_max is not None or any(

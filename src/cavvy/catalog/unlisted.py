@@ -11,9 +11,9 @@ from cavvy.domain.offers import Purchase
 
 @cache
 def list_reasons() -> Mapping[tuple[str, Purchase], str]:
-    """Return the reasons by provider and purchase option. A reason applies to those accelerated
-    instance types of the provider that have no price for this purchase option in the current
-    catalog.
+    """Return the reasons why prices are missing, by provider and purchase option. A reason applies
+    to those instance types with accelerators that have no price for the purchase option in the
+    current catalog.
     """
     return {
         (row["provider"], Purchase(row["purchase"])): row["reason"]

@@ -119,8 +119,8 @@ class CellKey(NamedTuple):
 class Difference(Struct, frozen=True, kw_only=True):
     """A difference between the bill and the ledger. `ledger` or `bill` is None if it has no such
     charge, or if its amount is not in US dollars. In the latter case, `billed_in` contains the
-    currency. `lines` contains the first lines of the bill. The hours are machine hours, and are set
-    if both sides state hours.
+    currency. `lines` contains the first lines of the bill. `ledger_hours` and `bill_hours` are
+    machine hours. They are set if the ledger and the bill both state hours.
     """
 
     cause: DifferenceCause

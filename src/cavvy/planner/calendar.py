@@ -1,9 +1,9 @@
-"""Computes when a scheduled job starts next, and when a job with a start window should start. No
-I/O; the caller passes the time zone.
+"""Computes when a scheduled job starts next, and when a job with a start window should start. The
+module does no I/O; the caller passes the time zone.
 
-Local times follow wall clocks. If a clock change skips a time, the first moment after the change is
-used. If a time occurs twice, its first occurrence is used. Hourly cron lines run in every real
-hour, including an hour that a clock change repeats.
+Times are local times, as a wall clock shows them. If a clock change skips a time, the first moment
+after the change is used. If a time occurs twice, its first occurrence is used. Hourly cron lines
+run in every real hour, including an hour that a clock change repeats.
 """
 
 from collections.abc import Iterator, Sequence

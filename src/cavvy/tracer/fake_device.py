@@ -131,7 +131,8 @@ def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made
 
 def _count_most(args: Any, count: int, experts: int) -> _Made:
     """Return the largest possible result of `bincount`: one bin for each expert, or the requested
-    number of bins. If neither number is known, the result has one bin for each value.
+    number of bins. If the number of experts is unknown and no number of bins was requested, the
+    result has one bin for each value.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64

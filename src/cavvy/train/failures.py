@@ -75,8 +75,8 @@ class FailureWatch:
             sys.excepthook = self._before
 
     def report(self, error: BaseException) -> RankFailure:
-        """Report the error that ends this rank. Returns the first failure of all ranks, because an
-        error of a collective may only be the result of that failure.
+        """Report the error that ends this rank. Returns the failure that was reported first on any
+        rank, because an error of a collective may only be its result.
         """
         mine = RankFailure(self._rank, self._ranks, describe(error))
         if self._store is None:

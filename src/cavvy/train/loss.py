@@ -47,8 +47,8 @@ class LossSum:
         self._parts = 0
 
     def add(self, result: Any, samples: int) -> tuple[Any, Any]:
-        """Add the result of a loss function. Returns the mean to differentiate and its weight. The
-        weight is 0 if the part has 0 samples or contains only padding.
+        """Add the loss of one part of the batch to the sum. Returns the mean to differentiate and
+        its weight. The weight is 0 if the part has 0 samples or contains only padding.
         """
         value, weight = result if isinstance(result, tuple) else (result, find_weight(result))
         if isinstance(weight, torch.Tensor):

@@ -26,8 +26,8 @@ Unit = Callable[[str], float | None]
 
 
 def to_int(text: str) -> float | None:
-    """Convert a string to a whole number by the rules of pydantic. Returns None for any other
-    string.
+    """Convert a string to a whole number by the rules of pydantic. Returns None if pydantic does
+    not accept the string as a whole number.
     """
     return float(text) if re.fullmatch(r"[-+]?\d{1,15}(\.0+)?", text.strip()) else None
 

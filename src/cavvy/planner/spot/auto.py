@@ -193,7 +193,8 @@ class AutoPolicy(MarketPolicy):
         the expected price of this launch.
 
         A part of the price is enough, because a start also shows whether spot lasts in this market.
-        For the same reason, a few observed short periods with spot outweigh the prior.
+        For the same reason, the spell lengths have a light prior, which a few observed short
+        periods with spot outweigh.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
         launch = self._overhead * (1 + price)

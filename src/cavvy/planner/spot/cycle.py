@@ -96,8 +96,8 @@ def plan_trust(
 
 
 def _list_brackets(low: float, high: float) -> dict[float, float]:
-    """Return the pairs of bounds with which a search in this range can end, as a mapping from the
-    upper to the lower bound.
+    """Return all pairs of bounds that a search between `low` and `high` can end with. The result
+    maps each upper bound to its lower bound.
     """
     if high <= low * _CLOSE:
         return {high: low}

@@ -71,9 +71,9 @@ class SpotHedge:
     """The policy of SkyServe (Mao et al., EuroSys 2025). The policy spreads replicas over the
     zones, adds one spare replica and uses on-demand as a fallback.
 
-    The policy avoids zones in which a replica was lost or refused, until few other zones are left.
-    Each replica (including the spare) that is not ready on spot is replaced on demand, up to
-    `replicas` on-demand replicas.
+    The policy avoids zones in which a replica was lost or refused, as long as enough other zones
+    are left. Each replica (including the spare) that is not ready on spot is replaced on demand, up
+    to `replicas` on-demand replicas.
     """
 
     def __init__(self, service: ServiceTerms, spare: int = 1) -> None:

@@ -53,10 +53,10 @@ class JobTerms(Struct, frozen=True, kw_only=True):
     """The constants of a job.
 
     `overhead_s` is the time from a launch until the job continues where it stopped: boot, setup,
-    and loading the checkpoint. This time is billed although no work is done. `move_usd[i][j]` is
-    the price of copying the checkpoint from market i to market j. A preempted gang repeats at most
-    `again_s` of its work. `spare_share` is the longest possible delay of the rest of the work, as a
-    share of that work.
+    and loading the checkpoint. The nodes are billed during `overhead_s`, although no work is done.
+    `move_usd[i][j]` is the price of copying the checkpoint from market i to market j. A preempted
+    gang repeats at most `again_s` of its work. `spare_share` is the longest possible delay of the
+    rest of the work, as a share of that work.
     """
 
     work_s: float

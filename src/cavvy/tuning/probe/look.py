@@ -247,11 +247,11 @@ def calling_line() -> str:
 
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
-    """Return two values: the user's line that is running, or that called the code that is running;
-    and the kind of its work, which is `saving`, `work` (PyTorch operations, or an evaluation) or
-    "". The kind is found from the file or the name of the functions on the call stack, up to the
-    loop. A function whose name looks like an evaluation counts as `work`, even if a function that
-    saves calls it.
+    """Return a line of the user's code and the kind of its work. The line is the one that is
+    running or that called the running code. The kind is `saving`, `work` (PyTorch operations, or an
+    evaluation) or "". The kind is found from the file or the name of the functions on the call
+    stack, up to the loop. A function whose name looks like an evaluation counts as `work`, even if
+    a function that saves calls it.
     """
     line = kind = ""
     is_evaluation = False
