@@ -3,7 +3,7 @@ the machine.
 
 The catalog has no speed for a machine without a published speed, because a speed from another
 source is not a promise of the provider. The machine therefore never meets a request for
-`network.min`. Burst speeds are not a promise either.
+`network.min`. A burst speed does not count as a network speed, because providers do not promise it.
 """
 
 import re

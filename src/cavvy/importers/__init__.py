@@ -259,8 +259,8 @@ def _parse_own(
     *,
     is_neutral: bool,
 ) -> Translation:
-    """Read a Cavvy file. `is_neutral` means that no key of the file identifies a tool. If such a
-    file is invalid, the error mentions that it may be a SkyPilot file.
+    """Read a Cavvy file. `is_neutral` means that no key of the file identifies a tool. If the file
+    is invalid and `is_neutral` is true, the error mentions that it may be a SkyPilot file.
     """
     text, now = notes.text, notes.now
     try:

@@ -1,5 +1,5 @@
 """Detects the tool of a file from its keys. Only the upper levels of the file are examined, because
-this runs for every file.
+every task file is checked.
 """
 
 import re

@@ -307,9 +307,9 @@ def find_starved(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_large_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the cheapest accelerator of the same vendor with enough memory for the memory that was
-    used. If g is the part of the time in which the GPU computes and r the ratio of the peak rates,
-    the run takes 1 - g + g/r times as long.
+    """Return the cheapest accelerator of the same vendor whose memory is sufficient for the run's
+    peak memory use. If g is the part of the time in which the GPU computes and r the ratio of the
+    peak rates, the run takes 1 - g + g/r times as long.
     """
     known = run.gpu_percent is not None and run.gpu_memory_peak_mib is not None
     if not known or not _is_long(run) or _is_idle(run) or _is_starved(run):
@@ -361,10 +361,9 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings if the task used Daly's interval, which is longer: the cost of the pauses
-    that would not occur, minus the cost of the additional work that would be lost (half of the
-    additional interval for each expected loss). The result is None if the pauses take less than 5 %
-    of the time.
+    """Return the savings if the task used Daly's checkpoint interval, which is longer. Fewer pauses
+    reduce the cost. Each expected loss of a node increases the cost by the work in half of the
+    additional interval. The result is None if the pauses take less than 5 % of the time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None

@@ -98,7 +98,7 @@ class RankingView(Struct, frozen=True, kw_only=True):
 
 class LimitMiss(Struct, frozen=True, kw_only=True):
     """The offer that came nearest to the task's limits, and the changes to the task with which the
-    offer would be within them.
+    offer would meet the limits.
     """
 
     offer: Offer

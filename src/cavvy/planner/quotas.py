@@ -1,5 +1,5 @@
-"""Rejects offers if the account's quotas would be too small for the task's nodes even if nothing
-else used them.
+"""Rejects offers if the account's quotas are too small for the task's nodes, even if no other nodes
+use the quotas.
 """
 
 from cavvy.domain.offers import Offer

@@ -178,7 +178,9 @@ class _Misses:
         self.nearest[which] = min(self.nearest.get(which, miss), miss, key=itemgetter(0))
 
     def limits(self) -> list[PlanLimit]:
-        """Return each limit that at least one offer breaks first, in the order of `PlanLimit`."""
+        """Return each limit that is the first broken limit of at least one offer. The limits are in
+        the order of `PlanLimit`.
+        """
         return [which for which in PlanLimit if which in self.nearest]
 
 

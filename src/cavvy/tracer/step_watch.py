@@ -31,7 +31,7 @@ class StepWatch:
       up to the second forward pass if the script accumulates gradients.
     * With several optimizers, such as those of a generator and a discriminator, one round: from one
       step of the first optimizer to its next step. If no model runs between the steps of the
-      optimizers, all of these count as one step, as with one optimizer.
+      optimizers, these steps count as one step, as if there were a single optimizer.
     * Without an optimizer of PyTorch, up to the second forward pass after a backward pass. The
       script is assumed to update parameters as SGD does.
     """

@@ -101,7 +101,8 @@ def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> Polic
 
 def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Change to on-demand in time if a spot gang does not start, or does not save checkpoints.
-    Otherwise this gang would use up the time that on-demand needs to meet the deadline.
+    Without this rule, the spot gang would use up the time that on-demand needs to meet the
+    deadline.
     """
     view, risk_s = question.view, 0.0
     if view.mode is not RunMode.SPOT:

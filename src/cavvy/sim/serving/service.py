@@ -146,7 +146,8 @@ class SimulatedService:
 
     def order(self, wanted: Sequence[int]) -> None:
         """Launch or end replicas so that each market has the wanted number. Replicas that have not
-        started end first. Then the replicas with the fewest requests finish their requests and end.
+        started end first. If more replicas must end, those with the fewest requests finish their
+        requests and end.
         """
         for market, count in enumerate(wanted):
             while self.count_held(market) > count:

@@ -6,8 +6,8 @@ Prices are constant between two cuts. Therefore a stay can start at a cut instea
 same work, and cost the same, so only stays that start at a cut need to be considered. A stay may
 end at any time. The state at a cut is the running stay and the amount of work done. A launch is
 modelled as a loss of work equal to the overhead, which the stay makes up while it loads. A stay
-that ends before it has made up for the overhead only adds cost, so no state becomes cheaper than in
-reality.
+that ends before it has made up for the overhead only adds cost. Therefore the model never gives a
+state a lower cost than the state has in reality.
 
 All lengths are multiples of their greatest common divisor, which is the unit of time. The result is
 exact if all lengths are whole seconds.

@@ -55,8 +55,8 @@ class CheckpointLocation:
 
     @property
     def readers(self) -> tuple[int, int]:
-        """The number of this rank among the ranks that see the same files, and how many such ranks
-        there are.
+        """The index of this rank among the ranks that see the same files, and the number of those
+        ranks.
         """
         if self._remote is None:
             return self._world.rank, self._world.size

@@ -172,8 +172,8 @@ class CheckpointStore:
         return answer.upload_completion
 
     def join(self) -> None:
-        """Wait until the state is copied or the copy has failed. After this wait, the state may
-        change.
+        """Wait until the state is copied or the copy has failed. The caller may change the state
+        after this method returns.
         """
         staging, self._staging = self._staging, None
         if staging is not None:

@@ -26,7 +26,7 @@ Tensors = dict[str, Any]
 
 class RanksDiverged(RuntimeError):
     """Raised if the ranks no longer train the same model. The newest checkpoint was saved before
-    their models became different.
+    the ranks' models became different.
     """
 
 

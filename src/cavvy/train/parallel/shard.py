@@ -133,8 +133,8 @@ def _connect(model: nn.Module, plan: Plan, mesh: Any, device: torch.device) -> P
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated parts of a model: the members of its largest list of modules. If there is
-    no such list, return its direct children.
+    """Return the repeated parts of a model: the members of its largest list of modules. If the
+    model contains no list of modules, return the model's direct children.
     """
     lists = [
         m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 1
