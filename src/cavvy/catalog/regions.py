@@ -56,8 +56,8 @@ def region_of_zone(name: str) -> str | None:
 
 
 def is_known_place(wanted: str) -> bool:
-    """Return whether a requested location is an area or country of the table. Other locations may
-    be the names of providers' regions.
+    """Return whether a requested location is an area or country of the table. A location that is
+    not in the table may be the name of a provider's region.
     """
     return wished_place(wanted) in (*AREAS, *_areas())
 

@@ -54,7 +54,8 @@ def find_cloud(provider: str) -> str:
 def list_outside(
     inputs: Sequence[Transfer], outputs: Sequence[Transfer], needs: ResourceSpec
 ) -> Iterator[OutsideBucket]:
-    """Return the buckets whose stated region at least one alternative of the task does not allow.
+    """Return the buckets whose stated region is not allowed by at least one alternative of the
+    task.
     """
     named = [("inputs", each.source, each.region) for each in inputs]
     named += [("outputs", each.target, each.region) for each in outputs]

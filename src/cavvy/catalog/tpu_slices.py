@@ -67,7 +67,7 @@ def _read_slices() -> Iterator[TpuSlice]:
 
 def find_slice(name: str) -> TpuSlice | None:
     """Look up the type of a slice, such as "v5litepod-8", "tpu-v5litepod-8" or "TPU-v5e-8". Returns
-    None for other names.
+    None if the name is not that of a known slice.
     """
     match = _TYPE.fullmatch(name.strip())
     if match is None:

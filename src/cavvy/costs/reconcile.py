@@ -200,8 +200,9 @@ class BillSummary:
                 self.tagged.setdefault(key, BilledSum()).take(part)
 
     def add_untagged(self, line: BillLine | BadBillLine, wanted: Collection[KindOnDay]) -> None:
-        """Add a line of a second reading, if the line has no tag and is for a wanted kind and
-        day."""
+        """Add a line that was read again, if the line has no tag and its kind and day are in
+        `wanted`.
+        """
         if isinstance(line, BadBillLine) or line.gang or line.number in self._twice:
             return
         if line.category is not BillCategory.USAGE:

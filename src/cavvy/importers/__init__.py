@@ -1,6 +1,6 @@
 """Detects the tool for which a task file was written, and translates the file into a task.
 
-`cli` and `api` call `load_task` and `parse_task`. Both functions return a task that is ready to
+`cli` and `api` call `load_task` and `parse_task`. These functions return a task that is ready to
 run, or raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files.
 A file of another tool is recognised by its keys, checked by the rules of that tool, and translated
 into tasks.
@@ -345,8 +345,8 @@ def translate(
     notes: ProblemNotes,
     variables: Mapping[str, str] = {},
 ) -> Translation:
-    """Translate a file of another tool, with these values for its environment variables. Mistakes
-    are added to `notes`.
+    """Translate a file of another tool. `variables` contains values for the file's environment
+    variables. Mistakes are added to `notes`.
     """
     from cavvy.importers.readers import set_variables
     from cavvy.importers.yaml11 import recast

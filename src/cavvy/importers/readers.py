@@ -33,8 +33,7 @@ def text_at(table: Node | None, key: str) -> str | None:
 
 
 def as_text(node: ScalarNode) -> str:
-    """Return a value as a string. The value is converted with `str()`, as SkyPilot and dstack do.
-    """
+    """Return a value as a string, converted with `str()` as in SkyPilot and dstack."""
     return str(node.value)
 
 

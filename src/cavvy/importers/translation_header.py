@@ -141,8 +141,8 @@ _code=$?  # in a list with `||`, the shell would ignore `set -e` of the setup
 
 
 def enter_folder(path: str) -> str:
-    """Return shell lines that create a folder if necessary and make it the current folder. If that
-    fails, the work ends.
+    """Return shell lines that create a folder if necessary and make it the current folder. If the
+    folder cannot be created or entered, the work ends.
     """
     return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
 

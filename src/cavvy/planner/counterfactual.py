@@ -24,7 +24,8 @@ def compare_counterfactuals(
     If the task's stated work gives an estimated time for both offers, the measured time is scaled
     by the ratio of the two estimates, so that errors in the stated work, such as its efficiency,
     cancel out. Otherwise the run is assumed to take equally long on every offer. Each result states
-    which of these two methods was used. Offers with CPUs of another architecture are left out.
+    whether the time was scaled or assumed to be equal. Offers with CPUs of another architecture are
+    left out.
     """
     own = find_architecture(here)
     at_hand = [offer for offer in offers if find_architecture(offer) == own]

@@ -196,7 +196,7 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
 
 class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`): False for
-    booleans, otherwise 1. With these values, code usually takes its common branch.
+    booleans, otherwise 1. With the values False and 1, code usually takes its common branch.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -193,8 +193,9 @@ class GpuSemantics(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """Apply `GpuSemantics`, also during the backward pass. Torch would turn the mode off in the
-    backward pass, but activation checkpointing recomputes operations there.
+    """Apply `GpuSemantics`, also during the backward pass. Torch turns the mode off in the backward
+    pass, but activation checkpointing recomputes operations of the forward pass in the backward
+    pass.
     """
     engine = torch.autograd.__dict__["_engine_run_backward"]
 

@@ -2,8 +2,8 @@
 needed, because the step runs on fake tensors.
 
 The profile is plain data, which `cavvy estimate` and `cavvy plan` read. Operations are recorded as
-a CUDA device would run them. For example, autocast's float32 list, dropout with byte masks, and
-fused attention are used.
+a CUDA device would run them. For example, the record uses autocast's float32 list, dropout with
+byte masks, and fused attention, as on CUDA.
 """
 
 import weakref

@@ -33,8 +33,7 @@ class Diagnoser:
     round measures the modes in reverse order.
 
     At least `rounds` rounds are measured, and more until `patience_s` seconds have passed. After
-    `limit_s` seconds, another round is started only if fewer than LEAST_ROUNDS rounds were
-    measured.
+    `limit_s` seconds, a round starts only if fewer than LEAST_ROUNDS were measured.
     """
 
     def __init__(
@@ -181,8 +180,7 @@ class Diagnoser:
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
         """Return the median time of a step in a window. The median is computed from the means of
-        groups of steps. A group has one step for each batch that a loader may prepare at the same
-        time.
+        groups of steps. A group has one step for each batch that a loader may prepare at once.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
@@ -349,7 +347,7 @@ class Diagnoser:
 
     def _judge_python(self) -> float:
         """Record the time in which only the user's own Python code runs, on the rank where this
-        time is shortest. Returns the part of this time that `_bare` includes.
+        time is shortest. Returns the part of this time that the step times of `_bare` contain.
         """
         windows = self._windows["own"]
         between, inside = self._seen_between("python"), self._least_own(windows)
@@ -454,9 +452,7 @@ class Diagnoser:
         return [window for name in names for window in self._windows.get(name, [])]
 
     def _seen(self, rank: int) -> dict[str, float]:
-        """Return the share of each kind of work in the time between the parts of a step. The shares
-        add up to 1.
-        """
+        """Return the shares of the kinds of work in the time between a step's parts (sum: 1)."""
         told = [window.ranks[rank]["between"] for window in self._looked_at()]
         looks = {name: sum(each[name] for each in told) for name in told[0]}
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
@@ -481,7 +477,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """Return the factor from the measured gain of fewer passes to the gain of one pass."""
+        """Return by how much to multiply the gain of fewer passes to get the gain of one pass."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property

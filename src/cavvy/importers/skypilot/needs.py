@@ -26,13 +26,15 @@ Amount = tuple[float, str]
 
 
 def read_cpus(value: str) -> Amount | None:
-    """Parse a number of CPUs such as `8` or `8+`. Returns None for other strings."""
+    """Parse a number of CPUs such as `8` or `8+`. Returns None if the string is not a positive
+    number.
+    """
     return _amount(value.removesuffix("+"), "+" if value.endswith("+") else "", "")
 
 
 def read_memory(value: str) -> Amount | None:
     """Parse memory such as `16`, `16+`, `16GB` or `16GB+` into GiB, or `4x` into GiB for each CPU.
-    Returns None for other strings.
+    Returns None if the string does not have one of these forms.
     """
     plus = value.endswith("+")
     rest = value.removesuffix("+")
@@ -57,8 +59,8 @@ def _amount(number: str, suffix: str, unit: str) -> Amount | None:
 
 
 def read_size(value: str) -> int | None:
-    """Parse a size such as `100`, `100GB` or `1TB` into GiB. Returns None if it is not a whole
-    number of GiB.
+    """Parse a size such as `100`, `100GB` or `1TB` into GiB. Returns None if the size is not a
+    whole number of GiB.
     """
     match = re.fullmatch(r"([0-9]{1,12})(?:([kmgtpKMGTP])[bBiI])?", value)
     if match is None:

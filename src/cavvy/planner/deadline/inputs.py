@@ -277,8 +277,8 @@ def _moves(
     """Return the price of copying the checkpoint between each pair of markets, or () if all copies
     are free.
 
-    The copy is charged by the cloud from which the bytes are sent. This is the bucket's cloud if
-    the checkpoint is in a bucket, otherwise the gang's cloud.
+    The copy is charged by the cloud from which the bytes are sent. The bytes are sent from the
+    bucket's cloud if the checkpoint is in a bucket, otherwise from the gang's cloud.
     """
     stated = task.checkpoint.size_mib if task.checkpoint is not None else None
     size_gb = (progress.saved_bytes or (stated or 0) * _MIB) / _GB

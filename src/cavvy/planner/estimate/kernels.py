@@ -138,7 +138,8 @@ def kernel_time(kernel: KernelProfile, setting: KernelSetting) -> float:
 
 
 def bandwidth_of(device: DeviceRates, constants: KernelConstants) -> float:
-    """Return the bandwidth in bytes per second, of which kernels reach the shares in `constants`.
+    """Return the bandwidth in bytes per second. `constants` contains the shares of this bandwidth
+    that kernels reach.
     """
     ratio = _H200_BANDWIDTH / device.bandwidth
     return float(device.bandwidth * ratio**constants.bandwidth_falloff)

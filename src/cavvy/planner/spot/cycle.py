@@ -13,13 +13,14 @@ A spell is a period with spot or a period without spot. At a given price of slac
 one spell do not depend on the other spells, so the best thresholds follow from the lengths of
 spells alone:
 
-* When spot becomes unavailable, idle for at most `patience` hours and then run on demand. This is a
-  ski-rental problem with known probabilities.
+* When spot becomes unavailable, idle for at most `patience` hours and then run on demand. The
+  choice of `patience` is a ski-rental problem with known probabilities.
 * When spot becomes available again while the job runs on demand, change to spot after it has been
   available for `trust` hours.
 
-The price is then chosen so that these thresholds use exactly the available slack in the remaining
-time (dual ascent on this single constraint). The price is computed again for each decision.
+The price of slack is chosen so that the thresholds `patience` and `trust` use exactly the available
+slack in the remaining time (dual ascent on this single constraint). The price is computed again for
+each decision.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 """Learns from observations how long spot stays available and unavailable in one market. A spell is
-one such period; its length is in hours.
+a period in which spot stays available or stays unavailable. Lengths of spells are in hours.
 
 Observations are mixed with a cautious prior. The prior has a Pareto tail, because all recorded
 markets have many short spells and a few very long ones. The exponent of the tail, the lengths of

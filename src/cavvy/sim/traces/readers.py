@@ -46,9 +46,9 @@ def read_series(
     on_demand_usd_hr: float = 1.0,
     prices: Sequence[float] | None = None,
 ) -> MarketSeries:
-    """Read the availability of one market. The market's spot prices are `prices` if this is given,
-    otherwise the prices in the trace. If the trace contains no prices, the spot prices are
-    `spot_ratio` times the on-demand price.
+    """Read the availability of one market. The market's spot prices are `prices` or, if `prices` is
+    None, the prices in the trace. If the trace contains no prices, the spot prices are `spot_ratio`
+    times the on-demand price.
     """
     document = _read_object(path)
     metadata, data = document.get("metadata"), document.get("data")
