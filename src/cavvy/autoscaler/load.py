@@ -17,9 +17,9 @@ class CountRecord(Struct, frozen=True, kw_only=True):
     """The counts of arrivals in steps of equal length, from which the unevenness of the arrivals is
     computed.
 
-    `counted` requests arrived in the first `counted_s` seconds of the current step. For each of
-    `steps` earlier steps, the squared deviation from the expected number is divided by the expected
-    number. `squares` is the sum of these values; older steps have less weight.
+    `counted` requests arrived in the first `counted_s` seconds of the current step. `squares` is a
+    sum over `steps` earlier steps, in which older steps have less weight. Each step adds its
+    squared deviation from the expected number, divided by the expected number.
     """
 
     counted: int = 0

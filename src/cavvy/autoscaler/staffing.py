@@ -115,7 +115,7 @@ def _late_share_of_batches(
     would be (1 - w / t(n))^s. In fact, the batches of different slots tend to end together, so the
     exponent is smaller than s. The exponent s^0.75 is an approximation that was found by
     simulation. If the slots could serve the load one request at a time, some requests find a free
-    slot. Then only the share P(wait > 0) of requests waits, computed with S = A + B.
+    slot, and only the share P(wait > 0) of requests waits, computed with S = A + B.
     """
     if batch is None:
         return 0.0

@@ -148,7 +148,7 @@ def fill_regions(task: TaskSpec, found: Mapping[str, str]) -> TaskSpec:
 def say_unplaced(task: TaskSpec, problems: Mapping[str, str] | None = None) -> str:
     """Return a sentence about the buckets of `list_unplaced`, without a full stop, or "" if there
     are none. After a look-up of regions, `problems` maps each bucket's URL to the reason why its
-    region is unknown. In that case, buckets that are not in `problems` are omitted.
+    region is unknown. If `problems` is given, buckets that are not in `problems` are omitted.
     """
     urls = list_unplaced(task)
     if problems is not None:

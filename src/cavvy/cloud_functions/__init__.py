@@ -1,7 +1,7 @@
 """Functions for clouds' function platforms, which pass events on to a webhook of a service.
 
-`cavvy queue trigger` prints these functions. The functions are copied to the platform, and need
-only the standard library.
+`cavvy queue trigger` prints the functions of this package. The functions are copied to the
+platform, and need only the standard library.
 """
 
 from importlib.resources import files

@@ -120,7 +120,7 @@ class Difference(Struct, frozen=True, kw_only=True):
     """A difference between the bill and the ledger. `ledger` or `bill` is None if it has no such
     charge, or if its amount is not in US dollars. In the latter case, `billed_in` contains the
     currency. `lines` contains the first lines of the bill. `ledger_hours` and `bill_hours` are
-    machine hours. They are set if the ledger and the bill both state hours.
+    machine hours. The two fields are set if the ledger and the bill both state hours.
     """
 
     cause: DifferenceCause

@@ -1,7 +1,7 @@
 """Computes the rows of a statement: the charges in a period, with one row for each line of a bill.
 
-A running node has an entry in the ledger for each time that its bill grew. A statement adds up
-these entries. Corrections and discounts have separate rows.
+A running node has an entry in the ledger for each time that its bill grew. A statement adds up the
+ledger entries of a node. Corrections and discounts have separate rows.
 """
 
 from collections.abc import Iterable, Sequence

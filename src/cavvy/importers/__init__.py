@@ -1,9 +1,9 @@
 """Detects the tool for which a task file was written, and translates the file into a task.
 
-`cli` and `api` call `load_task` and `parse_task`. These functions return a task that is ready to
-run, or raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files.
-A file of another tool is recognised by its keys, checked by the rules of that tool, and translated
-into tasks.
+`load_task` and `parse_task`, which `cli` and `api` call, return a task that is ready to run, or
+raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files. A file
+of another tool is recognised by its keys, checked by the rules of that tool, and translated into
+tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,10 +50,10 @@ _OVERRIDDEN = {
 class ReadOptions(Struct, frozen=True, kw_only=True):
     """Options from the command line for reading a file.
 
-    `dialect` names the file's tool. If it is "", the tool is detected from the file's keys, name or
-    folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with keys of
-    the task file; its values replace those of the file. `serves` is whether the file must describe
-    a service; otherwise it must describe a job.
+    `dialect` names the file's tool. If `dialect` is "", the tool is detected from the file's keys,
+    name or folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with
+    keys of the task file; its values replace those of the file. `serves` is whether the file must
+    describe a service; otherwise it must describe a job.
     """
 
     dialect: str = ""

@@ -93,7 +93,7 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
 class ObservedVolume(Struct, frozen=True, kw_only=True):
     """A volume in the period. `unattached` is the cost of the time in which no job paid for the
     volume. `known_hours` are the hours since the first moment at which no job paid for the volume.
-    `unattached_hours` are the part of these hours in which no job paid for it.
+    `unattached_hours` are the hours in which no job paid for the volume.
     """
 
     project: str
@@ -261,7 +261,7 @@ def _is_starved(run: ObservedRun) -> bool:
 
 def find_idle_gpu(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
     """Return the cost of the run without its first half hour; `limits.idle` would have stopped the
-    run at that point. If only some nodes are idle, return their part of this cost.
+    run at that point. If only some nodes are idle, return only the cost of the idle nodes.
     """
     if not run.offer.accelerator_count or not _is_long(run):
         return None

@@ -300,10 +300,10 @@ def rank_candidates(
     """Return the offers to try, best first, each with the job of its alternative.
 
     If the task states that its alternatives are ordered, all offers of an alternative come before
-    the offers of the next alternative. Otherwise the offers of all alternatives are merged by the
-    expected cost of the work, as in `plan`, and the offers of one alternative keep their order.
-    `avoid` lists the offers that recently failed for other jobs, and `egress` contains each
-    provider's price for data that leaves it.
+    the offers of the next alternative. If the alternatives are not ordered, the offers of all
+    alternatives are merged by the expected cost of the work, as in `plan`, and the offers of one
+    alternative keep their order. `avoid` lists the offers that recently failed for other jobs, and
+    `egress` contains each provider's price for data that leaves it.
     """
     some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:

@@ -72,7 +72,7 @@ class MarketKnowledge(Struct, frozen=True, kw_only=True):
     def cooldown_until(self, market: str) -> datetime | None:
         """Return the end of the market's cooldown, during which nothing is launched there. The
         market has a cooldown only if its latest observation is a refusal, preemption or failure;
-        prices are ignored. Otherwise the result is None.
+        prices are ignored. Without a cooldown, the result is None.
         """
         return cooldown_until(self.recent.get(market, ()))
 

@@ -62,8 +62,8 @@ def chosen_interval(
     writing one checkpoint extends the run.
 
     If the task states an interval, the time for writing is 0, because the stated work already
-    includes that time. Otherwise the time is assumed to be CHECKPOINT_COST, and the interval is the
-    best one for that cost.
+    includes that time. If the task states no interval, the time is assumed to be CHECKPOINT_COST,
+    and the interval is the best one for that cost.
     """
     if checkpoint is None:
         return None, timedelta(0)

@@ -15,8 +15,8 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer]) -> list[Offer]:
     """For each shared host, keep only the offer with the fewest devices. Keep all offers of other
     machines.
 
-    A shared host has one offer for each number of devices. Without this filter, a task that needs
-    two devices could get eight.
+    A shared host has one offer for each number of devices. If all offers were kept, a task that
+    needs two devices could get eight.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []

@@ -262,7 +262,7 @@ def _machine_rate(work: Workload, offer: Offer, task: TaskSpec) -> float | None:
     was measured. A key with a count, such as "slurm/8xa100:2", is the rate of that many
     accelerators, or of that many vCPUs if the task uses no accelerators, because batch systems
     offer parts of a node as one instance type. On a shared host, a job gets only a part of the
-    machine, so such rates do not apply there.
+    machine, so rates of whole machine types do not apply.
     """
     if offer.shared:
         return None

@@ -57,9 +57,9 @@ class HostWaits:
 
         The job delays no waiting job if the following condition holds on each of its hosts. Take
         any combination of gangs and waiting jobs that may occupy the host later. If another waiting
-        job then fits on the host without `mine`, that job must also fit with `mine`. Then every
-        waiting job starts at the same time and on the same host as it would without the job that
-        has the allocations `mine`.
+        job then fits on the host without `mine`, that job must also fit with `mine`. The condition
+        ensures that every waiting job starts at the same time and on the same host as it would
+        without the job that has the allocations `mine`.
         """
         return any(
             _may_delay_on(

@@ -106,7 +106,7 @@ _Made = list[tuple[Any, torch.dtype]]
 
 def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made:
     """Return shapes and types of the largest possible results of an operation whose result sizes
-    depend on values. Returns [] for other operations.
+    depend on values. Returns [] if the result sizes of the operation do not depend on values.
     """
     count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
     share = routed // experts

@@ -214,9 +214,9 @@ def as_on_gpu() -> Iterator[None]:
 def _recurrent(
     name: str, data: torch.Tensor, second: Any, third: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Replace a recurrent network with a few kernels, as cuDNN does; these have the FLOPs and saved
-    tensors of all time steps. For a packed sequence, the arguments are data, batch sizes and state;
-    otherwise they are data and state.
+    """Replace a recurrent network with a few kernels, as cuDNN does. The kernels have the FLOPs and
+    saved tensors of all time steps. For a packed sequence, the arguments are data, batch sizes and
+    state; otherwise they are data and state.
     """
     packed = isinstance(options[0], list | tuple)
     state, weights, both = (

@@ -24,8 +24,8 @@ class OutOfMemory(RuntimeError):
     """Raised if a single sample does not fit into memory, or one rank of a split model ran out of
     memory.
 
-    `fits` maps keys to the sizes of micro-batches that fit. It is empty if no micro-batch is known
-    to fit.
+    `fits` maps keys to the sizes of micro-batches that fit. `fits` is empty if no micro-batch is
+    known to fit.
     """
 
     def __init__(self, text: str, fits: dict[str, int] | None = None) -> None:

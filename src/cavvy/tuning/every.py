@@ -25,16 +25,17 @@ class StepHistory:
         self._windows: list[tuple[bool, list[dict[str, list[float]]]]] = []
 
     def add(self, ranks: list[dict[str, list[float]]], *, is_clean: bool) -> None:
-        """Add the next steps. `ranks` has one dictionary for each rank. It maps the name of a part
-        to the part's seconds in each step. `is_clean` is true if no trace slowed the steps down.
+        """Add the next steps. `ranks` has one dictionary for each rank, which maps the name of a
+        part to the part's seconds in each step. `is_clean` is true if no trace slowed the steps
+        down.
         """
         self._windows.append((is_clean, ranks))
 
     def mean(self, name: str, rank: int, *, seldom: bool = True) -> float:
         """Return the mean seconds per step. For a part that occurs in every step, the result is the
-        median, which other programs on this machine hardly affect. Otherwise, the result is the
-        mean, which includes rare events unless `seldom` is False. The rate of rare events is
-        computed from all windows.
+        median, which other programs on this machine hardly affect. For a part that occurs only in
+        some steps, the result is the mean. The mean includes rare events unless `seldom` is False.
+        All windows contribute to the rate of rare events.
         """
         steps = self._steps(name, rank)
         clean, far = (
@@ -62,8 +63,8 @@ class StepHistory:
 
     def level(self, name: str, rank: int, window: Sequence[float] = ()) -> float:
         """Return the seconds above which a step contains a rare event. `window` contains the steps
-        of one window, if given. These steps can raise the limit but not lower it, because a trace
-        may have slowed them down.
+        of one window, if given. The steps of `window` can raise the limit but not lower it, because
+        a trace may have slowed these steps down.
         """
         every = [each for _, ranks in self._windows for each in ranks[rank][name]]
         usual = median(

@@ -40,7 +40,7 @@ class TuningSession:
     `until` is the time limit on the monotonic clock.
 
     A script with a plain loop sends one complete report per rank and then ends. With `levers` (see
-    `cavvy.tuning.probe.levers`), such a script also pauses between windows.
+    `cavvy.tuning.probe.levers`), a script with a plain loop also pauses between windows.
 
     Raises: ScriptError: the script ended or did not report in time. The message ends with the last
     lines of the script's output.

@@ -50,7 +50,7 @@ def amount(row: BillRow, *columns: str) -> Decimal:
 
 
 def moment(row: BillRow, *columns: str, zone: timedelta = timedelta(0)) -> datetime:
-    """Return the time in UTC. If the bill states a time without a zone, `zone` applies. If it
+    """Return the time in UTC. If the bill states a time without a zone, `zone` applies. If the bill
     states only a date, the time is midnight.
     """
     value = next((row[name] for name in columns if row.get(name) not in (None, "")), "")

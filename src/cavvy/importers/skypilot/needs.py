@@ -34,7 +34,7 @@ def read_cpus(value: str) -> Amount | None:
 
 def read_memory(value: str) -> Amount | None:
     """Parse memory such as `16`, `16+`, `16GB` or `16GB+` into GiB, or `4x` into GiB for each CPU.
-    Returns None if the string does not have one of these forms.
+    Returns None if the string is not an amount of memory.
     """
     plus = value.endswith("+")
     rest = value.removesuffix("+")
@@ -71,7 +71,7 @@ def read_size(value: str) -> int | None:
 
 def split_accelerator(value: str) -> tuple[str, str, float] | None:
     """Split `A100:8`, `80GB+` or `NVIDIA:24GB:2` into name, memory and count. Returns None if the
-    string has none of these forms.
+    string is not an accelerator request.
     """
     parts = value.split(":")
     name, memory, count = parts[0], "", "1"

@@ -1,8 +1,8 @@
 """The deadline policy that production, forecasts and the simulator use.
 
-The core of the policy (`spot/auto.py`) proposes a decision. Then each rule in turn may replace the
-decision. Like the core, a rule decides from the terms and the view. A rule may also ask the core
-for its decision on a different view.
+The core of the policy (`spot/auto.py`) proposes a decision. Each rule in turn may then replace the
+core's decision. Like the core, a rule decides from the terms and the view. A rule may also ask the
+core for its decision on a different view.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,5 @@
 """Runs the deadline policy of one job: it receives observations and returns decisions. The control
-plane and the trace simulator use this module. Other simulators can use it, too; see
+plane and the trace simulator use this module. Other simulators can use this module, too; see
 docs/guides/simulate.md.
 """
 

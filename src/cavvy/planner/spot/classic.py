@@ -81,7 +81,7 @@ class UniformProgress(MarketPolicy):
 
     The expected pace is work / deadline. If the job is behind the expected pace and spot is
     unavailable, the job runs on demand until it is ahead of that pace by two overheads. The margin
-    of two overheads prevents frequent changes. After that, the job uses spot, or idles if spot is
+    of two overheads prevents frequent changes. A job that is on pace uses spot, or idles if spot is
     unavailable. A job on spot stays there as long as possible. After a preemption, the policy
     prefers the cheapest spot in other regions.
     """

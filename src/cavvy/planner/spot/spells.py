@@ -83,9 +83,9 @@ class _Sums:
 
 
 class SpellLengths:
-    """A weighted, sorted set of spell lengths. It may also describe the remaining lengths of spells
-    that have already lasted some hours. `mean` is the mean of the remaining lengths; `sums` refers
-    to the whole lengths.
+    """A weighted, sorted set of spell lengths. An object may also describe the remaining lengths of
+    spells that have already lasted some hours. `mean` is the mean of the remaining lengths; `sums`
+    refers to the whole lengths.
     """
 
     __slots__ = ("_age", "_longer", "_passed", "_seen", "_start", "_weighted", "mean", "sums")

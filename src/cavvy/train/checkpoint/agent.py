@@ -7,7 +7,7 @@ import socket
 
 def tell_cost(seconds: float) -> None:
     """Report how long a save paused the computation. The control plane derives the checkpoint
-    interval from this time.
+    interval from the length of the pause.
     """
     _send({"saved": {"seconds": seconds}})
 

@@ -186,7 +186,7 @@ class AsyncSaver:
 
     def warn(self, step: int) -> None:
         """Warn if less time is left than a save takes. The save is started anyway, because it may
-        be faster this time and an incomplete save does no harm.
+        be faster than earlier saves, and an incomplete save does no harm.
         """
         left, needed = self.notices.left_s(), self.store.seconds * (2 if self.store.is_busy else 1)
         if left is not None and left < needed:

@@ -5,7 +5,7 @@ A checkpoint is a folder `step-N` with the files of torch's distributed checkpoi
 complete when its folder contains `complete.json`. `complete.json` is written last, by a rename,
 after the files of all ranks are on disk. Only one save runs at a time. A background thread copies
 the state while the next step is computed. Code that changes parameters must call `join` first.
-Without this call, the copy could contain parts of two different states.
+If `join` is not called, the copy may contain parts of two different states.
 """
 
 import json

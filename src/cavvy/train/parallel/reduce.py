@@ -4,7 +4,7 @@ running.
 The reduction works as in DistributedDataParallel, with two differences. The first difference is
 that the model stays the user's own module. The second difference is that a rank whose backward pass
 ran out of memory can still send its incomplete buckets, so that the other ranks do not wait for it.
-In that case, all ranks discard the gradients of the step.
+If a backward pass ran out of memory, all ranks discard the gradients of the step.
 """
 
 from typing import Any

@@ -170,8 +170,8 @@ class ScriptProbe:
         raise ProbeDone
 
     def _make_pass(self, batches: Any, run: Any, this: tuple[Any, float]) -> Iterator[Any]:
-        """Yield batches without end until the command `epoch` arrives. Then return, so that the
-        script's own loop continues to its next pass.
+        """Yield batches without end until the command `epoch` arrives. When the command arrives,
+        return, so that the script's own loop continues to its next pass.
         """
         before, self._pass = self._pass, this
         if self._command.get("epoch"):
