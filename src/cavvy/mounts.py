@@ -32,7 +32,7 @@ def is_shared(path: str | os.PathLike[str], mounts: str) -> bool:
 
 def read_mounts() -> str:
     """Return the text of the table of mounts, from the file that CAVVY_MOUNTS_FILE names or else
-    from /proc/mounts. Returns "" if there is no such file.
+    from /proc/mounts. Returns "" if the file does not exist.
     """
     path = Path(os.environ.get("CAVVY_MOUNTS_FILE") or "/proc/mounts")
     try:

@@ -73,9 +73,9 @@ class AcceleratorModel(Struct, frozen=True, kw_only=True):
     source: str
 
     def bandwidth(self, memory_mib: int | None = None) -> float | None:
-        """Return the memory bandwidth in GB/s of the variant with this memory size. If no such
-        variant exists, return the bandwidth of the largest variant. Returns None if the bandwidth
-        is unknown.
+        """Return the memory bandwidth in GB/s of the variant with this memory size. If no variant
+        has this memory size, return the bandwidth of the largest variant. Returns None if the
+        bandwidth is unknown.
         """
         for memory in self.memory:
             if memory.mib == memory_mib:

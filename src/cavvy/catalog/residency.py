@@ -54,9 +54,7 @@ def find_cloud(provider: str) -> str:
 def list_outside(
     inputs: Sequence[Transfer], outputs: Sequence[Transfer], needs: ResourceSpec
 ) -> Iterator[OutsideBucket]:
-    """Return the buckets whose stated region is not allowed by at least one alternative of the
-    task.
-    """
+    """Return the buckets in a region that at least one alternative of the task does not allow."""
     named = [("inputs", each.source, each.region) for each in inputs]
     named += [("outputs", each.target, each.region) for each in outputs]
     return _list_outside(named, needs)

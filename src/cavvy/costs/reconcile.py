@@ -6,10 +6,9 @@ length of the bill. If charges are missing from the bill, the caller reads the b
 for the lines without a tag on those days.
 
 A resource is a gang: the ledger identifies its machines by the attempt, and the bill by the tag
-that Cavvy sets on them. A line without the tag does not belong to Cavvy, with one exception: it
-costs as much on a day as a resource that is in the ledger but missing from the bill. A volume is
-compared together with the disks of the gang in the volume's tag, and of the jobs that used the
-volume (`shared_disks`).
+that Cavvy sets on them. A line without the tag belongs to Cavvy only if it costs as much on a day
+as a resource that is in the ledger but missing from the bill. A volume is compared together with
+the disks of the gang in the volume's tag, and of the jobs that used the volume (`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -118,9 +117,10 @@ class CellKey(NamedTuple):
 
 class Difference(Struct, frozen=True, kw_only=True):
     """A difference between the bill and the ledger. `ledger` or `bill` is None if it has no such
-    charge, or if its amount is not in US dollars. In the latter case, `billed_in` contains the
-    currency. `lines` contains the first lines of the bill. `ledger_hours` and `bill_hours` are
-    machine hours. The two fields are set if the ledger and the bill both state hours.
+    charge, or if its amount is not in US dollars. If the amount is not in US dollars, `billed_in`
+    contains its currency. `lines` contains the first lines of the bill. `ledger_hours` and
+    `bill_hours` are machine hours. The two fields are set if the ledger and the bill both state
+    hours.
     """
 
     cause: DifferenceCause

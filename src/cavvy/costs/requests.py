@@ -44,8 +44,8 @@ class Division(Struct, frozen=True, kw_only=True):
 
 
 def keep_undivided(bill: ReplicaBill, counts: RequestCounts, ready_at: datetime | None) -> Division:
-    """Start to divide a bill. The amount so far stays undivided, because the requests that it paid
-    for were not counted. Only later amounts are divided.
+    """Begin to divide a bill that has not been divided before. The amount so far stays undivided,
+    because the requests that it paid for were not counted. Only later amounts are divided.
     """
     divided = DividedBill(
         attempt_id=bill.attempt_id,

@@ -52,9 +52,9 @@ def bound_upload(length: timedelta) -> int:
 
 
 def bound_lost_traffic(attempt: Attempt, nodes: Iterable[Node], now: datetime) -> Money:
-    """Return the maximum cost of checkpoint uploads that were interrupted when nodes were lost. A
-    lost node has sent at most the size of the newest complete checkpoint, and at most the amount
-    that it can have sent since its last message. The smaller of the two amounts counts.
+    """Return the maximum cost of checkpoint uploads that were interrupted when nodes were lost. For
+    each lost node, the maximum is the size of the newest complete checkpoint or, if that is
+    smaller, the amount that the node can have sent since its last message.
     """
     most = Money()
     for node in nodes:

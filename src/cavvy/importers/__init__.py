@@ -142,7 +142,7 @@ def parse_task(
 
 def find_local(path: str, folder: Path) -> Path:
     """Resolve a local path in a file of another tool. The path is relative to the file's folder. If
-    the path does not exist there, it is relative to the current folder.
+    the path does not exist in the file's folder, it is relative to the current folder.
     """
     given = Path(path).expanduser()
     here = Path.cwd() / given

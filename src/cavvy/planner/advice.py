@@ -1,8 +1,8 @@
 """Finds avoidable costs from measurements and charges, with one function for each kind of waste.
 
 A run is the resource use and the cost of one attempt in a period. Each function returns the amount
-that the run could have saved, or None. A run whose GPUs are idle gets no other advice about its
-GPUs.
+that the run could have saved, or None if the run has no waste of that kind. A run whose GPUs are
+idle gets no other advice about its GPUs.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -109,7 +109,7 @@ class TaskLimiter:
         for the whole work. If the result is true, lost work is the only reason why the remaining
         work exceeds the remaining limit.
 
-        Cavvy then does not end the job early, because the job may still finish within the limit.
+        Cavvy does not end such a job early, because the job may still finish within the limit.
         Cavvy stops the job when it reaches the limit.
         """
         limits = self._limits

@@ -1,9 +1,9 @@
 """Finds the commitments that would have saved money, from the number of machines used in each hour.
 
 Of n committed machines, the k-th is used in the hours in which at least k machines run. A
-commitment for the k-th machine pays if the hours of its use would cost more on demand than all
-hours of the period at the committed rate. Therefore, commitments are added one machine at a time,
-until the next commitment does not pay.
+commitment for the k-th machine pays if this machine's hours of use would cost more on demand than
+all hours of the period would cost at the committed rate. Therefore, commitments are added one
+machine at a time, until the next commitment does not pay.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -66,8 +66,9 @@ def torchrun_environment() -> AbstractContextManager[Any]:
 
 
 class _Mixed(torch.nn.Module):
-    """A model that stands for one with fully sharded data parallelism (FSDP). If `use_policy` was
-    called with FSDP's mixed precision, the model computes in that type through autocast.
+    """A stand-in for a model that is wrapped in fully sharded data parallelism (FSDP). If
+    `use_policy` was called with FSDP's mixed precision, the model computes in that type through
+    autocast.
     """
 
     _dtype: torch.dtype | None = None

@@ -76,7 +76,7 @@ class FailureWatch:
 
     def report(self, error: BaseException) -> RankFailure:
         """Report the error that ends this rank. Returns the failure that was reported first on any
-        rank, because an error of a collective may only be its result.
+        rank, because an error of a collective may only be the result of that failure.
         """
         mine = RankFailure(self._rank, self._ranks, describe(error))
         if self._store is None:

@@ -159,9 +159,9 @@ class RankWorld:
 
 def _name_rerun(size: int) -> str:
     """Return a name that distinguishes this start of the program from earlier ones, or "" for the
-    first start with torchrun's store. A program starts again with this store in the same process,
-    or after torchrun restarted the ranks. torchrun's numbers of restarts are not used, because they
-    can differ between nodes.
+    first start with torchrun's store. A program starts again with torchrun's store in the same
+    process, or after torchrun restarted the ranks. torchrun's numbers of restarts are not used,
+    because they can differ between nodes.
     """
     is_one_node = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -487,7 +487,7 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> RetryPolicy:
 
 def _combine(found: list[ResourceSpec]) -> ResourceSpec | None:
     """Merge the alternatives into one set of resources that accepts exactly the same offers.
-    Returns None if no single set of resources can do so.
+    Returns None if no single set of resources accepts exactly these offers.
     """
     plain = {
         replace(each, accelerators=(), providers=(), regions=(), spot=SpotPolicy.NEVER)

@@ -1,5 +1,5 @@
-"""Rules for scalars, which follow the types of JSON Schema because SkyPilot uses it: a number is
-not a string, and true is not a number.
+"""Rules for scalars, which follow the types of JSON Schema, as SkyPilot does: a number is not a
+string, and true is not a number.
 """
 
 from collections.abc import Iterable

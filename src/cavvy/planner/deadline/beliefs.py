@@ -1,5 +1,6 @@
-"""Infers whether spot is available in a job's markets, because no provider reports this. The
-evidence consists of granted and refused launches, the reasons why nodes ended, and prices.
+"""Infers whether spot is available in a job's markets, because no provider reports the
+availability. The evidence consists of granted and refused launches, the reasons why nodes ended,
+and prices.
 """
 
 from collections.abc import Sequence

@@ -147,8 +147,8 @@ class _Run:
         self._last = view.now_s + left_s * _HORIZON
 
     def play(self) -> tuple[float, float, bool]:
-        """Simulate the run to its end. Returns its cost in dollars, its end in seconds since the
-        submission, and whether the work was finished.
+        """Simulate the run to its end. Returns the run's cost in dollars, its end in seconds since
+        the submission, and whether the work was finished.
         """
         for _ in range(_STEPS):
             if self._view.left_s <= 0 or self._view.now_s >= self._last:

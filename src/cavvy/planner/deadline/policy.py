@@ -83,7 +83,7 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """Leave on-demand to wait for spot only if the wait may be long: `question.core` must still
     decide to wait after an hour, or after the time of ten launches if that is longer. A shorter
-    wait would save less than the new start costs.
+    wait would save less than the additional launch costs.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:

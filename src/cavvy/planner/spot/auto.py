@@ -192,9 +192,9 @@ class AutoPolicy(MarketPolicy):
         before the work, another launch follows; the expected savings must cover the larger part of
         the expected price of this launch.
 
-        A part of the price is enough, because a start also shows whether spot lasts in this market.
-        For the same reason, the spell lengths have a light prior, which a few observed short
-        periods with spot outweigh.
+        The savings need to cover only a part of the price, because a start also shows whether spot
+        lasts in this market. For the same reason, the spell lengths have a light prior, which a few
+        observed short periods with spot outweigh.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
         launch = self._overhead * (1 + price)

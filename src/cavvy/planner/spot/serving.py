@@ -109,7 +109,8 @@ class SpotHedge:
 
 class SteadyWeights(Struct, frozen=True, kw_only=True):
     """The constants of `SteadyPlacement`. The defaults were chosen on parts of the four SpotHedge
-    traces. benchmarks/left_out.py measures how well such a choice works on other traces.
+    traces. benchmarks/left_out.py measures how well constants that were chosen on some traces work
+    on other traces.
     """
 
     # the losses and the hours that the prior adds to the record of each zone
