@@ -1,5 +1,5 @@
-"""Defines all settings with their units, their defaults and what they affect. Reads their values
-from a TOML file and the environment.
+"""Defines all settings with their units, their defaults and what they affect. Reads the values of
+the settings from a TOML file and the environment.
 
 The settings are the rows of `settings.csv`; `python -m cavvy.settings` also writes
 `docs/reference/settings.md` from them.

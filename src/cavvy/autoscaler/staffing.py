@@ -44,7 +44,8 @@ def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
 
     with the unevenness z of arrivals. The formula was found by experiments on recorded requests. If
     arrivals come in bursts, a service that has removed replicas answers more requests late. A
-    steady service with many replicas gains nothing from the delay and pays for it.
+    steady service with many replicas gains nothing if the removal of replicas is delayed, but pays
+    for the delay.
     """
     weights = terms.weights
     strictness = log10(1 / max(_SMALLEST_SHARE, 1 - terms.on_time))

@@ -1,8 +1,8 @@
 """The machines whose providers publish no network speed, with the provider's page that describes
 the machine.
 
-The catalog has no speed for a machine without a published speed, because a speed from another
-source is not a promise of the provider. The machine therefore never meets a request for
+The catalog has no network speed for the machines in this table, because a speed from another source
+is not a promise of the provider. A machine without a published speed never meets a request for
 `network.min`. A burst speed does not count as a network speed, because providers do not promise it.
 """
 

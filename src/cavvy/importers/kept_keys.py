@@ -101,8 +101,8 @@ class TranslationNotes:
         noted: Mapping[str, str],
         under: str = "",
     ) -> None:
-        """Refuse the keys in the table `refused`, and note the keys in the table `noted`. Each
-        table maps a key to the reason.
+        """Refuse the keys in the table `refused`, and note the keys in the table `noted`. Each of
+        the two tables maps a key to the reason for refusing or noting it.
         """
         for key in keys:
             if key.text in refused:

@@ -24,8 +24,9 @@ class TransferEstimate(Struct, frozen=True):
     """The copies of one offer. `input_time` is for one start of a gang, whose nodes copy at the
     same time; `output_time` is for the outputs, which are copied once. `cost` includes the copies
     of all nodes and of all starts. `unpriced` is true if the price of a copy is unknown, so that
-    `cost` does not include it. `assumed_region` is the offer's region if a copy is treated as free
-    because a bucket of unknown region may be in this region; otherwise it is "".
+    `cost` does not include it. If a copy is treated as free because a bucket of unknown region may
+    be in the offer's region, `assumed_region` is the offer's region; otherwise `assumed_region` is
+    "".
     """
 
     input_mib: int

@@ -69,8 +69,8 @@ def start_time(offer: Offer) -> timedelta:
 
 def shape_of(offer: Offer, task: TaskSpec) -> tuple[object, ...]:
     """Return the properties of an offer that determine the estimate. Offers of the same shape
-    differ only in location and price. If no rate was measured on the offer's machine type, they may
-    also differ in provider.
+    differ only in location and price. If no rate was measured on the offer's machine type, offers
+    of the same shape may also differ in provider.
     """
     return (
         _machine_rate(task.work, offer, task) if task.work is not None else None,

@@ -80,8 +80,8 @@ def find(
     coming_bytes: int,
     least: Callable[[int], int],
 ) -> int:
-    """Predict the largest size up to `most` that fits, from the memory use of small sizes. All
-    ranks get the same answer.
+    """Predict the largest size up to `most` that fits, from the memory use of small sizes. The
+    predicted size is the same on all ranks.
 
     A size that is not expected to fit is never tried: ranks of a split model wait for each other
     within a pass, so after a failure of one rank all other ranks would wait forever. From 2 samples

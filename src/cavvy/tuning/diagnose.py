@@ -388,8 +388,8 @@ class Diagnoser:
 
     def _judge_epochs(self) -> float:
         """Record the time that the script's own loop takes between two passes over the data, and
-        return it in seconds per step. This time must be measured last, because the script ends
-        after its last pass.
+        return it in seconds per step. The time between passes must be measured last, because the
+        script ends after its last pass.
         """
         told: list[list[dict[str, Any]]] = []
         with suppress(ScriptError):

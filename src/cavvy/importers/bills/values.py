@@ -81,7 +81,8 @@ def _parse_time(written: str, column: str) -> datetime:
 
 def tags_of(value: Any) -> Mapping[str, str]:
     """Return the tags in a column. The value is a map, a list of pairs, a list of keys and values,
-    or any of these as JSON. The JSON may lack its outer braces. Returns {} for any other text.
+    or any of these as JSON. The JSON may lack its outer braces. Returns {} for a text that contains
+    no tags.
     """
     if isinstance(value, str):
         written = value.strip()

@@ -520,9 +520,9 @@ def _join(found: list[ResourceSpec]) -> ResourceSpec:
 
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Return whether every provider is combined with every region. If not, the combinations cannot
-    be expressed by a list of providers and a list of regions. Either every alternative or no
-    alternative must state a provider, and the same applies to regions.
+    """Return whether every provider is combined with every region. If a combination is missing, a
+    list of providers and a list of regions cannot express the combinations. Either every
+    alternative or no alternative must state a provider, and the same applies to regions.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))

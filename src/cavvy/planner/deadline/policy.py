@@ -168,8 +168,8 @@ def ahead(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
     """If the provider may soon preempt the running gang, move the gang to spot in another market
     with about the same price.
 
-    This rule does not move the gang to on-demand. The policy already reserves enough time to move
-    to on-demand after a preemption, and the preemption may never occur.
+    The rule does not move the gang to on-demand. The policy already reserves enough time to move to
+    on-demand after a preemption, and the preemption may never occur.
     """
     view = question.view
     stays = decision.mode is view.mode is RunMode.SPOT and decision.market == view.market

@@ -160,8 +160,8 @@ class AsyncSaver:
         return state, facts() | {"things": plain}
 
     def _make_targets(self, model: Any, optimizers: list[Any], facts: Any) -> dict[str, Any]:
-        """Return the tensors into which a checkpoint can be loaded. `facts` are the facts of that
-        checkpoint.
+        """Return the tensors into which a checkpoint can be loaded. `facts` contains the facts of
+        the checkpoint.
         """
         things = kept_objects.make_targets(facts["things"], self.objects)
         return gather(model, optimizers) | ({"things": things} if things else {})

@@ -59,8 +59,8 @@ def told(every: "float | str") -> SaveInterval:
 
 
 def follow(interval: SaveInterval) -> None:
-    """Adopt the current interval that Cavvy derives from the market. Cavvy may change it while the
-    job runs.
+    """Adopt the current interval that Cavvy derives from the market. Cavvy may change the interval
+    while the job runs.
     """
     said = os.environ.get("CAVVY_CHECKPOINT_EVERY_S")
     path = os.environ.get("CAVVY_CHECKPOINT_EVERY_FILE")

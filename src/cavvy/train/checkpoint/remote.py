@@ -76,8 +76,8 @@ class CheckpointLocation:
 
     def repair(self, found: StoredCheckpoint) -> str:
         """Download the files of a checkpoint that are missing or damaged here. If remote storage
-        has no intact copy of a file, a node that has one uploads it first. Returns a remaining
-        fault of a file, or "" if all files are intact. All ranks must call this method.
+        has no intact copy of a file, a node that has an intact copy uploads it first. Returns a
+        remaining fault of a file, or "" if all files are intact. All ranks must call this method.
 
         Raises: RuntimeError: on all ranks, if one rank of the gang could not transfer its files.
         """

@@ -1,6 +1,6 @@
 """Changes a plain training loop without editing the script: its DataLoader, and the precision,
 memory format and compilation of its model. The module also finds the lines of the script that
-contain these settings.
+contain the settings to change.
 """
 
 import inspect

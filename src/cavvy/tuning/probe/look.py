@@ -207,9 +207,9 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
     and "" if there was no operation. `place` is the index of the last interval that began before
     the sample.
 
-    Taking a sample may delay a tiny operation, so that it appears long. To correct this, if the
-    line is the same as in the previous sample (`is_same`), the result depends on the median length
-    of all operations since the previous sample.
+    Taking a sample may delay a tiny operation, so that it appears long. Therefore, if the line is
+    the same as in the previous sample (`is_same`), the result depends on the median length of all
+    operations since the previous sample.
     """
     if place < 0:
         return ""

@@ -36,10 +36,10 @@ class PlainWindows:
     """Measures the loop of one rank with `levers` (see `PlainLevers`). Each `step` of the script's
     first optimizer ends a step.
 
-    The first report, after `READY` steps, has the facts of the rank. Then the script waits for
-    commands. A command has the keys `skip` and `steps`: the numbers of steps to skip and to
-    measure. The report on a window contains `seconds`, the mean time per step, or `ended` if the
-    script's loop ended before the window was complete.
+    The first report, after `READY` steps, has the facts of the rank. After the first report, the
+    script waits for commands. A command has the keys `skip` and `steps`: the numbers of steps to
+    skip and to measure. The report on a window contains `seconds`, the mean time per step, or
+    `ended` if the script's loop ended before the window was complete.
     """
 
     def __init__(self, channel: CommandChannel, levers: dict[str, Any]) -> None:
