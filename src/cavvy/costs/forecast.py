@@ -16,9 +16,9 @@ _Z80 = 1.2816
 
 
 class SpendingForecast(Struct, frozen=True, kw_only=True):
-    """The expected spending at the end of the month, and an interval that contains the actual
-    spending with a probability of about 80 %, if the remaining days are like the earlier days and
-    independent.
+    """The expected spending at the end of the month, and an interval for it. If the remaining days
+    are independent and like the earlier days, the interval contains the actual spending with a
+    probability of about 80 %.
     """
 
     expected: Money

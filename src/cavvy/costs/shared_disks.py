@@ -2,11 +2,12 @@
 be compared as one sum.
 
 A cloud bills a volume for its whole life, with the tag of the gang for which the volume was
-created. In the ledger, the job's disks include the time in which the job used the volume; the
+created. In the ledger, the disks of a job include the time in which the job used the volume; the
 volume's own entries cover the remaining time. Therefore the disks of the volume, of the gang in its
 tag and of all jobs that used the volume are compared as one sum. The volume's own charges cover the
-time for which no job paid. Therefore a job counts as a user of the volume if the charges for the
-job's disks begin or end at the same microsecond at which the volume's own charges end or begin.
+time for which no job paid. Therefore the times show which jobs used the volume: the charges for the
+disks of these jobs begin or end at the same microsecond at which the volume's own charges end or
+begin.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -83,7 +83,7 @@ def find(
     """Predict the largest size up to `most` that fits, from the memory use of small sizes. The
     predicted size is the same on all ranks.
 
-    A size that is not expected to fit is never tried: ranks of a split model wait for each other
+    A size that is not expected to fit is never tried. Ranks of a split model wait for each other
     within a pass, so after a failure of one rank all other ranks would wait forever. From 2 samples
     on, memory is assumed to grow linearly; the growth is measured between 2 and 4 samples.
     `attempt(n)` runs a forward and backward pass over n samples, `coming_bytes` is the memory that

@@ -156,12 +156,12 @@ class SteadyPlacement:
 
     Launches go to the zones with the lowest loss rate, (losses + prior losses) / (hours with
     replicas + prior hours), and preferably not to zones and regions that already have replicas of
-    the service. The policy assumes that a zone loses all its replicas at once, at a rate of prior
-    losses / (age of its oldest replica in hours + prior hours) per hour: zones that have lasted
-    tend to last. If too few replicas remain after a loss, the policy assumes that the missing
-    replicas are replaced after one cold start and one tick. Spares are added while the expected
-    shortfall of replicas exceeds the allowed shortfall. On-demand fills the gap until spot is
-    ready, and backs up spot that is scarce or at risk.
+    the service. The policy assumes that a zone loses all its replicas at once, and that zones that
+    have lasted tend to last. The assumed losses per hour are prior losses / (age of the zone's
+    oldest replica in hours + prior hours). If too few replicas remain after a loss, the policy
+    assumes that the missing replicas are replaced after one cold start and one tick. Spares are
+    added while the expected shortfall of replicas exceeds the allowed shortfall. On-demand fills
+    the gap until spot is ready, and backs up spot that is scarce or at risk.
     """
 
     def __init__(

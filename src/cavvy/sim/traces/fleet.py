@@ -48,9 +48,9 @@ class QueueStay(Struct, frozen=True):
 
 
 class QueueResult(Struct, frozen=True, kw_only=True):
-    """The result of simulating the queue of one cluster. `gpu_use` is the used GPU time divided by
-    the available GPU time, up to the end of the last job. `left_out` is the number of jobs that
-    need more GPUs than their cluster has.
+    """The result of simulating the queues of the virtual clusters. `gpu_use` is the used GPU time
+    divided by the available GPU time, up to the end of the last job. `left_out` is the number of
+    jobs that need more GPUs than their cluster has.
     """
 
     jobs: int

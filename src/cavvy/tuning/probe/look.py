@@ -97,7 +97,7 @@ class StackSampler:
     """Samples every millisecond what the main thread is executing: the part of the step, and the
     line of the user's code.
 
-    The time stamp is taken before the line is determined: the sampling thread starts to run when an
+    The time stamp is taken before the line is determined. The sampling thread starts to run when an
     operation begins, and a short operation would end while the line is being determined. `loop`
     contains the code objects of the functions that run the training loop.
     """
