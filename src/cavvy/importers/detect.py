@@ -109,7 +109,7 @@ def find_by_path(path: Path) -> Dialect | None:
 
 
 def _is_neutral(node: "Node") -> bool:
-    """Return whether a document is a table without a key that only Cavvy has."""
+    """Return whether a document is a table whose keys are not specific to Cavvy."""
     from cavvy.spec.tree import MapNode
 
     if not isinstance(node, MapNode):
