@@ -172,8 +172,8 @@ class RelaysAgents(Protocol):
     plane.
 
     The provider makes the tunnels, mailboxes or streams that its nodes need. The provider passes
-    each request to `ProviderContext.server_address` unchanged. The configurations of the provider's
-    agents contain the address at which agents reach the relay on their node.
+    each request to `ProviderContext.server_address` unchanged. The provider writes into each
+    agent's configuration the address of the relay on the agent's node.
     """
 
     async def relay(self) -> None:
@@ -223,8 +223,8 @@ class ServesNodes(Protocol):
         """Return the script that the join command fetches and runs; it contains no secret."""
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
-        """Answer a machine's request; the answer may take as long as a long poll. Raises NotFound,
-        TryAgain, and Refused if the machine must leave permanently.
+        """Answer a machine's request; the answer may take as long as a long poll. Raises NotFound
+        or TryAgain, or Refused if the machine must disconnect permanently.
         """
 
     async def answer_server(self, call: str, body: bytes) -> bytes:
@@ -241,8 +241,8 @@ class KeepsNodes(Protocol):
     """
 
     async def release(self, name: str) -> None:
-        """End the nodes that are kept after this gang's work. Changes nothing while the work runs.
-        Raises TryAgain, Refused.
+        """Terminate the nodes that the provider keeps running after this gang's work. Changes
+        nothing while the work runs. Raises TryAgain, Refused.
         """
 
 

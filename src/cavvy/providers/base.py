@@ -171,7 +171,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class AgentEndpoint(Struct, frozen=True, kw_only=True):
-    """The way in which the agents of a gang reach the control plane: `address` is unix:/path or
+    """The endpoint at which a gang's agents reach the control plane. `address` is unix:/path or
     http(s)://host:port.
     """
 
@@ -257,8 +257,8 @@ def wall_clock() -> datetime:
 
 
 class NodeEndpoint(Struct, frozen=True, kw_only=True):
-    """The way in which nodes on any network reach the control plane: over HTTPS, with a certificate
-    that they verify by its hash.
+    """The HTTPS endpoint at which nodes on any network reach the control plane. Nodes verify the
+    endpoint's certificate by its hash.
 
     GET {address}/boot/v1/HASH returns the file with that SHA-256 to any caller; nodes verify the
     file. The first call of `agent` or `pythons` packs an archive, which blocks for seconds.

@@ -109,7 +109,7 @@ _LIMIT = "a limit of the account is reached; request an increase in Service Quot
 
 class AwsFault(Exception):
     """The error that an AWS call returned. `status` is the HTTP status, or 0 if AWS did not
-    respond. `reply` is the whole reply.
+    respond. `reply` is AWS's complete reply, or {}.
     """
 
     def __init__(

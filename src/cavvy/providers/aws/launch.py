@@ -272,8 +272,9 @@ class AwsLauncher:
         *,
         many: bool,
     ) -> Sequence[Json]:
-        """Return the subnets whose routes lead to the server. `many` is True if nodes have several
-        network cards and get no public address by default. Raises Refused if no subnet is usable.
+        """Return the subnets from which nodes can reach the server. `many` is True if nodes have
+        several network cards and get no public address by default. Raises Refused if no subnet is
+        usable.
         """
         usable: list[Json] = []
         refusals = []
@@ -415,8 +416,9 @@ def _belongs_together(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions
 
 
 def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) -> bool:
-    """Return whether each node gets several network cards. Nodes with a requested public address
-    get only one card."""
+    """Return whether each node gets several network cards. If a public address is requested, each
+    node gets only one network card.
+    """
     many = asked.efa and gang.nodes > 1 and shape.efa + shape.efa_card > 1
     return many and asked.public_ip is not True
 

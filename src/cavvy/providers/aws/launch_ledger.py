@@ -26,7 +26,7 @@ class AwsInstance(Struct, frozen=True, kw_only=True):
 
     @property
     def billed_from(self) -> datetime | None:
-        """The launch time, or None if the instance has not run, so that EC2 charges nothing."""
+        """The launch time, or None if EC2 charges nothing because the instance has not run."""
         waits = not self.ran and self.ended_at is None
         return None if waits or self.failure else self.started_at
 

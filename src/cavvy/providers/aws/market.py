@@ -500,8 +500,8 @@ def _make(
 
 
 def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> CapacityReservation:
-    """Parse a reservation. `names` maps zone ids to names: a reservation
-    shared by another account has only a zone id, because zone names differ between accounts.
+    """Parse a reservation. `names` maps zone ids to zone names. A reservation that another account
+    shares has only a zone id, because zone names differ between accounts.
     """
     state, platform = (
         str(told.get("State", "active")),

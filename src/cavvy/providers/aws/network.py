@@ -47,7 +47,7 @@ def read_tag(told: Json, key: str) -> str:
 
 
 class GangNetworks:
-    """The security groups and placement groups of one installation's gangs."""
+    """Manages the security groups and placement groups of one installation's gangs."""
 
     def __init__(self, account: AwsAccount, mark: str) -> None:
         self._account, self._mark = account, mark

@@ -105,8 +105,9 @@ def make_policy(*, profile: str = "") -> str:
 
 
 def _name_role(profile: str) -> str:
-    """Return the ARN of the role with the name of this instance profile. If `profile` is an ARN,
-    such as arn:aws:iam::123456789012:instance-profile/path/name, the role is in the same account.
+    """Return the ARN of the role that has the same name as the instance profile. If `profile` is an
+    ARN, such as arn:aws:iam::123456789012:instance-profile/path/name, the role is in the same
+    account.
     """
     owner, _, path = profile.rpartition(":instance-profile/")
     return f"{owner or 'arn:aws:iam::*'}:role/{path.rpartition('/')[2]}"

@@ -302,7 +302,9 @@ class AwsProvider:
         return make_policy(profile=str(self._context.settings.get("instance_profile") or ""))
 
     def _quotas(self, region: str) -> list[tuple[str, str]]:
-        """Return the account's vCPU limits by family, if the account may read them."""
+        """Return the account's vCPU limit for each instance family, or why the limits cannot be
+        read.
+        """
         limits, problem = self._market.quotas(region)
         facts = [(f"{each.name} in {region}", f"{each.limit:g} vCPUs") for each in limits]
         return [
@@ -331,8 +333,8 @@ class AwsProvider:
         return text
 
     async def _regions(self, name: str | None) -> Sequence[str]:
-        """Return the regions to query: the region in the gang's record, which the settings may no
-        longer name, or all regions if no such record exists.
+        """Return the regions to query: the region in the gang's record, even if the settings no
+        longer name this region, or all regions if the gang has no record.
         """
         record = self._ledger.get(name) if name is not None else None
         if record is not None:

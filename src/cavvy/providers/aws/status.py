@@ -184,8 +184,8 @@ class AwsStatus:
 
 
 def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
-    """Describe a gang for the control plane, from its record. `states` maps the ids of the listed
-    instances to their states in EC2.
+    """Convert a gang's record to the status that the control plane reads. `states` maps the ids of
+    the listed instances to their states in EC2.
     """
     over = all(each.ended_at is not None for each in record.instances)
     waiting = any(
@@ -288,8 +288,8 @@ def _read_end(text: str, now: datetime) -> datetime | None:
 
 
 def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
-    """Make a record for a gang that EC2 lists but the ledger lacks, because the ledger or a reply
-    was lost.
+    """Create a record for a gang that EC2 lists but the ledger does not contain because the ledger
+    or a reply was lost.
     """
     first = shown[0]
     return AwsGangRecord(

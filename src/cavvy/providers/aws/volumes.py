@@ -56,8 +56,8 @@ class GangVolumes:
         return found
 
     async def list_kept(self, regions: Sequence[str]) -> Sequence[KeptVolume]:
-        """Return the volumes of this installation that outlive their gangs, without prices. Raises
-        TryAgain, Refused.
+        """Return the volumes of this installation that outlive their gangs. The result contains no
+        prices. Raises TryAgain, Refused.
         """
         users: dict[str, list[str]] = {}
         for record in self._ledger.records.values():

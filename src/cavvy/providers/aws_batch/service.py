@@ -41,7 +41,9 @@ _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 
 
 class _Share(TypedDict):
-    """The fields of a BatchJobRequest that only queues with a fair-share policy accept."""
+    """Those fields of a BatchJobRequest that AWS Batch accepts only for queues with a fair-share
+    policy.
+    """
 
     share: str | None
     priority: int | None
@@ -180,8 +182,9 @@ class BatchService:
         await self._forget(region, some)
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister a job's definitions. If a call fails, the definitions remain and cost
-        nothing."""
+        """Deregister a job's definitions. Ignore failed calls, because remaining definitions cost
+        nothing.
+        """
         for each in definitions:
             with suppress(CloudFault):
                 await self._aws.call(region, "deregister_job_definition", jobDefinition=each)

@@ -24,8 +24,8 @@ _PARTS = ("publisher", "offer", "sku", "version")
 
 
 def choose_image(offer: Offer, named: str) -> Mapping[str, str]:
-    """Return the reference to the image `named`. If `named` is "", return the reference to Azure's
-    image for the offer. Raises Refused.
+    """Return the image reference for Azure's API, parsed from `named`. If `named` is "", return the
+    reference to Azure's image for the offer. Raises Refused.
     """
     text = named or find_default(offer)
     if text.startswith("/"):

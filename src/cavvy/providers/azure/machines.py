@@ -158,10 +158,11 @@ def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
 
 
 def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
-    """Update a machine whose last operation failed. `view` contains the cause; `full` is the set of
-    error codes that mean missing capacity. If the machine runs and its system has booted, the
-    machine counts as running despite the failure, because the failed operation may have been
-    unimportant: for example, a policy of the subscription tried to install an extension.
+    """Return `machine`, whose last operation failed, with its state updated. `view` contains the
+    cause of the failure; `full` is the set of error codes that mean missing capacity. If the
+    machine runs and its system has booted, the machine counts as running despite the failure,
+    because the failed operation may have been unimportant: for example, a policy of the
+    subscription tried to install an extension.
     """
     codes = [str(each.get("code")) for each in _statuses(view)]
     causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]
@@ -174,8 +175,8 @@ def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]
 
 
 def read_power(told: Json) -> MachineState | None:
-    """Return whether a machine is running, from the field `instanceView` of its entry. Returns None
-    if the entry does not state the power state.
+    """Read from the field `instanceView` of a machine's entry whether the machine runs. Returns
+    None if the entry does not state the power state.
     """
     codes = {each.get("code") for each in _statuses(told)}
     if codes & _OFF:

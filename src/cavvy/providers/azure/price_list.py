@@ -52,7 +52,7 @@ class AzurePrices(Struct, frozen=True, kw_only=True):
         return prices
 
     def find(self, query: PriceQuery) -> Sequence[Offer]:
-        """Return the offers in the list, which may be empty. Raises PriceError."""
+        """Return the offers that the list contains for the query, possibly none. Raises PriceError."""
         return self._collect(query).offers
 
     def list_items(self, condition: str, query: PriceQuery) -> Iterator[Item]:

@@ -1,5 +1,5 @@
-"""Checks the file of a service principal. Only the fields that identify the principal are read,
-because other kinds of credentials name files or addresses.
+"""Checks the file of a service principal. The check reads only the fields that identify the
+principal, because the files of other kinds of credentials can point to local files or addresses.
 """
 
 import json

@@ -214,8 +214,8 @@ class AzureBatchService:
     ) -> ServiceJob:
         """Return the state of a job that has not ended. If the server stopped while it submitted
         the job, or a reply was lost, the missing tasks are added. If Azure Batch refuses the tasks,
-        the job counts as reclaimed, so that the job is ended. `tasks` is None if the tasks are
-        unknown.
+        the job counts as reclaimed, so that the job is ended. `tasks` is None if the tasks could
+        not be read.
         """
         name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
         wanted = int(name.rpartition("-")[2])
@@ -237,8 +237,9 @@ class AzureBatchService:
         return job
 
     def _remember_start(self, job: ServiceJob) -> ServiceJob:
-        """Return the job with its first known start time, because Azure may briefly list no
-        nodes."""
+        """Return the job with the start time that was read first, because Azure may briefly list no
+        nodes and then report no start time.
+        """
         if job.name not in self._started:
             return job
         state = JobState.RUNNING if job.state is JobState.WAITING else job.state

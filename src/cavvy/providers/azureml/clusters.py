@@ -67,8 +67,9 @@ class Clusters:
         self.left_out: Mapping[str, str] = {}  # the reason by cluster
 
     async def offers(self) -> Sequence[Offer]:
-        """Return one offer for each cluster with a known machine and price. Raises CloudFault,
-        Refused."""
+        """Return one offer for each cluster whose machine type and price are known. Raises
+        CloudFault, Refused.
+        """
         patterns = list_setting(self._settings, "clusters")
         told = [
             read_cluster(each)

@@ -193,7 +193,7 @@ class AzureMlService:
         return ()
 
     async def _read(self, name: str, told: Json) -> ServiceJob:
-        """Parse a job. The run history is queried only for facts that are not known yet."""
+        """Parse a job. Query the run history only if the cached state is missing or out of date."""
         if name in self._ended:
             return self._ended[name]
         status = str(told["properties"]["status"])
@@ -280,8 +280,8 @@ class AzureMlService:
 
 def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) -> ServiceJob:
     """Parse a job and the details of its run; `began` is the start time if it is already known. If
-    a node is reclaimed, Azure starts the job again or fails it. A job that waits after it has run
-    counts as reclaimed.
+    a node is reclaimed, Azure restarts the job or marks the job as failed. A job that waits after
+    it has run counts as reclaimed.
     """
     status = str(told["properties"]["status"])
     started, ended = began or _time(run.get("startTimeUtc")), None

@@ -4,7 +4,7 @@ https://learn.microsoft.com/azure/machine-learning/concept-endpoints-online
 An endpoint has one deployment, which is one machine with the container. In this module, a job is
 the deployment, because only the deployment is billed. One request deletes the endpoint with its
 deployment. The image and its routes are stored in a version of an environment. All replicas with
-the same image share this version, which costs nothing.
+the same image share the environment version, which costs nothing.
 """
 
 import re
@@ -105,7 +105,7 @@ class AzureMlEndpoints:
 
     async def submit(self, request: JobRequest) -> str:
         """Create the endpoint. Once the endpoint is complete, create its deployment. `providers.vm`
-        repeats the call until the deployment is requested.
+        repeats the call until Azure has accepted the request for the deployment.
         """
         region, job = await self._api.region(), make_short_name(request.name)
         if request.offer.region != region:
@@ -189,9 +189,10 @@ class AzureMlEndpoints:
         return read_deployment(endpoint, deployment, error)
 
     async def _read_error(self, told: Json) -> tuple[str, str]:
-        """Return the code and the reason of a failure, which only Azure's operation contains. The
-        address of the operation is a property of the endpoint or deployment, as in Microsoft's
-        example: https://learn.microsoft.com/azure/machine-learning/how-to-deploy-with-rest
+        """Return the error code and the reason of a failure. Only the operation resource in Azure
+        contains them. The address of the operation is a property of the endpoint or deployment, as
+        in Microsoft's example:
+        https://learn.microsoft.com/azure/machine-learning/how-to-deploy-with-rest
         """
         url = (told["properties"].get("properties") or {}).get("AzureAsyncOperationUri")
         error: Mapping[str, Any] = {}
@@ -259,10 +260,10 @@ class AzureMlEndpoints:
 
 
 def read_deployment(endpoint: Json, deployment: Json, error: tuple[str, str]) -> ServiceJob:
-    """Parse an endpoint and its deployment. The bill begins with the deployment's creation, because
-    Azure reports no other time, and ends with its deletion. A deployment that failed is billed too,
-    unless it got no machine: https://learn.microsoft.com/azure/machine-learning/
-    how-to-view-online-endpoints-costs
+    """Parse an endpoint and its deployment. The billed time starts when the deployment is created,
+    because Azure reports no other start time, and ends when the deployment is deleted. A deployment
+    that failed is billed too, unless it got no machine:
+    https://learn.microsoft.com/azure/machine-learning/ how-to-view-online-endpoints-costs
     """
     state, job = JobState.RUNNING, _state(deployment)
     system = deployment.get("systemData") or {}
@@ -285,8 +286,8 @@ def read_deployment(endpoint: Json, deployment: Json, error: tuple[str, str]) ->
 
 
 def name_fault(fault: CloudFault) -> CloudFault:
-    """Return the fault of a request for a deployment, with a status and a code that state its
-    reason. Azure states the reason only in the text.
+    """Set a fault's status and code according to its reason, which Azure states only in the
+    message. The fault must be from a request for a deployment.
     """
     if fault.status == 400 and _BUSY.search(fault.message):
         return CloudFault(409, fault.code, fault.message)

@@ -124,8 +124,8 @@ class FanOut(Generic[_T]):
     def _ask(
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
     ) -> "asyncio.Task[_T | ProviderError]":
-        """Return the unanswered query to a cluster, or start a new one. An answer that arrived
-        after the time limit is discarded, and a new query is sent.
+        """Return the unanswered query to a cluster, or start a new one. If the last answer arrived
+        after the time limit, discard it and send a new query.
         """
         task = self._asking.get(name)
         if task is not None and not task.done():

@@ -235,8 +235,9 @@ class BatchGangs:
     async def _deliver(
         self, workspace: SharedWorkspace, record: BatchGangRecord, agent: str, begun: Sequence[int]
     ) -> None:
-        """Deliver the reports of these ranks. Reports are lost if three attempts to deliver them
-        fail, as with other providers."""
+        """Deliver the ranks' reports to the control plane. Reports are lost if three attempts to
+        deliver them fail, as with other providers.
+        """
         python = str(self._context.settings.get("python", "python3"))
         command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]
 

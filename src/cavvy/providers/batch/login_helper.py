@@ -202,7 +202,7 @@ class LoginHelper:
         threading.Thread(target=self._empty, args=(trash,), daemon=True).start()
 
     def do_mail(self, data: bytes, folder: str) -> None:
-        """Announce each letter that appears in a folder from now on."""
+        """Watch a folder, and announce each request file (letter) that agents write into it."""
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._heat()
         threading.Thread(target=self._pump, args=(folder,), daemon=True).start()

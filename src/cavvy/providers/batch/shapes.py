@@ -1,5 +1,5 @@
-"""Turns nodes into offers of parts of nodes. A part has a number of accelerators with their share
-of the CPUs and memory, or only CPUs and memory.
+"""Turns nodes into offers of parts of nodes. A part consists of some of the node's accelerators
+with a proportional share of its CPUs and memory, or of CPUs and memory only.
 """
 
 from collections import Counter
@@ -31,7 +31,8 @@ class PartPrices(Struct, frozen=True, kw_only=True):
 
 class AcceleratorRates:
     """Parses the hourly prices of accelerators from a string such as "2.5" or "H100=2.5 A100=1.2
-    1". The price without a name is for all other accelerators.
+    1". A price without a name, such as 1 here, applies to accelerators that the string does not
+    name.
     """
 
     def __init__(self, text: str) -> None:
@@ -85,7 +86,7 @@ def make_offer(
     capacity: int | None,
     source: str,
 ) -> Offer:
-    """Return the offer for a part of nodes with this shape."""
+    """Return the offer for `part`, which is a share of each node with this shape."""
     name, memory = identify_gpu(shape.gpu) if part.gpus else (None, 0)
     # the number is padded with zeros, so that the smallest of several offers at one price comes
     # first

@@ -2,7 +2,8 @@
 becomes the agent.
 
 Usage: python start.py AGENT GANG_FOLDER RANK. The program needs the standard library of Python 3.8
-or newer. An older Python can parse this file, and reports that the Python is too old.
+or newer. Older versions of Python can also parse this file, so the program can report that the
+version is too old.
 """
 
 import json

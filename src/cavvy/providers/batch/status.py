@@ -99,7 +99,7 @@ def judge_forgotten(
 def close(
     record: BatchGangRecord, job: str, over: JobEnd, exits: Sequence[AgentExit], now: datetime
 ) -> BatchGangEnd:
-    """Return the record of an ended gang, to be stored."""
+    """Return the record to store for an ended gang."""
     codes = [each.exit_code for each in exits if each.exit_code is not None]
     return BatchGangEnd(
         name=record.name,

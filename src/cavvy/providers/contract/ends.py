@@ -53,7 +53,7 @@ class EndTests(ScenarioSuite):
     async def test_an_end_is_remembered_and_never_changes(
         self, harness: ContractHarness, by_itself: bool
     ) -> None:
-        """The report of an ended gang stays the same after some time, a restart, a removal and
+        """The report of an ended gang does not change with time, or after a restart, a removal or
         another launch.
         """
         harness.needs_memory()
@@ -145,7 +145,7 @@ class EndTests(ScenarioSuite):
     async def test_a_removal_whose_caller_went_away_can_be_asked_again(
         self, harness: ContractHarness
     ) -> None:
-        """A removal is cancelled by its caller; the next server then removes the gang."""
+        """After the caller cancels a removal, a restarted server can remove the gang."""
         gang = await harness.running("left-removal")
         call = asyncio.create_task(harness.ours.remove(gang.name))
         await harness.a_moment()

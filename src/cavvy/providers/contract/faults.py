@@ -110,8 +110,9 @@ class FaultTests(ScenarioSuite):
     async def test_a_launch_that_is_not_repeated_is_rolled_back(
         self, harness: ContractHarness, fault: LaunchFault
     ) -> None:
-        """The control plane loses its record of the gang: it neither repeats the launch nor removes
-        the gang. If all nodes were started nevertheless, the provider reports the gang.
+        """The control plane loses its record of the gang, so it neither repeats the launch nor
+        removes the gang. If all nodes were started despite the fault, the provider reports the
+        gang.
         """
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part-forgotten", nodes=_NODES)

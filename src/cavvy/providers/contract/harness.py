@@ -41,8 +41,8 @@ class ProviderUnderTest(Protocol):
     """
 
     def provider(self, installation: str) -> Provider:
-        """Return a provider on the same infrastructure, as a restarted server of that installation
-        would create it.
+        """Return a new provider on this infrastructure, as if the installation's server had
+        restarted.
         """
 
     async def settle(self) -> None:
@@ -89,7 +89,7 @@ class FaultyPlace(Protocol):
         """Delete what the provider has stored in `ProviderContext.state`."""
 
     def double(self) -> None:
-        """Start a second node with the same name as the newest node."""
+        """Start another node with the name of the newest node."""
 
     def hide(self, hidden: bool) -> None:
         """If `hidden` is True, make the infrastructure's list of nodes empty; otherwise make the
@@ -356,8 +356,8 @@ class ContractHarness:
         return [replace(node, started_at=None, ended_at=None) for node in nodes]
 
     def listings(self, gang: GangSpec) -> Sequence[Sequence[str]]:
-        """Return the lists of names that `gangs` may return if this gang has ended and no other
-        exists.
+        """Return the lists of names that `gangs` may return after this gang has ended, if no other
+        gang exists.
         """
         return ([gang.name], []) if self._forgets else ([gang.name],)
 

@@ -27,8 +27,8 @@ TOKEN = "tok-5f1d0f4c9b"  # an agent's token, which no report may contain
 
 
 def check_running(seen: GangSeen, nodes: int) -> None:
-    """Check that the report of a running gang has all its nodes, each with a start in UTC and
-    without an end.
+    """Check that the report of a running gang contains all nodes, each with a start time in UTC and
+    without an end time.
     """
     assert (seen.state, seen.preempted, seen.exit_code) == (GangState.RUNNING, False, None)
     assert [node.rank for node in seen.nodes] == list(range(nodes))

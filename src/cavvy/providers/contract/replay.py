@@ -1,8 +1,8 @@
 """Stand-ins that answer from a recording of `cavvy check NAME --live`.
 
-The recorded writes divide the recording into parts. A read gets its recorded replies of the current
-part in order; if no such reply is left, the read gets its most recent reply again. A write must be
-the next recorded write, and starts the next part.
+Each recorded write starts a new part of the recording. A read gets its recorded replies of the
+current part in order; if no such reply is left, the read gets its most recent reply again. A write
+must match the next recorded write.
 """
 
 import json
@@ -48,8 +48,8 @@ class ReplayedCalls:
 
 
 class ReplayedRest(RestStandIn):
-    """A cloud with a REST API that answers from a recording. In the recorded replies, the names of
-    machines are replaced by those in the new requests.
+    """A stand-in for a REST API that answers from a recording. In the recorded replies, the names
+    of machines are replaced by the names in the new requests.
     """
 
     def __init__(self, cloud: MemoryCloud, server: RestServer, recording: Recorded) -> None:

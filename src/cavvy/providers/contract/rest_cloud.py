@@ -99,7 +99,7 @@ class RestPlace(MemoryPlace):
         return made
 
     def harness(self) -> ContractHarness:
-        """A harness of the contract suite, for a cloud's own tests."""
+        """Return a contract-suite harness for tests that concern only one cloud."""
         return ContractHarness(self, VmContract().lose_reply)
 
     def launch(self) -> None:
@@ -217,8 +217,8 @@ class RestContract(VmContract):
     def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
         self, account: RestPlace, rest_server: RestServer
     ) -> None:
-        """The calls for a gang with the label of `check --live` are recorded. If the provider gets
-        only the recorded replies, it must behave in the same way.
+        """The calls for a gang with the label of `check --live` are recorded. When the recording is
+        replayed, the provider must behave as it did in the recorded launch.
         """
         path = "/subscriptions/s-1/resourceGroups/crew/providers/x/virtualMachines"
         account.api.others = [

@@ -1,8 +1,8 @@
-"""REST APIs over a cloud in memory. One HTTP server serves all stand-ins of a test run; the path of
-each stand-in's URL starts with its own number.
+"""Stand-ins for REST APIs, which serve the state of an in-memory cloud. One HTTP server serves all
+stand-ins of a test run; the path of each stand-in's URL starts with its own number.
 
-A fault without a status closes the connection. The faults, the length of pages and the quota are
-chosen by the tests, not by the stand-ins.
+A fault without a status closes the connection. Tests choose the faults, the page size and the
+quota.
 """
 
 import json
@@ -41,7 +41,7 @@ class RestRequest(NamedTuple):
 
 
 class WithHeaders(NamedTuple):
-    """A reply's body, and the reply's headers in addition to the usual ones."""
+    """A reply's body and additional headers."""
 
     body: object
     headers: Mapping[str, str]
@@ -278,7 +278,9 @@ def flag(value: object) -> bool:
 
 
 def wrong_field(body: object, fields: Mapping[str, Check], required: Collection[str]) -> str | None:
-    """Return the first field of a body that is missing or unknown, or has a wrong value."""
+    """Return the first field of `body` that is missing, unknown or invalid, or None if all fields
+    are valid.
+    """
     if not isinstance(body, dict):
         return "the body"
     missing = [name for name in required if name not in body]

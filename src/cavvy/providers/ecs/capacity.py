@@ -36,8 +36,9 @@ class Capacity(Struct, frozen=True, kw_only=True):
 
 
 def parse_capacity(settings: Mapping[str, Scalar]) -> Sequence[Capacity]:
-    """Return the entries of the setting `capacity`. Raises Refused, whose message contains the
-    invalid entry."""
+    """Return the entries of the setting `capacity`. Raises Refused with the invalid entry in the
+    message.
+    """
     found = [_parse(each) for each in list_setting(settings, "capacity")]
     if not found:
         raise Refused(
@@ -75,7 +76,9 @@ def _parse(entry: str) -> Capacity:
 
 
 class EcsCapacity:
-    """The capacity of the cluster. The zone of an offer is the name of its capacity provider."""
+    """Lists the offers of the ECS cluster's capacity providers. The zone of an offer is the name of
+    its capacity provider.
+    """
 
     def __init__(self, aws: AwsService, context: ProviderContext) -> None:
         self._aws, self._settings = aws, context.settings

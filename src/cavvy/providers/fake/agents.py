@@ -53,8 +53,8 @@ async def pause(seconds: float) -> None:
 
 
 class AgentConnection:
-    """The connection to the control plane. The connection breaks when the control plane is replaced
-    or removed; open requests then receive no answer.
+    """The simulated agents' connection to the control plane. The connection breaks when the control
+    plane is replaced or removed; open requests then receive no answer.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -252,7 +252,7 @@ class _Agent:
     async def _play(
         self, play: "_Play", began: datetime, listener: asyncio.Task[Order]
     ) -> tuple[AttemptOutcome, int, str]:
-        """Let time pass until the work ends, is asked to end, or its node is about to be
+        """Wait until the work ends, is asked to end, or gets notice that its node will be
         reclaimed.
         """
         notice_at, advice_at = (
@@ -303,7 +303,7 @@ class _Agent:
         )
 
     async def _end(self, play: "_Play", seconds: float) -> int:
-        """End the work within `seconds` seconds. Returns the work's exit code."""
+        """Stop the work within `seconds` seconds, and return the work's exit code."""
         await pause(seconds if play.stubborn else min(_REACTION_S, seconds))
         if play.complete:
             self._outbox.put(self._now(), MessageKind.PROGRESS, values={"complete": 1})

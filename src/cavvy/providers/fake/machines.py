@@ -13,7 +13,7 @@ from cavvy.providers.fake.script import FaultScript
 
 
 class FakeMachine(Struct):
-    """One node, with its billed lifetime."""
+    """One node, and the times at which its billing starts and ends."""
 
     engine_id: str
     rank: int

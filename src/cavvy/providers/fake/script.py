@@ -30,7 +30,7 @@ class CallOutcome(StrEnum):
 
 
 class FaultScript(Struct, frozen=True, kw_only=True):
-    """The faults of one launch. A time of None means that the fault never happens."""
+    """The faults of one launch. A fault whose time is None never happens."""
 
     reply: CallOutcome = CallOutcome.OK
     latency_s: float = 0.5  # the duration of a call; the call takes effect after half of it
@@ -82,7 +82,7 @@ class TimeSpan(Struct, frozen=True, kw_only=True):
 
 
 class RecordScript(Struct, frozen=True, kw_only=True):
-    """The differences between the reports of `gangs` and the cloud's bills."""
+    """Settings that make the reports of `gangs` differ from the cloud's bills."""
 
     remembers_s: float = 86_400.0  # how long an ended gang is listed
     start_late_s: float = 0.0  # while a node runs, its start is reported this many seconds too late

@@ -81,8 +81,9 @@ def copy_output(source: str, folder: str, file: str) -> list[str]:
 
 def split_program(program: str, length: int, count: int) -> Sequence[str] | None:
     """Split the program into at most `count` arguments without line breaks, each of at most
-    `length` characters. `printf %b` joins the arguments to form the program. If the program has few
-    enough lines, each argument is one line. Returns None if the program is too long.
+    `length` characters. `printf %b` joins the arguments to form the program. Each argument is one
+    line of the program if at most `count` arguments result, and otherwise a piece of maximum
+    length. Returns None if the program is too long.
     """
     lines = [
         part

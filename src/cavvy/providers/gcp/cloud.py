@@ -128,7 +128,7 @@ class GcpCloud:
         return await self._quotas.read()
 
     def _read_live(self) -> LivePrices:
-        """Google's list of prices. The call blocks and raises PriceError."""
+        """Read Google's price list. This call blocks. Raises PriceError if the list cannot be read."""
         query = PriceQuery(machines={}, today=self._now().date(), progress=_ignore, pause=_ignore)
         return read_live(self._prices.list_skus(query), query.today)
 
@@ -172,8 +172,9 @@ class GcpCloud:
         return found
 
     async def get(self, machine: str) -> CloudMachine | None:
-        """Return the machine. If the machine no longer exists, its end is read from the zone's
-        operations."""
+        """Return the machine. If the machine no longer exists, look up in the zone's operations
+        when and why it ended.
+        """
         zone, _, name = machine.partition("/")
         try:
             return _read(await self._api.get(f"zones/{zone}/instances/{name}"))

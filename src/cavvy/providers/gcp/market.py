@@ -1,5 +1,5 @@
-"""Combines the machine types that Compute Engine lists for each zone with prices: Google's live
-prices if its price list contains them, and the catalog's prices for all other types.
+"""Prices the machine types that Compute Engine lists for each zone: with Google's live price if its
+price list contains the type, and with the catalog's price otherwise.
 
 Google has no API that returns the price of a machine type. A machine type has the same price in all
 zones of a region.
@@ -95,8 +95,9 @@ class GcpMarket:
         )
 
     def _add_extras(self, offers: Sequence[Offer], live: LivePrices | None) -> Sequence[Offer]:
-        """Return the offers with the prices of disks and addresses, if Google's list could be
-        read."""
+        """Add the prices of disks and addresses to the offers. Return the offers unchanged if
+        Google's price list could not be read.
+        """
         if live is None:
             return offers
         settings = self._settings
@@ -175,7 +176,7 @@ class GcpMarket:
 
 
 def _find_gpus(machines: Sequence[Json], shapes: Mapping[Offer, MachineShape]) -> dict[str, str]:
-    """Return Google's name of each instance type's GPU, by instance type."""
+    """Return a map from each instance type to Google's name for its GPU."""
     own = {
         str(each["name"]): str(each["accelerators"][0]["guestAcceleratorType"])
         for each in machines
@@ -198,8 +199,9 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _take_error(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a read, so that asyncio does not log it if no caller waits for it any
-    more."""
+    """Retrieve the exception of a finished read, so that asyncio does not log the exception if no
+    caller awaits the task.
+    """
     if not task.cancelled():
         task.exception()
 

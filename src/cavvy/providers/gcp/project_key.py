@@ -20,8 +20,8 @@ _TAKEN = {
 
 
 def clean_key(text: str) -> str:
-    """Return a key file with the required fields and with Google's own addresses. Raises
-    KeyFileRefused, whose text contains nothing from the key.
+    """Return the text of a key file that contains only the required fields, with Google's own
+    addresses. Raises KeyFileRefused; the error message contains no part of the key.
     """
     try:
         told = json.loads(text)

@@ -81,8 +81,8 @@ class AzureBatchGang(Struct, frozen=True, kw_only=True):
 
 
 def make_gang_job(gang: AzureBatchGang) -> dict[str, Any]:
-    """Return the body of `Job - Add` for a gang. The job contains everything that its tasks need,
-    so that `make_gang_tasks` can create the tasks from the service's reply.
+    """Return the body of `Job - Add` for a gang. The job stores the values of its tasks, so that
+    `make_gang_tasks` can create the tasks from the job that the service returns.
     """
     constraints: dict[str, Any] = {"maxTaskRetryCount": 0}  # only the control plane restarts tasks
     if gang.longest is not None:

@@ -27,8 +27,8 @@ class DataMount(Struct, frozen=True, kw_only=True):
 
 
 class CommandJobRequest(Struct, frozen=True, kw_only=True):
-    """The values of a job of Azure Machine Learning. `instance_type` is for serverless compute,
-    which a job uses if `compute` is None.
+    """The values of a job of Azure Machine Learning. If `compute` is None, the job runs on
+    serverless compute of the type `instance_type`.
     """
 
     name: str  # the display name; an exported job gets its unique name from the service
