@@ -115,8 +115,8 @@ class AnswersRequests(Protocol):
 
     async def invoke(self, gang: str, request: ReplicaRequest) -> ReplicaAnswer:
         """Pass a request to the gang's endpoint once. Raises NotFound and Refused. Raises TryAgain
-        if the endpoint is not ready, or if the answer was lost; in the second case, the endpoint
-        may have received the request.
+        if the endpoint is not ready, or if the answer was lost. After a lost answer, it is unknown
+        whether the endpoint received the request.
         """
 
 

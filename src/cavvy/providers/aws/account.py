@@ -132,8 +132,8 @@ class AwsAccount:
         raise Refused(f"{camel(operation)} in {region}: the list has too many pages")
 
     async def regions(self) -> tuple[str, ...]:
-        """Return the regions in the settings, or the region of the AWS configuration if the
-        settings name none. Raises Refused if no region is found.
+        """Return the regions that the settings name. If the settings name no region, return the
+        region in the AWS configuration. Raises Refused if no region is found.
         """
         named = tuple(
             name.strip()
@@ -210,8 +210,8 @@ class AwsAccount:
         return self._session
 
     def _name_credentials(self) -> dict[str, str | None]:
-        """Return the arguments of a session: the keys in the key file, else the profile. Raises
-        Refused.
+        """Return the credential arguments of a boto3 session: the keys in the key file or, without
+        a key file, the profile. Raises Refused.
         """
         file = str(self._settings.get("key_file") or "")
         if not file:

@@ -456,7 +456,9 @@ def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
 
 
 def _describe(reserved: CapacityReservation | None) -> dict[str, Any]:
-    """Return the fields of a record that describe the gang's reservation."""
+    """Return the fields with which a gang's record describes `reserved`, or {} without a
+    reservation.
+    """
     if reserved is None:
         return {}
     return {"reservation": reserved.id, "block": reserved.block, "ends_at": reserved.ends_at}
@@ -512,8 +514,8 @@ def _translate(fault: AwsFault, gang: GangSpec, record: AwsGangRecord) -> Except
 
 
 def _is_hidden(fault: AwsFault, record: AwsGangRecord) -> bool:
-    """Return whether EC2 does not find an object that it has just created. EC2 is eventually
-    consistent.
+    """Return whether the fault means that EC2 does not yet find an object that it has just created.
+    EC2 is eventually consistent.
 
     https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
     """
@@ -540,7 +542,8 @@ def make_interfaces(
     first: int = 0,
 ) -> list[Mapping[str, object]]:
     """Return the network interfaces of a node: one for each network card if the node has EFA,
-    otherwise one. Card `first` and all later cards get an adapter. Card 0 has the node's address.
+    otherwise one. The network cards from number `first` on get an Elastic Fabric Adapter. Card 0
+    has the node's address.
 
     Devices are numbered within each card, and some cards take only one device:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html

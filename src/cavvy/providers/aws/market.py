@@ -218,8 +218,8 @@ class AwsMarket:
             raise TryAgain(f"no answer from {region} within {_PATIENCE_S:.0f} s") from None
 
     async def _fresh(self, region: str) -> None:
-        """Read the values that are out of date. If the caller is cancelled, the requests continue,
-        and the next caller gets the results.
+        """Read again those facts about the region that are out of date. If the caller is cancelled,
+        the requests continue, and the next caller gets the results.
         """
         task = self._reading.get(region)
         if task is None or task.done():

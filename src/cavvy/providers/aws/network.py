@@ -25,8 +25,9 @@ def mark_of(installation: str) -> str:
 
 
 def make_tags(mark: str, gang: str, labels: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Tags in AWS's form. The user's tags keep their names. If the user sets no tag `Name`, the tag
-    `Name` is the gang's name. Tags with names that AWS reserves are omitted.
+    """Return the tags of a gang's objects in AWS's form. Labels become tags with the same names. If
+    no label is called `Name`, the tag `Name` is the gang's name. Labels whose names AWS reserves
+    are omitted.
     """
     own = {TAG: mark, GANG: gang}
     users = {_fit(key, 128): _fit(value, 256) for key, value in sorted(labels.items())[:_MOST_TAGS]}
@@ -62,9 +63,9 @@ class GangNetworks:
     async def list_subnets(
         self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
     ) -> Sequence[Json]:
-        """Return the named subnet, or the VPC's subnets in these zones, sorted by free addresses
-        (most first). If `vpc` is None, the default subnets are listed, or the subnets of the
-        account's only VPC if the region has no default subnet.
+        """Return the subnet `named` or, without one, the subnets of `vpc` in these zones, sorted by
+        free addresses (most first). If `vpc` is None, use the default subnets or, without those,
+        the subnets of the region's only VPC.
 
         Raises NoCapacity if these zones have no subnet. Raises Refused if the region has no subnet,
         or if it has several VPCs and none of them is the default.

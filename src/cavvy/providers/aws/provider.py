@@ -182,8 +182,8 @@ class AwsProvider:
         await self._recorder.end_finished(self._ledger, is_over)
 
     async def close(self) -> None:
-        """Close the provider. Try once more to remove the objects of ended gangs, because the
-        server may stay off for a long time.
+        """Close the provider. First try once more to remove the objects of ended gangs, because the
+        server may not start again for a long time.
         """
         if any(
             not each.tidy and (each.removed or each.ended_at)
@@ -257,8 +257,8 @@ class AwsProvider:
         return facts
 
     async def _region_facts(self, region: str, offers: Sequence[Offer]) -> list[tuple[str, str]]:
-        """Return the facts of one region for `cavvy check`. In a region without offers, the
-        account's rights are not checked, because the region may not answer.
+        """Return the facts of one region for `cavvy check`. Check the account's permissions only in
+        a region with offers, because other regions may not answer.
         """
         kinds = len({offer.instance_type for offer in offers})
         facts = [(f"offers in {region}", f"{len(offers)}, of {kinds} instance types")]
@@ -278,8 +278,8 @@ class AwsProvider:
         ]
 
     async def _refused_launches(self, offers: Sequence[Offer]) -> Sequence[str]:
-        """Return the actions that a launch of the region's cheapest offer needs, but for which the
-        account has no permission.
+        """Check a launch of the region's cheapest offer, and return the necessary actions for which
+        the account has no permission.
         """
         offers = [each for each in offers if each.requires is None]
         if not offers:
@@ -389,8 +389,8 @@ class AwsProvider:
         return True
 
     async def _tidy(self, names: Sequence[str]) -> None:
-        """Remove the objects created for gangs that have ended. Objects that are in use are removed
-        later.
+        """Remove the objects created for gangs that have ended. A later call removes objects that
+        are still in use.
         """
         for name in names:
             record = self._ledger.get(name)
@@ -420,9 +420,9 @@ class AwsProvider:
         return await self._networks.remove_made(record) and gone
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
-        """Do the same as `_tidy` for all gangs; also remove the objects of unknown gangs. `regions`
-        are the regions that answer. In a region that does not answer, a launch may have succeeded
-        although no instance is listed.
+        """Remove the objects created for all gangs that have ended, and for gangs that the ledger
+        does not contain. `regions` are the regions that answer. In a region that does not answer, a
+        launch may have succeeded although no instance is listed.
         """
         now = self._context.now()
         for record in list(self._ledger.records.values()):

@@ -31,8 +31,8 @@ async def fetch_quotas(account: AwsAccount, region: str) -> Sequence[Json]:
 
 
 async def fetch_instances(account: AwsAccount, region: str) -> Sequence[Json]:
-    """Return the account's instances that count for the quotas, including those that Cavvy did
-    not start. Raises TryAgain, Refused.
+    """Return all instances that use the account's quotas, including instances that Cavvy did not
+    start. Raises TryAgain, Refused.
     """
     states = [{"Name": "instance-state-name", "Values": list(_COUNTED)}]
     told = await account.items(region, "describe_instances", field="Reservations", Filters=states)

@@ -92,7 +92,7 @@ class AwsStatus:
     async def _hear(
         self, region: str, name: str | None, patience_s: float | None
     ) -> list[Json] | ProviderError:
-        """Return the result of `describe`, or its error."""
+        """Return the result of `describe`, or the error that `describe` raised."""
         try:
             async with asyncio.timeout(patience_s):
                 return await self.describe(region, name)
@@ -218,8 +218,8 @@ def make_seen(record: AwsGangRecord, states: Mapping[str, str]) -> GangSeen:
 
 
 def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> tuple[NodeExtra, ...]:
-    """Return the node's disks and address, which are billed in addition to the node. Named volumes,
-    which only gangs of one node have, are included, although some exist for longer than the node.
+    """Return the node's disks and address, which are billed in addition to the node. The result
+    includes the named volumes of gangs with one node, although some volumes outlive the node.
     """
     disks = [(record.disk_type, record.disk_gib)]
     disks += [(disk.type, disk.size_gib) for disk in record.disks if disk.id]

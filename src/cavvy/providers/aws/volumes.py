@@ -29,8 +29,8 @@ _NOT_YET = frozenset({"VolumeInUse", "IncorrectState", "IncorrectInstanceState"}
 
 
 class GangVolumes:
-    """The volumes of one installation's gangs. The ledger records which volumes were created for
-    each gang.
+    """Manages the volumes of one installation's gangs. The ledger records which volumes were
+    created for each gang.
     """
 
     def __init__(self, account: AwsAccount, ledger: LaunchLedger[AwsGangRecord], mark: str) -> None:
@@ -150,8 +150,8 @@ class GangVolumes:
         return record
 
     async def attach(self, record: AwsGangRecord) -> None:
-        """Attach the remaining disks to the running node. Disks that cannot be attached yet are
-        left for the next call. Raises TryAgain, Refused.
+        """Attach the disks that are not attached yet to the running node. If EC2 cannot attach a
+        disk yet, the next call tries again. Raises TryAgain, Refused.
         """
         instance = next((each.id for each in record.instances if each.ended_at is None), None)
         for disk in record.disks if instance else ():

@@ -46,8 +46,9 @@ class BatchQueues:
         return found[0]
 
     async def offers(self) -> Sequence[Offer]:
-        """Return one offer for each queue with a known machine and price. Raises CloudFault,
-        Refused."""
+        """Return one offer for each queue whose instance type and price are known. Raises
+        CloudFault, Refused.
+        """
         region = await self.region()
         told = await self._aws.pages(
             region, "describe_job_queues", "jobQueues", "nextToken", jobQueues=list(self.names())

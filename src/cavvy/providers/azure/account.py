@@ -124,7 +124,7 @@ class AzureAccount:
         self, kind: str, name: str, body: Mapping[str, Any], *, version: str = ""
     ) -> Json:
         """Create or change a resource. A repeated call does not create a second resource. `version`
-        is the API's version, if it differs from the usual one.
+        overrides the usual API version of the resource type.
         """
         path = await self.path(kind, name)
         query = f"api-version={version}" if version else _version(kind)

@@ -252,7 +252,7 @@ class AzureCloud:
 
     def name_quota(self, fault: CloudFault) -> CloudFault:
         """Return the fault, with the code `_QUOTA` if its message mentions a quota. Azure uses the
-        code OperationNotAllowed for quotas of cores, and for other refusals:
+        code OperationNotAllowed for exceeded core quotas, but also for other refusals:
         https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting (the page
         error-resource-quota)
         """

@@ -52,8 +52,8 @@ def read_extras(
     items: Iterable[Item], settings: Mapping[str, Scalar], today: date
 ) -> tuple[ExtraPrice, ...]:
     """Return the prices of disks by type and size, and of an address. Each price is listed with the
-    amount that a node uses by default. If the list has several prices of one meter, such as an old
-    and a new one, the highest price counts, so that no bill exceeds its estimate.
+    amount that a node uses by default. If the list contains several prices for one meter, such as
+    an old and a new price, use the highest, so that no bill exceeds its estimate.
     """
     kind, size = str(settings["disk_type"]), int(settings["disk_gib"])
     found: dict[tuple[ChargeKind, str, int], ExtraPrice] = {}

@@ -41,8 +41,8 @@ def read_id(machine: str) -> tuple[str, bool]:
 
 
 def make_public_key() -> str:
-    """Return a public key whose private key is discarded. Azure requires a key for each machine
-    even if no person logs in.
+    """Generate an SSH key pair, discard the private key, and return the public key. Azure requires
+    a key for each machine even if no person logs in.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -110,9 +110,9 @@ def _make_disk(gang: GangSpec, settings: Mapping[str, Scalar]) -> Mapping[str, A
 def _make_interface(
     request: MachineRequest, settings: Mapping[str, Scalar], subnet: str
 ) -> Mapping[str, Any]:
-    """Return the interface of a machine. The tags of the interface and of its address identify the
-    installation, because a failed creation of the machine may leave the interface and the address
-    behind.
+    """Return the network interface of a machine. The tags of the interface and of its address
+    identify the installation, because a failed creation of the machine may leave the interface and
+    the address behind.
     """
     mark = {"name": request.names[0], "tags": dict(request.tags)}
     address: dict[str, Any] = {"primary": True, "subnet": {"id": subnet}}

@@ -35,8 +35,8 @@ class AzureNetworks:
         return self._made[region]
 
     def forget(self, region: str) -> None:
-        """Discard the cached network of the region, because a person may have deleted it. The next
-        call reads the network again.
+        """Discard the region's cached network, because a person may have deleted it. The next
+        launch finds or creates the network again.
         """
         self._made.pop(region, None)
 

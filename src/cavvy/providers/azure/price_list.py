@@ -33,7 +33,7 @@ Item = Mapping[str, object]
 
 
 class AzurePrices(Struct, frozen=True, kw_only=True):
-    """Reads the list page by page. A page with a temporary error is requested several times."""
+    """Reads the list page by page. Requests a page again after a temporary error."""
 
     provider: str = "azure"
     title: str = "Azure Retail Prices API"
@@ -52,7 +52,7 @@ class AzurePrices(Struct, frozen=True, kw_only=True):
         return prices
 
     def find(self, query: PriceQuery) -> Sequence[Offer]:
-        """Return the offers that the list contains for the query, possibly none. Raises PriceError."""
+        """Return the offers in Azure's list that match the query. Raises PriceError."""
         return self._collect(query).offers
 
     def list_items(self, condition: str, query: PriceQuery) -> Iterator[Item]:
@@ -201,8 +201,8 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> Offer 
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:
-    """Omit spot prices that are not lower than the on-demand price, because they mean that no spot
-    capacity exists.
+    """Return the offers without placeholders. A spot price that is not lower than the on-demand
+    price is a placeholder: no spot capacity exists.
     """
     usual = {
         (offer.region, offer.instance_type): offer.rate

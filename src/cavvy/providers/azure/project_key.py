@@ -19,8 +19,8 @@ _TAKEN = {
 
 
 def clean_key(text: str) -> str:
-    """Return a key file with only the necessary fields. Raises KeyFileRefused, whose text quotes
-    nothing of the key.
+    """Return the text of a key file that contains only the necessary fields. Raises KeyFileRefused;
+    the error message contains no part of the key.
     """
     return json.dumps(read_principal(text))
 

@@ -1,7 +1,7 @@
 """Reads the prices of spot machines in one region from Azure's public list.
 
-Pools of accounts with the allocation mode user subscription have the spot machines of Azure's
-virtual machines: https://learn.microsoft.com/azure/batch/batch-spot-vms
+In accounts with the allocation mode "user subscription", pools use Azure's spot virtual machines:
+https://learn.microsoft.com/azure/batch/batch-spot-vms
 """
 
 import asyncio

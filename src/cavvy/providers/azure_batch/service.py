@@ -96,8 +96,9 @@ class AzureBatchService:
         return facts
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the offers, which are read again after ten minutes, because the catalog may have
-        been refreshed."""
+        """Return the offers. Cached offers expire after ten minutes, because the catalog may have
+        been refreshed.
+        """
         now = self._now()
         if self._offers is None or now - self._offers[0] >= _AGE:
             await self._api.check()  # a missing right is reported before a plan relies on it

@@ -59,8 +59,8 @@ def read_live(parts: JobParts) -> ServiceJob:
 
 def read_ended(job: Json, tasks: Sequence[Json], started: datetime | None) -> ServiceJob:
     """Return the state of a job that has ended. `started` is the time from which Azure bills the
-    job. If it is None, the start of the job's first task is used, because Azure no longer lists the
-    nodes.
+    job. If `started` is None because Azure no longer lists the nodes, use the start of the job's
+    first task instead.
     """
     told = job.get("executionInfo") or {}
     ended = _time(told.get("endTime")) or _time(job["stateTransitionTime"])

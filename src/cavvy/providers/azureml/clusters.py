@@ -113,8 +113,8 @@ class Clusters:
         return replace(offer, purchase=Purchase.SPOT, rate=rate, source=source, as_of=today)
 
     async def _read_catalog(self) -> Mapping[tuple[str, str], Offer]:
-        """Return the catalog's on-demand machines by region and size. The sizes are in lower case,
-        because clusters report them in upper case.
+        """Return the catalog's on-demand offers by region and VM size. The keys contain VM sizes in
+        lower case, because clusters report sizes in upper case.
         """
         now = self._now()
         if self._catalog is None or now - self._catalog[0] >= _AGE:

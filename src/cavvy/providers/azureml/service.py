@@ -254,7 +254,7 @@ class AzureMlService:
         )
 
     async def _read_data(self, gang: GangSpec) -> Sequence[DataMount]:
-        """Return the data assets that the option `data` names. Raises Refused."""
+        """Return a mount for each data asset that the option `data` names. Raises Refused."""
         text = str(gang.options.get("data") or "")
         mounts = []
         for each in filter(None, (part.strip() for part in text.split(","))):
@@ -271,7 +271,7 @@ class AzureMlService:
 
     def _longest_run(self, gang: GangSpec) -> timedelta:
         """Return the job's time limit: the task's limit plus the time for the last checkpoint. If
-        the task has no limit, the setting applies.
+        the task has no limit, return the value of the setting `max_run_s`.
         """
         if gang.longest is None:
             return timedelta(seconds=int(self._settings["max_run_s"]))
@@ -316,7 +316,7 @@ def _changed_at(told: Json) -> datetime | None:
 
 
 def _is_old(told: Json, now: datetime) -> bool:
-    """Return whether a job ended long ago, so that its run history need not be read."""
+    """Return whether a job ended so long ago that its run history need not be read."""
     changed = _changed_at(told)
     ended = str(told["properties"]["status"]) in _ENDED
     return ended and changed is not None and now - changed >= _SHOWN

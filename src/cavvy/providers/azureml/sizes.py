@@ -18,9 +18,9 @@ _AGE = timedelta(minutes=10)
 
 
 class WorkspaceSizes:
-    """The sizes of machines that `provider` offers in its workspace: those that the setting `sizes`
-    selects, that a compute target of the type `kind` may have, and that `is_sold` accepts.
-    `is_sold` gets the name of a size in lower case.
+    """Lists the VM sizes that `provider` offers in its workspace. The setting `sizes` must select a
+    size, a compute target of the type `kind` must support it, and `is_sold` must accept its name in
+    lower case.
     """
 
     def __init__(

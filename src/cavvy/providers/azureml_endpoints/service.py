@@ -203,8 +203,8 @@ class AzureMlEndpoints:
         return code, str(error.get("message") or "Azure reports no reason")
 
     async def _tidy(self, unused: Sequence[Json]) -> None:
-        """Delete endpoints that never got a deployment, because the server stopped or the replica
-        was no longer needed after the endpoint's creation.
+        """Delete old endpoints without a deployment. An endpoint never gets its deployment if the
+        server stops, or the replica is no longer needed, just after the endpoint was created.
         """
         now = self._now()
         if not self._leftovers.is_due("", now):

@@ -44,7 +44,7 @@ class ClusterQueue(Struct, frozen=True, kw_only=True):
 
 
 class BatchCluster(Struct, frozen=True, kw_only=True):
-    """The state of a cluster at one moment."""
+    """A snapshot of a cluster's queues and nodes."""
 
     name: str
     version: str

@@ -17,8 +17,8 @@ _BRIEF_S = 1.0
 
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
-    """Wait for removals from all clusters. Each removal returns True if its cluster had the gang.
-    Raises the first error, unless another cluster had the gang.
+    """Wait until the removal from every cluster has finished. Each removal returns True if its
+    cluster had the gang. Raises the first error, unless another cluster had the gang.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:

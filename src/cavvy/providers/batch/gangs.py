@@ -39,8 +39,8 @@ _SUBMISSION = timedelta(
 
 
 class ReclaimRules(Struct, frozen=True, kw_only=True):
-    """The way in which a batch system reclaims nodes: `seconds` pass between SIGTERM and the job's
-    end, and `warning_s` between the warning and the time limit.
+    """How a batch system reclaims nodes. `seconds` is the time between SIGTERM and the job's end;
+    `warning_s` is the time between the warning and the job's time limit.
     """
 
     source: str
@@ -71,7 +71,7 @@ class BatchGangs:
         self._leaving: set[str] = set()
 
     async def launch(self, gang: GangSpec, taking: ReclaimRules, submit: Submit) -> None:
-        """See `Provider.launch`. Calls `submit` at most once, after it has recorded the gang."""
+        """See `Provider.launch`. First records the gang, and then calls `submit` at most once."""
         async with self._launching.setdefault(gang.name, asyncio.Lock()):
             try:
                 await self._launch(gang, taking, submit)
@@ -128,8 +128,9 @@ class BatchGangs:
         await relay_mail(self._login_session, workspace.mail, self._context.server_address)
 
     async def close(self) -> None:
-        """Cancel running deliveries. Another server, or this server after a restart, repeats
-        cancelled deliveries."""
+        """Cancel running deliveries of reports. Another server, or this server after a restart,
+        repeats cancelled deliveries.
+        """
         for courier in self._couriers.values():
             courier.cancel()
         if self._couriers:
@@ -156,8 +157,8 @@ class BatchGangs:
         await workspace.note_job(gang.name, job)
 
     async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
-        """Return whether a recorded gang has its job, or no longer needs one. Raises TryAgain while
-        it is unknown whether the gang has a job.
+        """Return whether a recorded gang has a job, or no longer needs a job. Raises TryAgain if
+        the batch system cannot yet tell whether the gang has a job.
         """
         record = await workspace.record(name)
         if (
@@ -307,7 +308,7 @@ class BatchGangs:
 
 
 def mark_of(workspace: SharedWorkspace) -> str:
-    """Return the mark that only the jobs of this installation have."""
+    """Return the text that marks batch jobs as jobs of this installation."""
     return f"cavvy:{workspace.mark}"
 
 
@@ -327,8 +328,8 @@ def _count(record: BatchGangRecord) -> int:
 
 
 def _epoch(text: str, at: int) -> datetime | None:
-    """Return the word at position `at` as a time in seconds since the epoch, or None if no such
-    word exists.
+    """Parse the word at position `at` as seconds since the epoch. Return None if the word is
+    missing or not a number.
     """
     words = text.split()
     return (

@@ -259,8 +259,8 @@ class LoginHelper:
                 self._awake.wait(pause)
 
     def _collect(self, folder: str) -> bool:
-        """Announce each letter once. Listing the folder makes a network file system update its
-        cache.
+        """Announce the letters that have not been announced yet. Listing the folder makes a network
+        file system update its cache.
         """
         try:
             names = {

@@ -50,7 +50,9 @@ _NOTHING = type(None)
 
 
 class HelperHello(Struct, frozen=True, kw_only=True):
-    """Facts about the login node. `folder` is the full path of the shared folder."""
+    """The first message of the login-node helper, with facts about the login node. `folder` is the
+    full path of the shared folder.
+    """
 
     folder: str
     uid: int
@@ -82,7 +84,7 @@ class MailLetter(Struct, frozen=True):
 
 
 class LoginNode(Struct, frozen=True, kw_only=True):
-    """The way to connect to the login node. If `host` is "", the login node is this machine."""
+    """How to connect to the login node. If `host` is "", the login node is this machine."""
 
     host: str
     ssh_options: Sequence[str]

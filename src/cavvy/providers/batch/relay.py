@@ -1,5 +1,5 @@
-"""Relays the agents' mail. Each letter is a request to the control plane, and the answer is written
-to a file.
+"""Relays the agents' mail. Each letter is a file with a request to the control plane, and the relay
+writes the answer to another file.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ class NodeShape(Struct, frozen=True, kw_only=True):
 
 
 class PartPrices(Struct, frozen=True, kw_only=True):
-    """Prices per hour: of one accelerator, and of a node without accelerators."""
+    """The hourly prices of one accelerator (`gpu`) and of a node without accelerators (`node`)."""
 
     gpu: HourlyRate
     node: HourlyRate
@@ -122,9 +122,9 @@ def count_gpus(shapes: Iterable[NodeShape]) -> str:
 
 
 def name_pool(nodes: Iterable[str], groups: Iterable[Collection[str]]) -> str:
-    """Return a name for the pool that contains these nodes. A pool includes every group of nodes
-    (such as a partition) that has a node in the pool. The pool has the name of the alphabetically
-    first node.
+    """Return a name for the pool that contains these nodes. If a group of nodes, such as a
+    partition, has one node in the pool, the pool contains the whole group. The pool has the name of
+    the alphabetically first node.
     """
     found, left = set(nodes), [set(group) for group in groups]
     while touching := [group for group in left if not found.isdisjoint(group)]:
@@ -181,8 +181,8 @@ def _part(shape: NodeShape, share: float, gpus: int) -> NodeShape:
 
 
 def say_accelerators(gpus: Iterable[tuple[str, int, int]]) -> str:
-    """Describe nodes' accelerators for users. `gpus` contains (kind, number, free number) for each
-    node.
+    """Describe nodes' accelerators for users. `gpus` contains a tuple for each node: the kind of
+    accelerator, the number of accelerators and the number of free ones.
     """
     has, free = Counter[str](), Counter[str]()
     for kind, count, left in gpus:

@@ -98,7 +98,9 @@ class FaultTests(ScenarioSuite):
     async def test_a_launch_that_failed_can_be_removed(
         self, harness: ContractHarness, fault: LaunchFault
     ) -> None:
-        """The control plane removes the gang at once, before the cloud lists all its nodes."""
+        """The control plane removes the gang immediately after the failed launch, before the cloud
+        lists all nodes.
+        """
         harness.needs(Feature.GANG)
         place, gang = harness.faulty(), await harness.spec("part-removed", nodes=_NODES)
         place.fail(1, fault)

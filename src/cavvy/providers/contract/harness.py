@@ -49,14 +49,14 @@ class ProviderUnderTest(Protocol):
         """Let time pass until all requested boots and removals have completed."""
 
     async def end(self, gang: str) -> None:
-        """Let the gang's work finish normally, and let its nodes stop afterwards."""
+        """Make the gang's work finish normally, and then its nodes stop."""
 
     async def wait(self, length: timedelta) -> None:
         """Let time pass; on a real clock, at most as long as a test may take."""
 
 
 class LaunchFault(StrEnum):
-    """The way in which one request for a node fails."""
+    """How one request for a node fails."""
 
     LOST = "lost"  # the request takes effect, but there is no reply
     DROPPED = "dropped"  # the request has no effect, and there is no reply
@@ -209,7 +209,7 @@ class ContractHarness:
         return f"rm-0123abcd-{word}"[:63]
 
     def needs(self, feature: Feature) -> None:
-        """Skip the test if the provider lacks this feature, with its manifest's reason."""
+        """Skip the test if the provider lacks this feature, and give the reason from the manifest."""
         reason = self.ours.manifest.unsupported.get(feature)
         if reason is not None:
             pytest.skip(f"the provider lacks {feature}: {reason}")
@@ -224,7 +224,9 @@ class ContractHarness:
         return found
 
     def faulty(self) -> FaultyPlace:
-        """Return the infrastructure, which must be able to fail."""
+        """Return the infrastructure as a `FaultyPlace`. Fail if the infrastructure does not support
+        faults.
+        """
         assert isinstance(self.place, FaultyPlace), "`FaultTests` need a `FaultyPlace`"
         return self.place
 
@@ -246,8 +248,8 @@ class ContractHarness:
         installation: str = OURS,
         purchase: Purchase | None = None,
     ) -> GangSpec:
-        """Return a gang on the offer that `offer` returns, with allocations if the offer is on a
-        shared host.
+        """Return the spec of a gang that uses the offer from `offer`. The spec has allocations if
+        the offer is on a shared host.
         """
         offer, name = await self.offer(purchase), self.name(word)
         self._names.append((installation, name))
@@ -301,7 +303,7 @@ class ContractHarness:
 
     async def launch_again(self, gang: GangSpec, again: GangSpec | None = None) -> None:
         """Launch a running gang again, or launch `again`, another gang with the same name. Check
-        that the running nodes stay the same.
+        that the launch neither replaces nor adds nodes.
         """
         first = await self.engine_ids(gang.name)
         await self.launch(again or gang)
@@ -346,9 +348,8 @@ class ContractHarness:
         return seen
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
-        """Return the gang's nodes in a form that tests can compare: without the time of the poll.
-        If the infrastructure changes times after it has reported them, the nodes have no times at
-        all.
+        """Return the gang's nodes without the time of the poll, so that tests can compare them. If
+        the infrastructure revises reported times, omit start and end times too.
         """
         nodes = [replace(node, seen_at=None) for node in seen.nodes]
         if not self._revises:
@@ -381,7 +382,7 @@ class ContractHarness:
         await self._lose_reply(self.place, self.ours, gang)
 
     async def a_moment(self, seconds: float = 0) -> None:
-        """Wait long enough for a call to be sent, at least `seconds` seconds."""
+        """Let other tasks send their calls. Sleep for at least `seconds` seconds."""
         await asyncio.sleep(seconds)  # noqa: TID251 - of the test, not of a provider
 
     async def ended(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Rules for lists of gangs: complete, repeatable, and the same for every caller."""
+"""Rules for lists of gangs: a list is complete, repeatable and identical for every caller."""
 
 from datetime import timedelta
 
@@ -31,8 +31,8 @@ class LookTests(ScenarioSuite):
     async def test_neither_a_restart_nor_a_clock_that_moves_changes_a_gang(
         self, harness: ContractHarness
     ) -> None:
-        """A gang's report stays the same after the server slept for ten minutes, after its clock
-        was changed, and after its restart.
+        """A gang's report does not change while the server sleeps for ten minutes, when the
+        server's clock is changed, or when the server restarts.
         """
         gang = await harness.running("clock")
         before = await harness.one(gang.name)

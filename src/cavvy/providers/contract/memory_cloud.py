@@ -1,5 +1,6 @@
-"""A cloud of virtual machines in memory, on a clock that tests move. The cloud fails as real clouds
-do."""
+"""An in-memory cloud of virtual machines with a clock that tests advance. Tests can inject the
+failures of real clouds.
+"""
 
 import asyncio
 import itertools
@@ -186,8 +187,8 @@ class MemoryCloud:
         return what if number < machines else None
 
     def _show(self, rented: Rented) -> CloudMachine | None:
-        """Return the machine as the cloud lists it. Return None while the listing lags behind, and
-        some time after the machine's end.
+        """Return the machine as the cloud lists it. Return None if the list does not contain the
+        machine yet, or no longer contains it because the machine ended some time ago.
         """
         if self.time - rented.at < self.traits.list_lag:
             return None
@@ -235,8 +236,8 @@ class MemoryPlace:
         self.cloud.time += length
 
     async def end(self, gang: str) -> None:
-        """Let the gang's machines shut themselves down. If the cloud bills machines that are shut
-        down, delete the machines instead, as a person would.
+        """Shut the machines down. If the cloud bills machines that are shut down, delete the
+        machines instead, as a person would.
         """
         ends = self.cloud.traits.bill_ends
         for each in self.cloud.billed():

@@ -28,7 +28,7 @@ class ReplayedCalls:
         self._last: dict[str, Recorded] = {}
 
     def play(self, call: str) -> Recorded:
-        """Return the recorded outcome of a call."""
+        """Return the recorded call, with its outcome, that answers the call `call`."""
         numbers = range(self._at, len(self._calls))
         write = next((n for n in numbers if self._calls[n]["writes"]), len(self._calls))
         if write < len(self._calls) and self._calls[write]["call"] == call:
@@ -43,7 +43,7 @@ class ReplayedCalls:
         return self._last[call]
 
     def left(self) -> list[str]:
-        """Return the writes that were not played."""
+        """Return the recorded writes that the provider has not made."""
         return [each["call"] for each in self._calls[self._at :] if each["writes"]]
 
 

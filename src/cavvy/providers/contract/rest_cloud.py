@@ -120,7 +120,7 @@ class RestPlace(MemoryPlace):
 
 
 class RestContract(VmContract):
-    """The contract suite, and the rules of all clouds with a REST API."""
+    """Extends the contract suite with the rules that apply to all clouds with a REST API."""
 
     package: RestPackage
     stand_in: type[RestStandIn]
@@ -217,8 +217,8 @@ class RestContract(VmContract):
     def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
         self, account: RestPlace, rest_server: RestServer
     ) -> None:
-        """The calls for a gang with the label of `check --live` are recorded. When the recording is
-        replayed, the provider must behave as it did in the recorded launch.
+        """Launch a gang with the label of `check --live`, so that its calls are recorded. When the
+        recording is replayed, the provider must behave as it did in the recorded launch.
         """
         path = "/subscriptions/s-1/resourceGroups/crew/providers/x/virtualMachines"
         account.api.others = [
@@ -253,7 +253,7 @@ class RestContract(VmContract):
 async def _play(
     account: RestPlace, provider: Provider, gang: GangSpec
 ) -> list[tuple[GangState, int]]:
-    """Launch and remove the gang; returns the states that were seen, with the nodes of each."""
+    """Launch and remove the gang. Returns the observed states, each with the number of nodes."""
     await provider.offers()
     for _ in range(20):  # some clouds need several calls, as the control plane makes them
         try:

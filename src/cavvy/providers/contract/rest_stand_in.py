@@ -58,7 +58,7 @@ class RestServer:
         self._origin = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def add(self, stand_in: "RestStandIn") -> str:
-        """Serve one more stand-in; returns the start of its URLs."""
+        """Serve another stand-in. Returns the base of the stand-in's URLs."""
         self._stand_ins.append(stand_in)
         return f"{self._origin}/{len(self._stand_ins) - 1}"
 
@@ -68,7 +68,7 @@ class RestServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Passes requests on to the stand-ins."""
+    """Forwards each HTTP request to its stand-in."""
 
     stand_ins: "Sequence[RestStandIn]"
     # With HTTP/1.1, clients can reuse a connection, so that not every request needs a thread.

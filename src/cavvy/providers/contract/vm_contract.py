@@ -1,4 +1,4 @@
-"""Runs the contract suite on `providers.vm`, which clouds share, with a cloud in memory."""
+"""Runs the contract suite for `providers.vm`, the code that clouds share, on an in-memory cloud."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,4 +1,5 @@
-"""Reads the setting `capacity`: which capacity of the cluster is offered, and its cost.
+"""Reads the setting `capacity`, which lists the ECS capacity that Cavvy offers and states what it
+costs.
 
 An entry is `FARGATE`, `FARGATE_SPOT`, or the name of a capacity provider with an Auto Scaling group
 of one instance type: `NAME=INSTANCE_TYPE`, `NAME=INSTANCE_TYPE/spot` or `NAME=INSTANCE_TYPE/paid`.

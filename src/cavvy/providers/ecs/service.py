@@ -315,8 +315,8 @@ def _tell_end(reason: str, codes: Sequence[int]) -> str:
 
 
 def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
-    """Return why RunTask started no task. The failures in a reply of RunTask concern missing or
-    unsuitable capacity; for any other reason, the call itself fails.
+    """Return why RunTask started no task. The failures in a reply of RunTask mean that capacity is
+    missing or unsuitable. In all other cases, the call itself fails.
     """
     found = [
         f"{each.get('reason', 'no reason')}{': ' + each['detail'] if each.get('detail') else ''}"

@@ -126,8 +126,8 @@ class FakeCloud:
         self._line.connect(control_plane)
 
     async def close(self) -> None:
-        """Stop all simulated machines and agents. Raises the errors of the simulated tasks, which
-        are bugs in this module.
+        """Stop all simulated machines and agents. Raises the first error of the simulated tasks;
+        each such error is a bug in this module.
         """
         for task in self._tasks:
             task.cancel()
@@ -178,8 +178,9 @@ class FakeCloud:
         return self._began + timedelta(seconds=seconds)
 
     def find(self, name: str) -> Sequence[FakeGang]:
-        """Return the gangs with this name. Several gangs have the name if it was launched more than
-        once."""
+        """Return the gangs with this name. The result contains several gangs if the same name was
+        launched several times.
+        """
         return self._by_name.get(name, [])
 
     def _seen(self, gang: FakeGang, now: datetime) -> GangSeen:

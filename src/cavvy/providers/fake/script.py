@@ -67,7 +67,7 @@ class RemovalScript(Struct, frozen=True, kw_only=True):
 
 
 class PriceChange(Struct, frozen=True, kw_only=True):
-    """A new price: from `at_s` on, one node of the offer costs `rate`."""
+    """A price change. From `at_s` on, one node of the offer costs `rate`."""
 
     offer: str  # the offer's key
     at_s: float
@@ -106,7 +106,7 @@ class CloudScript(Struct, frozen=True, kw_only=True):
 
 
 class _OfferTable(Struct, frozen=True, kw_only=True):
-    """One table [[offers]] of the file."""
+    """One `[[offers]]` table of the script file."""
 
     instance_type: str
     region: str = "somewhere"
@@ -141,7 +141,7 @@ class _OfferTable(Struct, frozen=True, kw_only=True):
 
 
 class _PriceTable(Struct, frozen=True, kw_only=True):
-    """One `[[prices]]` table of the file."""
+    """One `[[prices]]` table of the script file."""
 
     offer: str
     at_s: float

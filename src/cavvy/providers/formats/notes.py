@@ -10,8 +10,8 @@ _UNCHECKED = "the service does not stop the job at this limit"
 
 
 def list_notes(task: TaskSpec, covered: Collection[str]) -> list[str]:
-    """Return notes about the task keys that are missing from the request. Each note gives the
-    reason, or what the user must do instead. `covered` are the keys that the request contains.
+    """Return notes about the task keys that are missing from the request. Each note says why a key
+    is missing, or what the user must do instead. `covered` are the keys that the request contains.
     """
     need, volumes = task.resources, ", ".join(each.path for each in task.volumes)
     rows: Sequence[tuple[str, object, str]] = (

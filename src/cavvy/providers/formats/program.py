@@ -14,7 +14,8 @@ SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 
 def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[str] = ()) -> str:
     """Return the program: the lines of `prepare`, then the task's setup and work, then the lines of
-    `finish`. The program's exit code is that of the work, which `finish` can read as CAVVY_CODE.
+    `finish`. The program exits with the exit code of the work. The lines of `finish` can read this
+    exit code as CAVVY_CODE.
 
     The program passes SIGTERM on to all processes of the work, because a shell that is the first
     process of a container would ignore the signal.
@@ -54,8 +55,7 @@ def link_folder(folder: str, path: str, *, make: bool = True) -> list[str]:
 
 def link_path(source: str, path: str) -> list[str]:
     """Return shell lines that make `path` a link to `source`, which is already quoted for the
-    shell. If the working folder already has a file or folder at this path, that file or folder is
-    renamed.
+    shell. The lines rename a file or folder that already exists at `path`.
     """
     parts = PurePosixPath(path)
     parent, target = shlex.quote(str(parts.parent)), shlex.quote(str(parts))
@@ -68,7 +68,7 @@ def link_path(source: str, path: str) -> list[str]:
 def copy_output(source: str, folder: str, file: str) -> list[str]:
     """Return shell lines that copy an output after exit code 0: the content of a folder into
     `folder`, or one file to the path `file`. `folder` and `file` are already quoted for the shell.
-    A failure sets CAVVY_CODE to 1.
+    If the copy fails, the shell lines set CAVVY_CODE to 1.
     """
     path = shlex.quote(source)
     return [

@@ -128,7 +128,7 @@ class GcpCloud:
         return await self._quotas.read()
 
     def _read_live(self) -> LivePrices:
-        """Read Google's price list. This call blocks. Raises PriceError if the list cannot be read."""
+        """Read Google's price list. Blocks. Raises PriceError if the list cannot be read."""
         query = PriceQuery(machines={}, today=self._now().date(), progress=_ignore, pause=_ignore)
         return read_live(self._prices.list_skus(query), query.today)
 

@@ -36,7 +36,9 @@ _SOLD = (Purchase.ON_DEMAND, Purchase.SPOT)
 
 
 class GcpMarket:
-    """Reads and caches offers. `list_prices` returns the catalog's offers of a provider."""
+    """Reads and caches offers. `list_prices` returns the offers that the catalog contains for a
+    provider.
+    """
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ Rates = dict[tuple[str, Purchase, int], dict[_Part, Decimal]]
 
 
 class GcpPrices(Struct, frozen=True, kw_only=True):
-    """Reads the list page by page. A page with a temporary error is requested several times."""
+    """Reads the list page by page. Requests a page again after a temporary error."""
 
     provider: str = "gcp"
     title: str = "Google's Cloud Billing Catalog API, with $GOOGLE_API_KEY or your Google login"
@@ -188,8 +188,9 @@ def add_rate(rates: Rates, sku: Sku) -> None:
 
 
 def _read_part(description: str, *, committed: bool) -> _Part | None:
-    """Return the part of a machine that the SKU prices. Licences and other services are not
-    parts."""
+    """Return the part of a machine whose price the SKU contains, or None for licences and other
+    services.
+    """
     found = _GPU.fullmatch(description)
     if found:
         name, gib = _GPUS[found["gpu"]]

@@ -42,8 +42,7 @@ class GcpQuotas:
         return f"cannot be read: {self._fault}" if self._fault is not None else ""
 
     def forget(self) -> None:
-        """Read the quotas again before the next offers, because machines were created or
-        deleted."""
+        """Discard the cached quotas, because machines were created or deleted."""
         if self._fault is None:
             self._known = None
 

@@ -223,7 +223,9 @@ def make_task(job: AzureBatchRequest) -> dict[str, Any]:
 def _list_variables(
     environment: Mapping[str, str], gpus: int, program: str
 ) -> list[dict[str, str]]:
-    """Return the environment variables of a task, with its encoded program."""
+    """Return the environment variables of a task. CAVVY_PROGRAM contains the task's program in
+    base64.
+    """
     encoded = b64encode(program.encode()).decode()
     return _list_pairs(
         {**(_GPU_VARIABLES if gpus else {}), **environment, "CAVVY_PROGRAM": encoded}

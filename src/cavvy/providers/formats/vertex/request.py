@@ -43,7 +43,7 @@ _WITH_GPUS = re.compile(r"(n1-\w+-\d+)-\w+x\d+")
 
 
 class Strategy(StrEnum):
-    """The way in which Vertex AI finds machines for a job."""
+    """How Vertex AI provisions the machines of a job."""
 
     STANDARD = "STANDARD"
     SPOT = "SPOT"
@@ -77,8 +77,8 @@ class CustomJobRequest(Struct, frozen=True, kw_only=True):
 
 
 def find_accelerator(machine_type: str, name: str, memory_mib: int) -> str | None:
-    """Return Vertex AI's accelerator type for a machine with this accelerator of the catalog; None
-    if Vertex AI has none.
+    """Return Vertex AI's name for the catalog's accelerator on this machine type, or None if Vertex
+    AI has no such accelerator.
     """
     if machine_type.startswith("a3-megagpu"):
         return _MEGA
