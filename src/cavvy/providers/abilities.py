@@ -228,9 +228,9 @@ class ServesNodes(Protocol):
         """
 
     async def answer_server(self, call: str, body: bytes) -> bytes:
-        """Answer a request from the same provider on another server, which sent it with
-        `OtherServers.ask`. The request may concern a machine that is connected to this server.
-        Raises Refused, NotFound, TryAgain.
+        """Answer a request that the same provider on another server sent with `OtherServers.ask`.
+        The request may concern a machine that is connected to this server. Raises Refused,
+        NotFound, TryAgain.
         """
 
 

@@ -76,7 +76,9 @@ class NotFound(ProviderError):
 
 
 class Feature(StrEnum):
-    """Features that a provider may lack; its manifest gives the reason."""
+    """Features that a provider may lack. The manifest of a provider that lacks a feature gives the
+    reason.
+    """
 
     SPOT = "spot"
     GANG = "gang"  # gangs of more than one node
@@ -235,9 +237,9 @@ class Provider(Protocol):
         """Request all nodes or none. Does nothing if a gang with this name exists, running or
         ended.
 
-        Raises NoCapacity or Refused if no node keeps running, and TryAgain if the gang may have
-        started (check with `gangs`). If machines were started and deleted again, `gangs` reports
-        them as `GangSeen.rolled_back` once the gang is removed.
+        Raises NoCapacity or Refused if no node keeps running. Raises TryAgain if the gang may have
+        started; `gangs` then reports whether it has. If the provider started machines and deleted
+        them again, `gangs` reports them as `GangSeen.rolled_back` after the gang is removed.
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:

@@ -112,8 +112,8 @@ class MachineImages:
 
 
 def find_default(shape: InstanceShape) -> str:
-    """Return the Systems Manager parameter with the id of AWS's newest image with drivers for the
-    type. Raises Refused if AWS maintains no such image.
+    """Return the name of the Systems Manager parameter that contains the id of AWS's newest image
+    with drivers for the instance type. Raises Refused if AWS maintains no such image.
     """
     known = find_accelerator(shape.accelerator or "")
     if known is None:

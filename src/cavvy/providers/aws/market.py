@@ -172,14 +172,16 @@ class AwsMarket:
         return facts.shapes.get(name) if facts else None
 
     def zones(self, region: str, name: str) -> Collection[str]:
-        """Return the region's zones in which EC2 offers the type. Call `shape` for the type
-        first."""
+        """Return the region's zones in which EC2 offers the type. The caller must first call
+        `shape` for the type.
+        """
         facts = self._regions[region].facts
         return facts.zones.get(name, ()) if facts else ()
 
     async def reservation(self, offer: Offer, nodes: int) -> CapacityReservation | None:
         """Return a reservation with at least `nodes` free instances for an on-demand offer in one
-        zone, or None if no such reservation exists. The reservations are read again from EC2.
+        zone, or None if no such reservation exists. This method reads the reservations from EC2
+        again.
         """
         if (
             not self._reservations()
@@ -347,21 +349,25 @@ class AwsMarket:
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """Return descriptions of the region's configured reservations, by id, as the last call of
-        `offers` read them."""
+        """Return a description of each reservation that the settings list for the region, by
+        reservation id. The last call of `offers` read the reservations.
+        """
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def disk_price(self, region: str, kind: str) -> ExtraPrice | None:
-        """Return the price of this type of disk, as the last call of `offers` read it."""
+        """Return the price of this disk type that the last call of `offers` read, or None if it
+        read no such price.
+        """
         known = self._regions.get(region)
         prices = self._extras(known.facts) if known and known.facts else ()
         found = (each for each in prices if (each.kind, each.name) == (ChargeKind.DISK, kind))
         return next(found, None)
 
     def unknown(self, region: str) -> Sequence[str]:
-        """Return the region's accelerators that are not in the catalog, as found by the last call
-        of `offers`."""
+        """Return the accelerators that EC2 offers in the region but the catalog does not contain.
+        The last call of `offers` read these accelerators.
+        """
         known = self._regions.get(region)
         return known.facts.unknown if known and known.facts else ()
 

@@ -115,8 +115,8 @@ class AwsProvider:
                 self._market.forget_use(gang.offer.region)
 
     async def _record_offers(self) -> None:
-        """Read the offers without cached facts, so that a recording of the calls contains every
-        call that reads offers.
+        """Read the offers without a cache, so that a recording contains every call that is needed
+        to read offers.
         """
         with TemporaryDirectory() as folder:
             market = AwsMarket(

@@ -262,8 +262,8 @@ def _read_address(told: Json, was: AwsInstance | None) -> str | None:
 
 
 def _has_public_address(told: Json, was: AwsInstance | None) -> bool:
-    """Return whether the instance has or had a public address. EC2 lists no address of an ended
-    instance.
+    """Return whether the instance has or had a public address. EC2 does not list the addresses of
+    ended instances.
     """
     return "PublicIpAddress" in told or (was is not None and was.public)
 

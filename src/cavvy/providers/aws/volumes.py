@@ -296,8 +296,8 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """Return the disks, each with the device paths where the node may find it: a path with the id
-    of the NVMe disk, and a path with the device name.
+    """Return the disks, each with two device paths under which it may appear on the node: one
+    contains the id of the NVMe disk, the other the device name.
     """
     return [
         NodeDisk(

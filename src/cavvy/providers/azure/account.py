@@ -146,7 +146,7 @@ class AzureAccount:
         return await self._pages(f"{path}?{_version(kind)}")
 
     async def all(self, path: str, query: str) -> list[Json]:
-        """Return all entries of the subscription's list at `path`."""
+        """Return the entries from all pages of the list at `path` in the subscription."""
         return await self._pages(f"{await self.subscription()}/{path}?{query}")
 
     async def follow(self, url: str) -> Json:

@@ -24,8 +24,8 @@ _EVERY = timedelta(minutes=10)
 
 
 class AzureLeftovers:
-    """Checks every ten minutes, and deletes interfaces and addresses that belonged to no machine in
-    two successive checks. Only interfaces and addresses with the installation's tag are checked.
+    """Deletes network interfaces and addresses that belonged to no machine in two successive
+    checks, ten minutes apart. Checks only interfaces and addresses with the installation's tag.
     """
 
     def __init__(self, account: AzureAccount, mark: str, now: Callable[[], datetime]) -> None:

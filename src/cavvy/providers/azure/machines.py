@@ -133,8 +133,8 @@ def _make_interface(
 
 
 def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
-    """Parse a machine in the API's list. `power` states whether the machine is
-    running, or is None if this is unknown. Azure deletes an evicted spot machine itself.
+    """Parse a machine in the API's list. `power` is the machine's power state, or None if the power
+    state is unknown. Azure deletes an evicted spot machine itself.
     """
     properties, name = told["properties"], str(told["name"])
     spot = properties.get("priority") == "Spot"

@@ -181,7 +181,7 @@ class AzureBatchService:
 
     async def _read(self, told: Mapping[str, Any]) -> ServiceJob | None:
         """Return the state of the job that Azure describes in `told`, or None if the job has been
-        deleted since. The reason why a job was reclaimed is kept after the job's end.
+        deleted in the meantime. A reclaimed job keeps the reason for its reclamation after its end.
         """
         name = str(told["id"])
         if name in self._ended:
@@ -213,10 +213,10 @@ class AzureBatchService:
     async def _read_live(
         self, told: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]] | None
     ) -> ServiceJob:
-        """Return the state of a job that has not ended. If the server stopped while it submitted
-        the job, or a reply was lost, the missing tasks are added. If Azure Batch refuses the tasks,
-        the job counts as reclaimed, so that the job is ended. `tasks` is None if the tasks could
-        not be read.
+        """Return the state of a job that has not ended. Add the job's missing tasks: tasks are
+        missing if the server stopped during the submission, or if a reply was lost. If Azure Batch
+        refuses the tasks, the job counts as reclaimed, so that the job is ended. `tasks` is None if
+        the tasks could not be read.
         """
         name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
         wanted = int(name.rpartition("-")[2])
@@ -291,7 +291,8 @@ def _is_refused(fault: CloudFault) -> bool:
 
 
 def is_batch_type(offer: Offer) -> bool:
-    """Return whether the image of pools, which has NVIDIA's drivers, supports the machine of this
-    offer."""
+    """Return whether an Azure Batch pool can use the offer's VM size. The VM image of pools
+    contains only NVIDIA's drivers.
+    """
     other = offer.accelerator is not None and offer.accelerator.startswith("MI")
     return is_azure_type(offer.instance_type) and not other and offer.accelerator_part == 1

@@ -1,6 +1,6 @@
-"""Calls Azure Machine Learning for one workspace: the resources of Azure Resource Manager
-(https://learn.microsoft.com/rest/api/azureml/jobs, and the page online-endpoints), and the run
-history, which is the only source of a job's start time and of the reason for its end.
+"""Calls the APIs of one Azure Machine Learning workspace: Azure Resource Manager
+(https://learn.microsoft.com/rest/api/azureml/jobs, and the page online-endpoints) and the run
+history. Only the run history contains a job's start time and the reason for its end.
 """
 
 import hashlib
@@ -90,9 +90,9 @@ class WorkspaceApi:
         return await self._account.path(_KIND, f"{self._workspace}/{below}")
 
     async def environment(self, image: str, inference: Mapping[str, Any] | None = None) -> str:
-        """Return the id of the environment version of an image. The version is created if it does
-        not exist. `inference` contains the HTTP routes of an image for endpoints; all such images
-        have the same routes.
+        """Return the id of the environment version for an image. Create the version if it does not
+        exist. `inference` contains the HTTP routes that an endpoint's image serves, which are the
+        same for all images.
         """
         kept = _SERVING if inference else _ENVIRONMENT, image
         if kept not in self._environments:

@@ -47,7 +47,9 @@ class Cluster(Struct, frozen=True, kw_only=True):
 
 
 class Clusters:
-    """The clusters that the settings select. An offer's zone is the name of its cluster."""
+    """Lists the compute clusters that the settings select, and their offers. An offer's zone is the
+    name of its cluster.
+    """
 
     def __init__(
         self,

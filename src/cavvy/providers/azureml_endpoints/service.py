@@ -1,7 +1,7 @@
 """Runs replicas as managed online endpoints of Azure Machine Learning:
 https://learn.microsoft.com/azure/machine-learning/concept-endpoints-online
 
-An endpoint has one deployment, which is one machine with the container. In this module, a job is
+An endpoint has one deployment, which is one machine with the container. In this module, "job" means
 the deployment, because only the deployment is billed. One request deletes the endpoint with its
 deployment. The image and its routes are stored in a version of an environment. All replicas with
 the same image share the environment version, which costs nothing.

@@ -113,7 +113,7 @@ class ComputeInstances:
         return ours and properties.get("computeType") == _KIND
 
     async def _make(self, request: JobRequest) -> Mapping[str, Any]:
-        """Return the body of the request for a compute instance."""
+        """Return the body of the request that creates a compute instance."""
         settings, region = self._settings, await self._api.region()
         script = make_start_script(request, _PROGRAMS).encode()
         idle_s = min(int(settings["idle_stop_s"]), _MOST_IDLE_S)

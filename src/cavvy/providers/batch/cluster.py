@@ -59,8 +59,8 @@ def list_offers(
     cluster: BatchCluster, prices: PartPrices, *, provider: str, title: str, queue: bool
 ) -> Sequence[Offer]:
     """Return one offer for each queue, kind of node and number of accelerators. For nodes without
-    accelerators, one offer for each size is returned. Each accelerator has an equal share of the
-    node's CPUs and memory.
+    accelerators, return one offer for each part that `list_parts` lists. Each accelerator has an
+    equal share of the node's CPUs and memory.
 
     If `queue` is True, jobs may wait in the batch system's own queue, so offers have no capacity
     limit.

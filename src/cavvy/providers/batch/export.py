@@ -91,8 +91,8 @@ def make_work(task: TaskSpec) -> str:
 
 
 def here_document(text: str) -> str:
-    """Return a shell here-document that contains the text, and in which the shell expands nothing.
-    The end marker of the here-document is a word that does not occur in the text.
+    """Return a quoted shell here-document with the text, so that the shell does not expand the
+    text. The end marker of the here-document is a word that does not occur in the text.
     """
     word = "CAVVY_WORK"
     while word in text:

@@ -31,8 +31,9 @@ async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
 async def look_at_all(
     asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
 ) -> Sequence[GangSeen]:
-    """Return the gangs of all clusters. Raises the first error, unless the named gang was found.
-    Without a name, raises PartlyUnknown with the gangs of the clusters that answered.
+    """Return the gangs of all clusters. If a cluster fails, raises the first error, unless the gang
+    `name` was found. If `name` is None, raises PartlyUnknown with the gangs of the clusters that
+    answered.
     """
     looks = [asyncio.ensure_future(each) for each in asked]
     found: list[GangSeen] = []

@@ -118,8 +118,8 @@ def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
 
 
 def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginNode:
-    """Read the login node from a batch system's settings; `tools` are the commands that the login
-    node must have.
+    """Read from a batch system's settings how to connect to the login node. `tools` are the
+    commands that the login node must have.
     """
     return LoginNode(
         host=str(settings.get("host", "")),

@@ -1,5 +1,5 @@
-"""The provider for any batch system: gangs are batch jobs, found by their name and the
-installation's mark.
+"""The provider for any batch system. Each gang is a batch job, which Cavvy finds by the gang's name
+and the installation's mark.
 """
 
 from collections.abc import Sequence

@@ -54,7 +54,8 @@ class AcceleratorRates:
 
 class OfferLocation(Struct, frozen=True, kw_only=True):
     """The location of an offer. `taken` states whether the nodes may be reclaimed. `widest` is the
-    highest number of CPUs of any node. `pool` is the name of the group of nodes, from `name_pool`.
+    highest number of CPUs of any node. `pool` is the name that `name_pool` returns for the group of
+    nodes.
     """
 
     provider: str

@@ -267,7 +267,7 @@ def as_seen(ended: BatchGangEnd) -> GangSeen:
 def list_nodes(
     job: str, began: GangStart | None, ended_at: datetime | None = None
 ) -> Sequence[NodeSeen]:
-    """Describe a gang's nodes for the control plane, by rank."""
+    """Return the status of a gang's nodes, sorted by rank."""
     if began is None:
         return ()
     return [

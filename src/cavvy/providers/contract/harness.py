@@ -74,7 +74,7 @@ class FaultyPlace(Protocol):
     """
 
     def fail(self, number: int, fault: LaunchFault) -> None:
-        """Start `number` more nodes as requested, and then let the next request for a node fail."""
+        """Let the next `number` node requests succeed, and make the request after them fail."""
 
     def failed(self) -> bool:
         """Return whether the request that `fail` selected has been made."""
@@ -101,7 +101,9 @@ Play = Callable[[Callable[["ContractHarness"], Awaitable[None]]], None]
 
 
 def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Turn a coroutine that takes a `harness` into a test; pytest passes the other arguments."""
+    """Decorator: turn a coroutine that takes a `harness` into a test. pytest passes the coroutine's
+    other arguments.
+    """
 
     def test(self: object, play: Play, **given: object) -> None:
         play(lambda harness: check(self, harness, **given))
@@ -119,7 +121,7 @@ def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 class ScenarioSuite:
-    """The base class of the suite's test classes, which runs each scenario. `ProviderContract`
+    """The base class of the suite's test classes. It runs each scenario. `ProviderContract`
     documents what to override.
     """
 
@@ -209,7 +211,7 @@ class ContractHarness:
         return f"rm-0123abcd-{word}"[:63]
 
     def needs(self, feature: Feature) -> None:
-        """Skip the test if the provider lacks this feature, and give the reason from the manifest."""
+        """Skip the test, with the reason from the manifest, if the provider lacks this feature."""
         reason = self.ours.manifest.unsupported.get(feature)
         if reason is not None:
             pytest.skip(f"the provider lacks {feature}: {reason}")

@@ -1,5 +1,5 @@
-"""Rules for launches: all nodes or none, and never twice, even with lost replies and concurrent
-launches.
+"""Rules for launches: a gang starts with all nodes or none, and never twice, even if replies are
+lost or launches are concurrent.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ class LaunchTests(ScenarioSuite):
 
     @in_scenario
     async def test_a_launched_gang_is_found_and_runs(self, harness: ContractHarness) -> None:
-        """Launch a gang with the longest allowed name. The gang's report has all nodes, with times
-        in UTC. The report is the same for repeated and for concurrent calls, and does not contain
-        the agents' token.
+        """Launch a gang with the longest allowed name. The gang's report contains all nodes, with
+        times in UTC. The report is the same for repeated and for concurrent calls, and does not
+        contain the agents' token.
         """
         gang = await harness.spec("x" * 63)
         gang = replace(gang, agent_endpoint=replace(gang.agent_endpoint, token=TOKEN))
@@ -137,7 +137,9 @@ class LaunchTests(ScenarioSuite):
     async def test_two_servers_that_launch_the_same_make_one_gang(
         self, harness: ContractHarness
     ) -> None:
-        """While a server is being replaced, the old and the new server may both launch the gang."""
+        """Two servers launch the same gang at once. This can happen while a server is being
+        replaced, until the old server stops.
+        """
 
         gang = await harness.spec("servers")
         former = harness.ours

@@ -137,7 +137,9 @@ class MemoryCloud:
         return ids
 
     def _check(self, request: MachineRequest) -> None:
-        """Fail the test if `providers.vm` broke the promises of `Cloud.create`."""
+        """Fail the test if the request from `providers.vm` does not conform to the contract of
+        `Cloud.create`.
+        """
         traits = self.traits
         assert traits.atomic_count or len(request.names) == 1
         assert all(len(name) <= traits.name_limit for name in request.names)

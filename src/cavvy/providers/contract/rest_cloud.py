@@ -1,8 +1,8 @@
-"""The contract suite for clouds with a REST API: a cloud's test names its package, its traits and
-its stand-in.
+"""The contract suite for clouds with a REST API. The test class of a cloud names the cloud's
+package, traits and stand-in.
 
-The suite chooses the faults, the listing lag, the length of pages and the quota, for all clouds
-alike. The suite ships with Cavvy, so that providers in other Python packages can use it.
+The suite uses the same faults, listing lag, page size and quota for all clouds. The suite ships
+with Cavvy, so that providers in other Python packages can use it.
 """
 
 import asyncio

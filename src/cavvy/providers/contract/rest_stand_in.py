@@ -192,7 +192,7 @@ class RestStandIn(ABC):
         tags: Mapping[str, str] | None = None,
         public_key: str = "",
     ) -> str:
-        """Start a machine; returns its id in the cloud in memory. Raises CloudFault."""
+        """Start a machine. Returns the machine's id in the in-memory cloud. Raises CloudFault."""
         if len(self.cloud.billed()) >= self.quota:
             raise CloudFault(400, "quota-exceeded", "Quota exceeded.")
         request = MachineRequest(
@@ -244,19 +244,19 @@ def make_start_script(key: str) -> str:
 
 
 def number_of(machine: str) -> int:
-    """Return the number in the id of a machine in memory, for APIs whose ids are numbers."""
+    """Convert the id of an in-memory machine to a number, for APIs whose ids are numbers."""
     return int(machine.removeprefix("vm-"))
 
 
 def id_of(number: str) -> str:
-    """Return the id of a machine in memory, from the number in a path. Raises CloudFault."""
+    """Convert a number in a request's path to the id of an in-memory machine. Raises CloudFault."""
     if not number.isdecimal():
         raise CloudFault(404, "not-found", f"{number} is not an id")
     return f"vm-{int(number):06d}"
 
 
 def text(most: int, pattern: str = r"[\s\S]*") -> Check:
-    """Return a check for strings of at most `most` bytes that match the pattern."""
+    """Return a check that accepts strings of at most `most` bytes that match the pattern."""
     return lambda value: (
         isinstance(value, str)
         and len(value.encode()) <= most

@@ -143,7 +143,7 @@ class CrusoeCloud:
         return fault.code == _OUT_OF_STOCK or full
 
     def _sign(self, method: str, url: str, body: bytes | None) -> Mapping[str, str]:
-        """Return the headers that sign a request. The signature is independent of the body."""
+        """Return the headers that sign a request. The signature does not cover the body."""
         settings = self.account.settings
         key_id, secret = KEY_IDS.read(settings), KEYS.read(settings)
         try:

@@ -102,8 +102,9 @@ class DigitalOceanCloud:
         await self._api.send("DELETE", f"/droplets/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Return whether the message names a size or region that is not available. Other messages
-        with the status 422 report an invalid value, so a request for another size would also fail.
+        """Return whether the message says that a size or region is not available. Other messages
+        with the status 422 report an invalid value; a request for another size would then also
+        fail.
         """
         return fault.status == 422 and _FULL.search(fault.message) is not None
 

@@ -86,8 +86,8 @@ class AgentConnection:
 
 
 class FakeStorage:
-    """The saved checkpoints: the completed seconds of work, by job and rank. The checkpoints remain
-    after nodes end.
+    """Stores checkpoints, which outlive the nodes. A checkpoint is the number of completed seconds
+    of work, stored by job and rank.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 """Defines the script of a fake cloud: the events to simulate and their times. A script can be read
 from a TOML file.
 
-All times are in seconds. The times of `prices`, `storms` and `blackouts` count from the cloud's
-start; the times of an entry in `launches` count from the launch that the entry describes.
+All times are in seconds. The times in `prices`, `storms` and `blackouts` are relative to the
+cloud's start; the times in an entry of `launches` are relative to the launch that the entry
+describes.
 """
 
 import tomllib

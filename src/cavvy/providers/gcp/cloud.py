@@ -100,8 +100,9 @@ class GcpCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`. The caller must first call `offers`, which also finds the
-        machine types without offers."""
+        """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
+        machine types that `identity` lists as not offered.
+        """
         left_out = {
             "machine types without a known price": self._market.unpriced,
             "machine types with GPUs that are not in the catalog": self._market.differing,
@@ -236,7 +237,7 @@ class GcpCloud:
             await self.delete(machine)
 
     async def _read_end(self, machine: str) -> CloudMachine | None:
-        """Return the end of a machine that no longer exists, or None if no operation reports it."""
+        """Return a deleted machine in its final state, or None if no operation reports its end."""
         zone, _, name = machine.partition("/")
         project = await self._api.project()
         link = f"projects/{project}/zones/{zone}/instances/{name}"

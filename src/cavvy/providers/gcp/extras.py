@@ -50,8 +50,9 @@ _Key = tuple[str, ChargeKind, str]
 
 
 class LivePrices(Struct):
-    """The prices of Google's list. `extras` contains the prices of disks and addresses, by region;
-    the name of an address is the purchase option of its machine.
+    """Prices from Google's price list. `extras` contains the prices of disks and addresses by
+    region. Each address price is stored under the purchase option of the machine that uses the
+    address.
     """
 
     today: date

@@ -127,8 +127,8 @@ class GcpMarket:
     async def _build(
         self, shapes: Mapping[Offer, MachineShape], machines: _Machines
     ) -> Sequence[Offer]:
-        """Return the offers of machines with attached GPUs or TPUs, in the zones that have both the
-        machine type and the GPU type.
+        """Return the offers of machines with attached GPUs or TPUs. A machine is offered in the
+        zones that have both its machine type and its GPU type.
         """
         gpus: set[tuple[str, str]] = set()
         if any(shape.gpu for shape in shapes.values()):

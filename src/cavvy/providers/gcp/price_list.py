@@ -143,8 +143,8 @@ class GcpPrices(Struct, frozen=True, kw_only=True):
         )
 
     def _request(self, token: str) -> urllib.request.Request:
-        """Return the request for a page. Raises NeedsLogin if no credentials exist. The key is sent
-        as a header, because addresses are often logged.
+        """Return the request for a page. Raises NeedsLogin if no credentials exist. The request
+        sends the API key in a header, because URLs are often logged.
         """
         headers = {"Accept": "application/json", "User-Agent": "cavvy"}
         key = os.environ.get(_KEY)
@@ -253,8 +253,8 @@ def price_machine(machine: Offer, rates: Rates, today: date) -> Iterator[Offer]:
 
 
 def _list_parts(machine: Offer) -> Mapping[_Part, Decimal]:
-    """Return the parts of a machine with GPUs, each with its quantity. The result is empty for
-    other machines, and for machines with parts that the list does not name clearly (A3 Mega, A4).
+    """Return a map from each part of a machine with GPUs to its quantity. Return {} for machines
+    without GPUs, and for machines whose parts Google's list does not name clearly (A3 Mega, A4).
     """
     name = machine.instance_type
     shape = find_shape(name)

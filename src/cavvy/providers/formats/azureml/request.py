@@ -50,7 +50,7 @@ class CommandJobRequest(Struct, frozen=True, kw_only=True):
 
 
 def make_command_job(job: CommandJobRequest) -> dict[str, Any]:
-    """Return a command job, for `az ml job create`."""
+    """Return the specification of a command job for `az ml job create`."""
     request: dict[str, Any] = {
         "$schema": _SCHEMA,
         "type": "command",

@@ -76,7 +76,7 @@ class EcsTaskRequest(Struct, frozen=True, kw_only=True):
 
 
 def list_sizes() -> list[tuple[int, int]]:
-    """Return the sizes of Fargate from one vCPU, as (CPUs, MiB)."""
+    """Return Fargate's sizes with at least one vCPU, as pairs (CPUs, MiB)."""
     return [
         (units // CPU_UNITS, gib * 1024)
         for units, (low, high, step) in _FARGATE_GIB.items()
