@@ -40,8 +40,8 @@ class SharesHosts(Protocol):
 
 
 class HoldsVolumes(Protocol):
-    """A provider with named volumes, each of which exists in one location. Cavvy runs a task that
-    mounts a volume in the volume's location.
+    """A provider with named volumes, each of which exists in one location. If a task mounts a
+    volume, Cavvy runs the task in the location of the volume.
     """
 
     async def volumes(self) -> Sequence[VolumeLocation]:
@@ -88,7 +88,7 @@ class RunsAgentsHere(Protocol):
 
 
 class ReplicaRequest(Struct, frozen=True, kw_only=True):
-    """The body and the headers of a request for a replica, with names in lower case."""
+    """The body and the headers of a request for a replica. Header names are in lower case."""
 
     body: bytes
     headers: Mapping[str, str]

@@ -51,8 +51,9 @@ class Refused(ProviderError):
 
 
 class KeyFileRefused(ProviderError):
-    """Raised if a project may not set this key file, because the file may name files or addresses
-    of the server."""
+    """Raised if a project must not set a key file, because the content could make the server read
+    its own files or send requests to other addresses.
+    """
 
 
 class QuotaTooSmall(Refused):

@@ -54,7 +54,7 @@ _PATIENCE_S = 15.0  # seconds to wait for one region; less than the control plan
 
 
 class RegionFacts(Struct, frozen=True, kw_only=True):
-    """A region's types and on-demand prices (micro-dollars per hour), as cached on disk."""
+    """The disk cache of a region's instance types and on-demand prices (micro-dollars per hour)."""
 
     as_of: datetime
     asked: str  # the value of the setting `instances` when the facts were read
@@ -155,7 +155,7 @@ class AwsMarket:
         return self._stale_quotas(region) or (f"{region}: {problem}" if problem else "")
 
     def forget_use(self, region: str) -> None:
-        """Discard the cached use of the region's quotas, because instances were started or
+        """Discard the cached usage of the region's quotas, because instances were started or
         terminated.
         """
         if region in self._regions and not self._regions[region].quotas_problem:

@@ -1,5 +1,5 @@
-"""The account's vCPU quotas per instance family, from Service Quotas, and the vCPUs of the
-account's instances. Launches in a family without a known quota are not limited.
+"""Reads the account's vCPU quota for each instance family from Service Quotas, and counts the vCPUs
+of the account's instances. Launches in a family without a known quota are not limited.
 """
 
 import re

@@ -3,8 +3,8 @@ reports whether it would allow the call, but does not execute the call.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
 the error DryRunOperation if the call is allowed, and with UnauthorizedOperation if not. Other
-errors concern the values of the call, not permissions. A call that changes an object cannot be
-checked if no such object exists, and other services have no dry run.
+errors concern the values of the call, not permissions. A dry run of a call that changes an object
+needs such an object. AWS services other than EC2 have no dry run.
 """
 
 import asyncio

@@ -160,8 +160,8 @@ class AwsStatus:
         return tuple(sorted(known.values(), key=lambda each: (each.rank, each.id)))
 
     async def _rate(self, record: AwsGangRecord) -> AwsGangRecord:
-        """Update a spot gang's prices in its record: periodically while it runs, and once after its
-        end.
+        """Update the spot prices in a gang's record: periodically while the gang runs, and once
+        after its end.
         """
         if not record.spot or not record.zone:
             return record
@@ -229,8 +229,8 @@ def _list_extras(record: AwsGangRecord, instance: AwsInstance) -> tuple[NodeExtr
 
 
 def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInstance:
-    """Parse one instance of DescribeInstances. `was` is what EC2 reported earlier: its times are
-    kept, because EC2 may stop reporting them.
+    """Parse one instance of DescribeInstances. `was` is the instance as EC2 reported it earlier.
+    The result keeps the times in `was`, because EC2 may stop reporting them.
     """
     reason = told.get("StateReason") or {}
     code, state = str(reason.get("Code", "")), str(told["State"]["Name"])

@@ -51,7 +51,7 @@ def make_filter(region: str) -> str:
 def read_extras(
     items: Iterable[Item], settings: Mapping[str, Scalar], today: date
 ) -> tuple[ExtraPrice, ...]:
-    """Return the prices of disks by type and size, and of an address. Each price is listed with the
+    """Return the prices of disks by type and size, and of an address. Each price also states the
     amount that a node uses by default. If the list contains several prices for one meter, such as
     an old and a new price, use the highest, so that no bill exceeds its estimate.
     """

@@ -30,7 +30,8 @@ _FAILED = re.compile(r"ProvisioningState/failed/(\w+)")
 
 def make_id(name: str, *, spot: bool) -> str:
     """Return the id of a machine, which consists of its name and, for a spot machine, a mark. Azure
-    does not list evicted machines; the mark shows whether a missing machine may have been evicted.
+    does not list evicted machines, so the mark tells whether a machine that is missing from the
+    list may have been evicted.
     """
     return f"{name}{_SPOT_MARK}" if spot else name
 
@@ -160,9 +161,9 @@ def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
 def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
     """Return `machine`, whose last operation failed, with its state updated. `view` contains the
     cause of the failure; `full` is the set of error codes that mean missing capacity. If the
-    machine runs and its system has booted, the machine counts as running despite the failure,
-    because the failed operation may have been unimportant: for example, a policy of the
-    subscription tried to install an extension.
+    machine runs and its system has booted, the machine counts as running despite the failure. The
+    failed operation may have been unimportant, such as the installation of an extension by a policy
+    of the subscription.
     """
     codes = [str(each.get("code")) for each in _statuses(view)]
     causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]

@@ -33,7 +33,7 @@ Item = Mapping[str, object]
 
 
 class AzurePrices(Struct, frozen=True, kw_only=True):
-    """Reads the list page by page. Requests a page again after a temporary error."""
+    """Reads Azure's price list page by page. Requests a page again after a temporary error."""
 
     provider: str = "azure"
     title: str = "Azure Retail Prices API"

@@ -1,4 +1,4 @@
-"""Parses the sizes that Azure reports (Microsoft.Compute/skus), from which offers are made."""
+"""Parses the VM sizes that Azure reports (Microsoft.Compute/skus), and makes offers from them."""
 
 import re
 from collections.abc import Callable, Sequence

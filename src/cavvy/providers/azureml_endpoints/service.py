@@ -189,9 +189,9 @@ class AzureMlEndpoints:
         return read_deployment(endpoint, deployment, error)
 
     async def _read_error(self, told: Json) -> tuple[str, str]:
-        """Return the error code and the reason of a failure. Only the operation resource in Azure
-        contains them. The address of the operation is a property of the endpoint or deployment, as
-        in Microsoft's example:
+        """Return the error code and the reason of a failure, which Azure stores only in the
+        operation. The address of the operation is a property of the endpoint or deployment, as in
+        Microsoft's example:
         https://learn.microsoft.com/azure/machine-learning/how-to-deploy-with-rest
         """
         url = (told["properties"].get("properties") or {}).get("AzureAsyncOperationUri")

@@ -29,7 +29,9 @@ class BatchDialect(Struct, frozen=True, kw_only=True):
 
 
 class BatchCommands:
-    """The commands on one login node. Every method may raise TryAgain or Refused."""
+    """Runs the commands of a batch system on one login node. Every method may raise TryAgain or
+    Refused.
+    """
 
     def __init__(self, login_session: LoginSession, dialect: BatchDialect) -> None:
         self.login_session = login_session

@@ -54,7 +54,7 @@ Submit = Callable[
 
 
 class BatchGangs:
-    """One installation's gangs in one batch system."""
+    """Manages one installation's gangs in one batch system."""
 
     def __init__(self, system: BatchSystem, context: ProviderContext) -> None:
         self._login_session = system.commands.login_session
@@ -98,8 +98,8 @@ class BatchGangs:
         return [seen for seen in found.values() if name in (None, seen.name)]
 
     async def remove(self, name: str) -> None:
-        """See `Provider.remove`. If the work of all ranks has ended, the first call does not cancel
-        the job. The job then ends by itself, and the batch system records how the job ended.
+        """See `Provider.remove`. If the work of all ranks has ended, the first call lets the job
+        end by itself, so that the batch system records how the job ended.
         """
         workspace = await self._grounded()
         if name in await self._remembered(workspace):

@@ -1,5 +1,5 @@
-"""Turns nodes into offers of parts of nodes. A part consists of some of the node's accelerators
-with a proportional share of its CPUs and memory, or of CPUs and memory only.
+"""Makes offers for parts of nodes. A part consists of some of the node's accelerators with a
+proportional share of its CPUs and memory, or of CPUs and memory only.
 """
 
 from collections import Counter

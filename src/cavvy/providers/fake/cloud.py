@@ -50,8 +50,9 @@ class NodeLife(Struct, frozen=True, kw_only=True):
 
 
 class FakeCloud:
-    """The fake cloud as a provider, including shared hosts. The fake cloud needs a running event
-    loop."""
+    """Implements `Provider` on a simulated cloud, which also has shared hosts. The fake cloud needs
+    a running event loop.
+    """
 
     def __init__(
         self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]

@@ -34,9 +34,8 @@ def choose_machine(
     is_supported: Callable[[str], bool],
 ) -> Machine:
     """Return the cheapest instance type of a cloud that fits the task and is supported by the
-    service. The types are compared by the cloud's prices, because the service's prices are
-    proportional to these prices. If the task names an instance type, that type is used. Raises
-    Refused.
+    service. Types are compared by the cloud's prices, which are proportional to the service's
+    prices. If the task names an instance type, that type is used. Raises Refused.
     """
     need = task.resources
     found = [

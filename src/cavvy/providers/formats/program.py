@@ -106,7 +106,7 @@ def _escape(character: str) -> str:
 
 
 def _cut(characters: Sequence[str], length: int) -> list[str]:
-    """Join the characters to strings of at most `length` characters."""
+    """Join the characters into strings of at most `length` characters each."""
     parts, current = [], ""
     for each in characters:
         if len(current) + len(each) > length:

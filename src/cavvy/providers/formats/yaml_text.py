@@ -1,5 +1,5 @@
-"""Writes YAML that keeps texts of several lines readable, and that readers of YAML 1.1 and YAML 1.2
-parse as the same values.
+"""Writes YAML with readable multi-line strings. Parsers of YAML 1.1 and YAML 1.2 read the same
+values.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ _SHORT_BOOLEANS = frozenset("yYnN")
 
 
 class LiteralDumper(yaml.SafeDumper):
-    """Writes texts of several lines in the literal style, and quotes the texts that a reader of
-    YAML 1.1 or 1.2 would take for a number or a boolean.
+    """Writes multi-line strings in YAML's literal style. Quotes strings that a parser of YAML 1.1
+    or 1.2 would read as a number or a boolean.
     """
 
     def represent_str(self, data: str) -> yaml.ScalarNode:

@@ -64,7 +64,7 @@ class GcpApi:
             raise self._sort(fault) from fault
 
     async def send(self, method: str, path: str, body: Json = None, **query: str) -> Json:
-        """Send a request that changes something; return its operation."""
+        """Send a write request and return the operation that it starts."""
         try:
             return await self._rest.send(method, await self._path(path, query), body)
         except CloudFault as fault:

@@ -209,7 +209,7 @@ def _take_error(task: asyncio.Task[None]) -> None:
 
 
 def _count_gpus(machine: Json) -> int:
-    """Return the GPUs of a machine type, as Compute Engine counts them."""
+    """Return the number of GPUs that Compute Engine reports for a machine type."""
     gpus = machine.get("accelerators") or ()
     return sum(int(each["guestAcceleratorCount"]) for each in gpus)
 

@@ -75,7 +75,7 @@ Rates = dict[tuple[str, Purchase, int], dict[_Part, Decimal]]
 
 
 class GcpPrices(Struct, frozen=True, kw_only=True):
-    """Reads the list page by page. Requests a page again after a temporary error."""
+    """Reads Google's price list page by page. Requests a page again after a temporary error."""
 
     provider: str = "gcp"
     title: str = "Google's Cloud Billing Catalog API, with $GOOGLE_API_KEY or your Google login"
@@ -205,8 +205,9 @@ def _read_part(description: str, *, committed: bool) -> _Part | None:
 
 
 def read_price(sku: Sku) -> Decimal | None:
-    """Return the newest price of a SKU in US dollars per unit, in the highest tier, or None if the
-    SKU has no price. Raises KeyError or TypeError if Google has changed the format of the list.
+    """Return a SKU's newest price in US dollars per unit, or None if the SKU has no price. If the
+    price has several tiers, return the price of the highest tier. Raises KeyError or TypeError if
+    Google has changed the format of the list.
     """
     expression = sku["pricingInfo"][-1]["pricingExpression"]  # type: ignore[index] # JSON
     tiers = expression["tieredRates"]
