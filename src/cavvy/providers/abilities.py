@@ -235,14 +235,14 @@ class ServesNodes(Protocol):
 
 
 class KeepsNodes(Protocol):
-    """A provider whose infrastructure keeps nodes running after a gang's work, for the next gang,
-    and bills them in the meantime. A gang with kept nodes counts as ended once its nodes have ended
-    or are in use by the next gang.
+    """A provider whose infrastructure keeps a gang's nodes running for the next gang after the work
+    has ended, and bills the nodes in the meantime. A gang with kept nodes counts as ended once its
+    nodes have ended or are in use by the next gang.
     """
 
     async def release(self, name: str) -> None:
-        """Terminate the nodes that the provider keeps running after this gang's work. Changes
-        nothing while the work runs. Raises TryAgain, Refused.
+        """Terminate the nodes that the provider keeps running after this gang's work. Does nothing
+        while the gang's work runs. Raises TryAgain, Refused.
         """
 
 

@@ -137,8 +137,8 @@ class AwsMarket:
         return offers
 
     def quotas(self, region: str) -> tuple[Sequence[Quota], str]:
-        """Return the account's vCPU quotas that the last call of `offers` read, sorted by name, and
-        the reason why the last attempt to read them failed ("" if it succeeded).
+        """Return the account's vCPU quotas that the last call of `offers` read, sorted by name.
+        Also return why the last attempt to read quotas failed, or "" if it succeeded.
         """
         known = self._regions.get(region, _Region())
         by_name = {each.name: each for each in known.quotas.values()}
@@ -210,8 +210,8 @@ class AwsMarket:
 
     async def _hear(self, region: str) -> None:
         """Like `_fresh`, but raise TryAgain after a time limit, so that one slow region does not
-        delay the others. The requests to the region continue, and the next call waits for their
-        results.
+        delay the others. After the time limit, the requests to the region continue, and the next
+        call waits for their results.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -349,15 +349,15 @@ class AwsMarket:
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """Return a description of each reservation that the settings list for the region, by
-        reservation id. The last call of `offers` read the reservations.
+        """Return a description, as of the last call of `offers`, of each reservation that the
+        settings list for the region. The keys are reservation ids.
         """
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def disk_price(self, region: str, kind: str) -> ExtraPrice | None:
-        """Return the price of this disk type that the last call of `offers` read, or None if it
-        read no such price.
+        """Return the price of this disk type that the last call of `offers` read, or None if the
+        price is unknown.
         """
         known = self._regions.get(region)
         prices = self._extras(known.facts) if known and known.facts else ()
@@ -366,7 +366,7 @@ class AwsMarket:
 
     def unknown(self, region: str) -> Sequence[str]:
         """Return the accelerators that EC2 offers in the region but the catalog does not contain.
-        The last call of `offers` read these accelerators.
+        The result is as of the last call of `offers`.
         """
         known = self._regions.get(region)
         return known.facts.unknown if known and known.facts else ()

@@ -112,8 +112,8 @@ async def fetch_extras(account: AwsAccount, region: str) -> Sequence[ExtraPrice]
 
 
 def read_extra(item: Json) -> tuple[tuple[ChargeKind, str], Money] | None:
-    """Return the kind, the name and the price of a disk or a public address. The result is None if
-    the entry is another product.
+    """Return the kind, the name and the price of a disk or a public address. Returns None if the
+    entry describes another product.
     """
     attributes = item.get("product", {}).get("attributes", {})
     disk = str(attributes.get("volumeApiName", ""))

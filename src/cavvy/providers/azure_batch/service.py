@@ -1,4 +1,4 @@
-"""Runs gangs as jobs of Azure Batch. Each job has its own pool, which scales by a formula."""
+"""Runs gangs as jobs of Azure Batch. Each job has its own pool with an autoscale formula."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -247,7 +247,7 @@ class AzureBatchService:
         return replace(job, started_at=self._started[job.name], state=state)
 
     async def _add_missing(self, told: Mapping[str, Any], missing: set[int]) -> str:
-        """Add the tasks of these ranks. Return why Azure Batch refuses the tasks, or ""."""
+        """Add the tasks of the missing ranks. Return why Azure Batch refuses the tasks, or ""."""
         try:
             await self._api.add_tasks(str(told["id"]), make_gang_tasks(told, sorted(missing)))
         except CloudFault as fault:

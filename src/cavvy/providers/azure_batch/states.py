@@ -98,7 +98,7 @@ def _find_preemption(parts: JobParts) -> datetime | None:
 
 
 def _find_broken(nodes: Sequence[Json]) -> str:
-    """Return why a node can run no task, or "" if all nodes are usable."""
+    """Return why one of the nodes cannot run tasks, or "" if all nodes are usable."""
     for each in nodes:
         if each["state"] in _BROKEN:
             errors = [f"{one.get('code')}: {one.get('message')}" for one in each.get("errors", ())]

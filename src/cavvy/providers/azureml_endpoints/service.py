@@ -3,8 +3,8 @@ https://learn.microsoft.com/azure/machine-learning/concept-endpoints-online
 
 An endpoint has one deployment, which is one machine with the container. In this module, "job" means
 the deployment, because only the deployment is billed. One request deletes the endpoint with its
-deployment. The image and its routes are stored in a version of an environment. All replicas with
-the same image share the environment version, which costs nothing.
+deployment. A version of an Azure ML environment stores the image and its HTTP routes. All replicas
+with the same image share the environment version, which costs nothing.
 """
 
 import re
@@ -144,7 +144,9 @@ class AzureMlEndpoints:
         return await self.read(job)
 
     async def read(self, job: str) -> ServiceJob | None:
-        """Return an endpoint with a deployment, as Azure reports it now."""
+        """Return the job for an endpoint, as Azure reports it now, or None if the endpoint does not
+        exist.
+        """
         told = await self._api.endpoint(job)
         return None if told is None else await self._read(told)
 

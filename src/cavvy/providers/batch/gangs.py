@@ -218,7 +218,7 @@ class BatchGangs:
         """Return whether all reports of the gang's agents have been delivered. Agents leave
         undelivered reports if they were killed, if they exited while the server was down, or if
         Cavvy cancelled their job while they were still sending. The first call starts the delivery
-        of these reports on the login node.
+        of undelivered reports on the login node.
         """
         if record.refusal:
             return True

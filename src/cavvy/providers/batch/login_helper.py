@@ -4,8 +4,8 @@ control plane, stored as a file.
 
 `login_session.py` sends this program to the login node. The program needs only the standard library
 of Python 3.8 or newer, and exits when its input ends. The helper answers each request `{"id", "do",
-...}` with a frame `{"id", "answer"}` or `{"id", "error", "kind"}`. Answers may come in any order. A
-frame `{"mail": path}` announces a letter from an agent.
+...}` with a frame `{"id", "answer"}` or `{"id", "error", "kind"}`. The helper may answer requests
+in any order. A frame `{"mail": path}` announces a letter from an agent.
 """
 
 from __future__ import annotations

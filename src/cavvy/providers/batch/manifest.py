@@ -1,4 +1,6 @@
-"""Makes the manifest of a batch system's provider. Imports no module that makes connections."""
+"""Makes the manifest of a batch system's provider. This module imports no module that opens
+connections.
+"""
 
 from collections.abc import Sequence
 from datetime import timedelta

@@ -31,8 +31,7 @@ class PartPrices(Struct, frozen=True, kw_only=True):
 
 class AcceleratorRates:
     """Parses the hourly prices of accelerators from a string such as "2.5" or "H100=2.5 A100=1.2
-    1". A price without a name, such as 1 here, applies to accelerators that the string does not
-    name.
+    1". A price without a name applies to all accelerators that the string does not name.
     """
 
     def __init__(self, text: str) -> None:

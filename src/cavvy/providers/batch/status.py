@@ -18,7 +18,7 @@ _STATES = {
 
 
 class JobEnd(Struct, frozen=True, kw_only=True):
-    """The way in which a job ended."""
+    """How a job ended."""
 
     reason: str
     preempted: bool

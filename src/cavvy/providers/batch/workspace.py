@@ -250,7 +250,7 @@ class SharedWorkspace:
 
 
 def as_seen(ended: BatchGangEnd) -> GangSeen:
-    """Describe an ended gang for the control plane."""
+    """Convert the record of an ended gang to the status that the control plane reads."""
     nodes = list_nodes(ended.job, ended.began, ended.ended_at)
     return GangSeen(
         name=ended.name,

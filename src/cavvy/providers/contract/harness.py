@@ -49,7 +49,7 @@ class ProviderUnderTest(Protocol):
         """Let time pass until all requested boots and removals have completed."""
 
     async def end(self, gang: str) -> None:
-        """Make the gang's work finish normally, and then its nodes stop."""
+        """Make the gang's work finish normally, and then stop the gang's nodes."""
 
     async def wait(self, length: timedelta) -> None:
         """Let time pass; on a real clock, at most as long as a test may take."""

@@ -137,8 +137,8 @@ class LaunchTests(ScenarioSuite):
     async def test_two_servers_that_launch_the_same_make_one_gang(
         self, harness: ContractHarness
     ) -> None:
-        """Two servers launch the same gang at once. This can happen while a server is being
-        replaced, until the old server stops.
+        """Two servers launch the same gang at once, as can happen while one server replaces the
+        other.
         """
 
         gang = await harness.spec("servers")
@@ -157,8 +157,8 @@ class LaunchTests(ScenarioSuite):
 
     @in_scenario
     async def test_the_first_launch_of_a_name_holds(self, harness: ContractHarness) -> None:
-        """Launch a running gang again, with the same and with other values, before and after a
-        restart.
+        """Launch a running gang again, with the same spec and with a different spec, before and
+        after a restart.
         """
         gang = await harness.spec("first")
         await harness.launch(gang)

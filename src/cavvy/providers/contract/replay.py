@@ -19,7 +19,7 @@ _NAME = re.compile(r"\bcv-[a-z0-9-]+")  # matches the name of a machine
 
 
 class ReplayedCalls:
-    """The calls of a recording, with a record of the calls that were played."""
+    """Plays the calls of a recording, and tracks which calls have been played."""
 
     def __init__(self, calls: Sequence[Recorded]) -> None:
         self._calls = calls

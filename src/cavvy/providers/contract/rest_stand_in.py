@@ -222,13 +222,15 @@ class RestStandIn(ABC):
         finish(self.cloud.delete(machine))
 
     def cut(self, items: Sequence[T], number: int, size: int) -> tuple[Sequence[T], bool]:
-        """Return a page of a list, counted from 1, and whether more pages follow."""
+        """Return page `number` of a list, and whether more pages follow. The first page has the
+        number 1.
+        """
         size = min(self.page if len(items) <= _SHORT else _LONG_PAGE, size)
         return items[(number - 1) * size : number * size], number * size < len(items)
 
 
 def finish(call: Coroutine[Any, Any, T]) -> T:
-    """Run a call to the cloud in memory, which never waits, and return the call's result."""
+    """Run a coroutine of the in-memory cloud, which never waits, and return its result."""
     while True:
         try:
             call.send(None)

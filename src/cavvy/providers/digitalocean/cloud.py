@@ -154,9 +154,9 @@ def _identify(size: Json) -> KnownAccelerator | None:
 
 
 def _minimum_charge(rate: HourlyRate) -> timedelta:
-    """Return the minimum charge of 60 seconds or $0.01, whichever is more. The rule applies to CPU
-    Droplets (https://docs.digitalocean.com/products/droplets/details/pricing); Cavvy assumes that
-    it also applies to GPU Droplets.
+    """Return the minimum charge of 60 seconds or $0.01, whichever is more. DigitalOcean documents
+    this minimum for CPU Droplets (https://docs.digitalocean.com/products/droplets/details/pricing);
+    Cavvy assumes the same minimum for GPU Droplets.
     """
     if not rate.micros_per_hour:
         return timedelta(0)

@@ -212,8 +212,8 @@ class EcsService:
         return found
 
     async def _forget_some(self, region: str) -> None:
-        """Delete definitions of ended tasks. Each poll deletes only a few, because ECS deregisters
-        them one by one, and polls must be quick.
+        """Delete definitions of ended tasks. Each poll deletes only a few definitions, because ECS
+        deregisters definitions one by one, and polls must be quick.
         """
         some = list(islice(self._unused, _MOST_DELETED))
         for each in some:

@@ -21,9 +21,9 @@ class ContainerSize(Struct, frozen=True, kw_only=True):
 
 
 def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
-    """Return the size that the task requests. If the task requests accelerators or an instance
-    type, the CPUs and memory that the task omits are those of the machine. Otherwise, the default
-    is one CPU, and 2 GiB of memory for each CPU.
+    """Return the CPUs, memory and accelerators that the container reserves. If the task omits CPUs
+    or memory, use the machine's if the task requests accelerators or an instance type, otherwise
+    one CPU, and 2 GiB of memory for each CPU.
     """
     need = task.resources
     offer = machine.offer if machine else None
@@ -43,7 +43,7 @@ def list_container_variables(task: TaskSpec, accelerators: int) -> dict[str, str
 
 
 def list_host_volumes(task: TaskSpec) -> list[Volume]:
-    """Return the volumes that are folders of the machine."""
+    """Return the task's volumes that mount a folder of the machine at an absolute path."""
     return [
         each for each in task.volumes if each.kind is VolumeKind.HOST and each.path.startswith("/")
     ]

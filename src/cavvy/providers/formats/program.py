@@ -66,9 +66,9 @@ def link_path(source: str, path: str) -> list[str]:
 
 
 def copy_output(source: str, folder: str, file: str) -> list[str]:
-    """Return shell lines that copy an output after exit code 0: the content of a folder into
-    `folder`, or one file to the path `file`. `folder` and `file` are already quoted for the shell.
-    If the copy fails, the shell lines set CAVVY_CODE to 1.
+    """Return shell lines that copy an output if the work's exit code is 0: the content of a folder
+    into `folder`, or one file to the path `file`. `folder` and `file` are already quoted for the
+    shell. If the copy fails, the shell lines set CAVVY_CODE to 1.
     """
     path = shlex.quote(source)
     return [
@@ -81,9 +81,9 @@ def copy_output(source: str, folder: str, file: str) -> list[str]:
 
 def split_program(program: str, length: int, count: int) -> Sequence[str] | None:
     """Split the program into at most `count` arguments without line breaks, each of at most
-    `length` characters. `printf %b` joins the arguments to form the program. Each argument is one
-    line of the program if at most `count` arguments result, and otherwise a piece of maximum
-    length. Returns None if the program is too long.
+    `length` characters. `printf %b` joins the arguments to form the program. Cut the program at its
+    line breaks if this gives at most `count` arguments; otherwise cut the program into pieces of
+    maximum length. Returns None if the program is too long.
     """
     lines = [
         part

@@ -1,4 +1,4 @@
-"""Writes a shell script that sends requests to a service with the service's own command."""
+"""Writes a shell script that calls a service through the service's own command-line tool."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,5 +1,5 @@
-"""Prices the machine types that Compute Engine lists for each zone: with Google's live price if its
-price list contains the type, and with the catalog's price otherwise.
+"""Makes offers from the machine types that Compute Engine lists for each zone. The price of a type
+is Google's live price if Google's price list contains it, otherwise the catalog's price.
 
 Google has no API that returns the price of a machine type. A machine type has the same price in all
 zones of a region.
@@ -144,9 +144,9 @@ class GcpMarket:
     async def _read_prices(
         self,
     ) -> tuple[LivePrices | None, Mapping[tuple[str, str], Sequence[Offer]]]:
-        """Return Google's list of prices, and the catalog's offers with the prices of this list, by
-        region and machine type. The list is None if the account has no permission to read it, or if
-        it cannot be read.
+        """Return Google's price list, and the catalog's offers by region and machine type. The
+        offers have the prices of Google's list. The list is None if the account has no permission
+        to read it, or if it cannot be read.
         """
         rows = await asyncio.to_thread(self._list_prices, "gcp")
         try:
