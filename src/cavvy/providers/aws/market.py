@@ -1,5 +1,5 @@
-"""Reads EC2's current offers. Types and on-demand prices are read once a day, spot prices every few
-minutes.
+"""Reads EC2's current offers. Instance types and on-demand prices are read once a day, spot prices
+every few minutes.
 """
 
 import asyncio
@@ -321,8 +321,8 @@ class AwsMarket:
         known.spot_at = now
 
     async def _read_quotas(self, region: str, known: _Region) -> None:
-        """Read the quotas and their use. If a request fails, the last known values are used. A
-        quota that has never been read does not limit offers.
+        """Read the quotas and their usage. If a request fails, keep the last known values. A quota
+        that has never been read does not limit offers.
         """
         now = self._now()
         try:

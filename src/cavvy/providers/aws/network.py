@@ -111,7 +111,7 @@ class GangNetworks:
     async def check_way(self, region: str, subnet: Json, server: str, *, public: bool) -> None:
         """Raise Refused if nodes in the subnet cannot reach the server by the subnet's routes.
 
-        The routes are not checked if the server's address is a name or a private address.
+        Routes are not checked if the server's address is a host name or a private address.
         """
         address = _read_address(server)
         if address is None:

@@ -1,8 +1,8 @@
 """Fetches EC2's prices with the account's credentials: on-demand and reserved prices from the Price
 List API, spot prices from EC2's price history.
 
-AWS also publishes the price list as files. This module does not use these files, because a region's
-file has several hundred MB but only a few thousand useful rows.
+AWS also publishes the price list as files. This module does not use the files of the price list,
+because a region's file has several hundred MB but only a few thousand useful rows.
 """
 
 import asyncio

@@ -139,8 +139,8 @@ def read_product(item: Json) -> tuple[str, HourlyRate | None]:
 
 def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
     """Return the hourly prices of standard reservations without upfront payment, by number of
-    months. These prices are comparable to the on-demand price, because the reservations have no
-    other costs.
+    months. The reserved prices are comparable to the on-demand price, because reservations without
+    upfront payment have no other costs.
     """
     found: dict[int, HourlyRate] = {}
     for term in item.get("terms", {}).get("Reserved", {}).values():

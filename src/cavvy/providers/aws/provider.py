@@ -421,8 +421,9 @@ class AwsProvider:
 
     async def _tidy_all(self, regions: Sequence[str]) -> None:
         """Remove the objects created for all gangs that have ended, and for gangs that the ledger
-        does not contain. `regions` are the regions that answer. In a region that does not answer, a
-        launch may have succeeded although no instance is listed.
+        does not contain. `regions` are the regions that answer. Old launches without instances are
+        recorded as ended only in `regions`: in a region that does not answer, such a launch may
+        have succeeded.
         """
         now = self._context.now()
         for record in list(self._ledger.records.values()):

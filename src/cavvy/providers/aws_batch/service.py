@@ -173,8 +173,8 @@ class BatchService:
         return found
 
     async def _forget_some(self, region: str) -> None:
-        """Deregister definitions of ended jobs of this installation; each poll deregisters only a
-        few, because polls must be quick.
+        """Deregister some of the definitions of this installation's ended jobs. Each poll
+        deregisters only a few definitions, because polls must be quick.
         """
         some = list(islice(self._unused, _MOST_FORGOTTEN))
         for each in some:

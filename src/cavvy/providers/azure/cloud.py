@@ -358,7 +358,7 @@ class AzureCloud:
             raise CloudFault(0, _NO_PRICES, str(error)) from error
 
     def _fetch(self, region: str, names: Sequence[str]) -> Sequence[Offer]:
-        """Fetch the prices of these sizes; the call blocks its thread. Raises CloudFault."""
+        """Fetch the prices of the VM sizes in `names`. Blocks. Raises CloudFault."""
         types = " or ".join(f"armSkuName eq '{each}'" for each in names)
         only = f"armRegionName eq '{region}' and priceType eq 'Consumption' and ({types})"
         blank = Offer(provider="azure", region=region, instance_type="", rate=HourlyRate(0))

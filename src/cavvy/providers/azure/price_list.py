@@ -201,8 +201,8 @@ def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> Offer 
 
 
 def _without_placeholders(offers: Mapping[str, Offer]) -> tuple[Offer, ...]:
-    """Omit spot offers whose price is not lower than the on-demand price. Azure publishes these
-    prices as placeholders for spot capacity that does not exist.
+    """Omit spot offers whose price is not lower than the on-demand price: such a price is a
+    placeholder, and means that no spot capacity exists.
     """
     usual = {
         (offer.region, offer.instance_type): offer.rate

@@ -215,8 +215,8 @@ class AzureBatchService:
     ) -> ServiceJob:
         """Return the state of a job that has not ended. Add the job's missing tasks: tasks are
         missing if the server stopped during the submission, or if a reply was lost. If Azure Batch
-        refuses the tasks, the job counts as reclaimed, so that the job is ended. `tasks` is None if
-        the tasks could not be read.
+        refuses the tasks, the job counts as reclaimed, so that Cavvy ends the job. `tasks` is None
+        if the tasks could not be read.
         """
         name, pool = str(told["id"]), (told.get("executionInfo") or {}).get("poolId")
         wanted = int(name.rpartition("-")[2])

@@ -131,8 +131,8 @@ class Clusters:
 
     async def _read_low(self, region: str, size: str) -> HourlyRate | None:
         """Return the price of a low-priority machine, or None if the list contains no such price.
-        After an error, the list is not read for some minutes, because each read may take seconds.
-        Raises PriceError.
+        After an error, do not read Azure's price list for some minutes, because each read may take
+        seconds. Raises PriceError.
         """
         now, key = self._now(), (region, size)
         if key not in self._low or now - self._low[key][0] >= _LOW_AGE:

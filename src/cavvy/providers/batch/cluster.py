@@ -111,8 +111,8 @@ def count_room(queue: ClusterQueue, offer: Offer) -> int:
 
 def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
     """Return the time limit of a job: the maximum duration of the work, plus its grace period and
-    the time for preparation, but at most the queue's limit. If the maximum duration is unknown, the
-    queue's limit is returned.
+    the time for preparation, but at most the queue's limit. If the maximum duration is unknown,
+    return the queue's limit.
 
     The queue's default time limit is never used, because it would interrupt long work.
     """

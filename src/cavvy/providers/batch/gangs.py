@@ -266,8 +266,8 @@ class BatchGangs:
     async def _close_forgotten(
         self, workspace: SharedWorkspace, record: BatchGangRecord
     ) -> BatchGangEnd:
-        """Record the end of a gang whose job the batch system no longer lists. The end is read from
-        the accounting data or, failing that, from the file that the job wrote.
+        """Record the end of a gang whose job the batch system no longer lists. Read how the gang
+        ended from the accounting data or, if these lack the job, from the file that the job wrote.
         """
         accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:

@@ -74,8 +74,9 @@ def judge_forgotten(
     began_at: datetime | None,
     ended_at: datetime,
 ) -> JobEnd:
-    """Return how a job ended, from the files that the job wrote; the batch system no longer lists
-    the job."""
+    """Return how a job ended that the batch system no longer lists, from the files that the job
+    wrote.
+    """
     began = record.seen
     if began is None and began_at is not None:
         began = GangStart(at=began_at, nodes=tuple(expand(record.begun.partition(" ")[2])))

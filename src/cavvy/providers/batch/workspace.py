@@ -202,8 +202,8 @@ class SharedWorkspace:
         return _record(name, {paths[path]: text for path, text in found.items()}) if found else None
 
     async def exits(self, name: str, nodes: int) -> Sequence[AgentExit]:
-        """Return the records in which agents state how their work ended, by rank. Missing records
-        are omitted.
+        """Return the records in which agents state how their work ended, sorted by rank. Missing
+        records are omitted.
         """
         paths = [f"{self.gang(name)}/{rank}/exit.json" for rank in range(nodes)]
         found = await self._login_session.read(paths)

@@ -1,8 +1,8 @@
 """Stand-ins for REST APIs, which serve the state of an in-memory cloud. One HTTP server serves all
 stand-ins of a test run; the path of each stand-in's URL starts with its own number.
 
-A fault without a status closes the connection. Tests choose the faults, the page size and the
-quota.
+If a fault has no status, the server closes the connection. Tests choose the faults, the page size
+and the quota.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Calls Crusoe Cloud's API, version v1alpha5 (https://docs.crusoecloud.com/api).
 
 The creation of a machine is an operation: the machine may be missing until the operation ends, and
-the operation can fail after the API has accepted the request. The API does not report prices; a
-setting contains them.
+the operation can fail after the API has accepted the request. The API does not report prices, so
+the user enters prices in a setting.
 """
 
 import re

@@ -188,8 +188,8 @@ class EcsService:
         return ()
 
     async def _describe(self, region: str, tasks: Sequence[str]) -> Sequence[ServiceJob]:
-        """Return the given tasks that belong to this installation. Tasks that ECS no
-        longer knows are omitted.
+        """Return the given tasks that belong to this installation. Tasks that ECS no longer reports
+        are omitted.
         """
         found = []
         for start in range(0, len(tasks), _MOST_DESCRIBED):
@@ -316,7 +316,7 @@ def _tell_end(reason: str, codes: Sequence[int]) -> str:
 
 def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
     """Return why RunTask started no task. The failures in a reply of RunTask mean that capacity is
-    missing or unsuitable. In all other cases, the call itself fails.
+    missing or unsuitable; for any other reason, RunTask itself returns an error.
     """
     found = [
         f"{each.get('reason', 'no reason')}{': ' + each['detail'] if each.get('detail') else ''}"

@@ -14,8 +14,8 @@ SHELL = 'exec "$(command -v bash || command -v sh)" -c "$0"'
 
 def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[str] = ()) -> str:
     """Return the program: the lines of `prepare`, then the task's setup and work, then the lines of
-    `finish`. The program exits with the exit code of the work. The lines of `finish` can read this
-    exit code as CAVVY_CODE.
+    `finish`. The program exits with the exit code of the work. The lines of `finish` can read the
+    work's exit code from CAVVY_CODE.
 
     The program passes SIGTERM on to all processes of the work, because a shell that is the first
     process of a container would ignore the signal.

@@ -1,6 +1,4 @@
-"""Writes YAML with readable multi-line strings. Parsers of YAML 1.1 and YAML 1.2 read the same
-values.
-"""
+"""Writes YAML with readable multi-line strings and the same values in YAML 1.1 and YAML 1.2."""
 
 from typing import Any
 

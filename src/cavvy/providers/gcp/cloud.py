@@ -197,8 +197,8 @@ class GcpCloud:
         return fault.code in FULL_CODES
 
     async def _advance(self, machine: str, body: Json) -> None:
-        """Request the machine, or query the state of its earlier request. Return if the machine
-        exists; otherwise raise the fault of the request.
+        """Request the machine, or query the state of its earlier request. Raise the fault of the
+        request unless the machine exists.
         """
         zone = machine.partition("/")[0]
         operation = self._operations.get(machine)

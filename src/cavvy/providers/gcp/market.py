@@ -145,8 +145,8 @@ class GcpMarket:
         self,
     ) -> tuple[LivePrices | None, Mapping[tuple[str, str], Sequence[Offer]]]:
         """Return Google's price list, and the catalog's offers by region and machine type. The
-        offers have the prices of Google's list. The list is None if the account has no permission
-        to read it, or if it cannot be read.
+        offers have the prices of Google's list. The price list is None if the account has no
+        permission to read it, or if reading it fails.
         """
         rows = await asyncio.to_thread(self._list_prices, "gcp")
         try:

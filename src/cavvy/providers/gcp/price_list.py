@@ -1,9 +1,9 @@
 """Reads the prices of Google's machines with GPUs from the Cloud Billing Catalog API: on demand,
 spot, and with commitments of one and three years.
 
-Google lists the prices of parts: one vCPU, one GiB of memory, one GPU, one GiB of local SSD. A
-machine costs the sum of its parts. A commitment covers the same parts for its whole term:
-https://cloud.google.com/compute/docs/instances/committed-use-discounts-overview.
+Google lists the prices of parts: one vCPU, one GiB of memory, one GPU, one GiB of local SSD. The
+price of a machine is the sum of the prices of its parts. A commitment covers the same parts for its
+whole term: https://cloud.google.com/compute/docs/instances/committed-use-discounts-overview.
 """
 
 import http.client
@@ -143,8 +143,8 @@ class GcpPrices(Struct, frozen=True, kw_only=True):
         )
 
     def _request(self, token: str) -> urllib.request.Request:
-        """Return the request for a page. Raises NeedsLogin if no credentials exist. The request
-        sends the API key in a header, because URLs are often logged.
+        """Return the HTTP request for a page of the list. Raises NeedsLogin if no credentials
+        exist. The request sends the API key in a header, because URLs are often logged.
         """
         headers = {"Accept": "application/json", "User-Agent": "cavvy"}
         key = os.environ.get(_KEY)

@@ -21,7 +21,7 @@ _SHORTEST_S = 60  # the shortest time limit
 
 
 class HostFolder(Struct, frozen=True, kw_only=True):
-    """A folder of the machine that is mounted in the container, with its path there."""
+    """A folder of the machine (`source`) that is mounted in the container at `path`."""
 
     source: str
     path: str

@@ -32,7 +32,7 @@ class LaunchType(StrEnum):
 
 
 class EcsFolder(Struct, frozen=True, kw_only=True):
-    """A folder of the machine that is mounted in the container, with its path there."""
+    """A folder of the machine (`source`) that is mounted in the container at `path`."""
 
     source: str
     path: str
