@@ -64,8 +64,8 @@ class HasParts(Protocol):
 
     def silent(self) -> Sequence[str]:
         """Return the clusters, regions or hosts that did not answer the last call of `offers`, each
-        with the reason. A job that fits no available offer waits for the missing answers. If no
-        cluster, region or host answers, `offers` raises an error.
+        with the reason. A job that fits no available offer waits until all clusters, regions or
+        hosts have answered. If no cluster, region or host answers, `offers` raises an error.
         """
 
 
@@ -236,8 +236,8 @@ class ServesNodes(Protocol):
 
 class KeepsNodes(Protocol):
     """A provider whose infrastructure keeps a gang's nodes running for the next gang after the work
-    has ended, and bills the nodes in the meantime. A gang with kept nodes counts as ended once its
-    nodes have ended or are in use by the next gang.
+    has ended, and bills the nodes in the meantime. A gang counts as ended when its nodes have ended
+    or the next gang uses them.
     """
 
     async def release(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """Calls AWS through boto3. Each call runs in a thread and has a time limit; its errors are raised
 as `AwsFault`s.
 
-No other module imports the SDK.
+No other module imports boto3.
 """
 
 import asyncio

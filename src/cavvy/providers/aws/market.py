@@ -148,8 +148,8 @@ class AwsMarket:
         return [by_name[name] for name in sorted(by_name)], known.quotas_problem or unread
 
     def untold_quotas(self, region: str) -> str:
-        """Return why the region's quotas are unknown or out of date, with the region's name, or ""
-        if they are up to date.
+        """Return the region's name and why its quotas are unknown or out of date, or "" if the
+        quotas are up to date.
         """
         _, problem = self.quotas(region)
         return self._stale_quotas(region) or (f"{region}: {problem}" if problem else "")
@@ -220,7 +220,7 @@ class AwsMarket:
             raise TryAgain(f"no answer from {region} within {_PATIENCE_S:.0f} s") from None
 
     async def _fresh(self, region: str) -> None:
-        """Read again those facts about the region that are out of date. If the caller is cancelled,
+        """Refresh the cached data about the region that is out of date. If the caller is cancelled,
         the requests continue, and the next caller gets the results.
         """
         task = self._reading.get(region)
@@ -289,8 +289,8 @@ class AwsMarket:
 
     async def _explain(self, region: str, error: Refused) -> Refused:
         """Return the error to raise after a region's first call failed. A region that the account
-        has not enabled rejects even valid credentials, so this method queries another region to
-        find out whether the account has enabled the first region.
+        has not enabled rejects even valid credentials. Therefore query another region whether the
+        account has enabled `region`.
         """
         fault = error.__cause__
         if not isinstance(fault, AwsFault) or fault.code not in NOT_ENABLED:

@@ -46,7 +46,7 @@ TAG = "cavvy:installation"
 def make_policy(*, profile: str = "") -> str:
     """Return the policy as IAM JSON. The policy permits setting tags only in the call that creates
     an object. `profile` is the name or the ARN of the nodes' instance profile, or "". The policy
-    assumes that the profile's role has the profile's name.
+    assumes that the instance profile and its role have the same name.
     """
     statements: list[dict[str, object]] = [
         {"Sid": "Look", "Effect": "Allow", "Action": list(READS), "Resource": "*"},

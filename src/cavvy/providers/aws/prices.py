@@ -33,8 +33,8 @@ Spot = tuple[str, str, datetime, HourlyRate]  # type, zone, start time, price
 async def fetch_on_demand(
     account: AwsAccount, region: str, types: Sequence[str]
 ) -> Mapping[str, HourlyRate]:
-    """Return the on-demand prices by instance type. Up to 20 types are requested one by one; for
-    more types, or if `types` is empty, the whole price list of the region is read.
+    """Return the on-demand prices by instance type. If `types` contains 1 to 20 types, request each
+    type separately; otherwise read the region's whole price list.
     """
     found: dict[str, HourlyRate] = {}
     async for item in _products(account, region, types):

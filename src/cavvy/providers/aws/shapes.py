@@ -1,4 +1,4 @@
-"""Parses EC2's instance types into shapes. Offers are made from shapes."""
+"""Parses EC2's instance types into shapes (`InstanceShape`)."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase

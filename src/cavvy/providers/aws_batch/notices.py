@@ -10,8 +10,9 @@ from cavvy.providers.notices import NoticeSource
 
 
 def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
-    """Return EC2's notices for jobs on spot instances, or () for other jobs. Jobs on spot instances
-    have one node and use the network of their instance, so these jobs can read the instance's
-    metadata: https://docs.aws.amazon.com/batch/latest/userguide/networking-modes-jobs.html
+    """Return EC2's notice sources for jobs on spot instances, or () for other jobs. Jobs on spot
+    instances have one node and use the network of their instance, so these jobs can read the
+    instance's metadata:
+    https://docs.aws.amazon.com/batch/latest/userguide/networking-modes-jobs.html
     """
     return NOTICES if gang.offer.purchase is Purchase.SPOT else ()

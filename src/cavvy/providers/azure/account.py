@@ -1,6 +1,6 @@
 """Calls Azure Resource Manager with the credentials that azure-identity finds.
 
-No other module imports the SDK.
+No other module imports Azure's SDK.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Parses the VM sizes that Azure reports (Microsoft.Compute/skus). Offers are made from sizes."""
+"""Parses the VM sizes that Azure reports (Microsoft.Compute/skus)."""
 
 import re
 from collections.abc import Callable, Sequence

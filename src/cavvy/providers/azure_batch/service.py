@@ -238,8 +238,8 @@ class AzureBatchService:
         return job
 
     def _remember_start(self, job: ServiceJob) -> ServiceJob:
-        """Return the job with the start time that was read first, because Azure may briefly list no
-        nodes and then report no start time.
+        """Return the job with the start time that was read first. Azure reports no start time while
+        it briefly lists no nodes.
         """
         if job.name not in self._started:
             return job

@@ -214,8 +214,9 @@ class AzureMlService:
         return job
 
     async def _find_cluster(self, request: JobRequest) -> Cluster:
-        """Return the cluster of a request. Raises CloudFault if the cluster cannot run the job
-        now."""
+        """Return the compute cluster of a request's offer. Raises CloudFault if the cluster cannot
+        run the job now.
+        """
         cluster = await self._clusters.find(request.offer.zone or "")
         if cluster.quota:
             raise CloudFault(409, _QUOTA, f"the cluster {cluster.name}: {cluster.quota}")

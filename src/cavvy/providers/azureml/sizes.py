@@ -18,9 +18,9 @@ _AGE = timedelta(minutes=10)
 
 
 class WorkspaceSizes:
-    """Lists the VM sizes that `provider` offers in its workspace. The setting `sizes` must select a
-    size, a compute target of the type `kind` must support it, and `is_sold` must accept its name in
-    lower case.
+    """Lists the VM sizes that `provider` offers in its workspace. A size is offered if the setting
+    `sizes` selects it, compute targets of the type `kind` support it, and `is_sold` accepts its
+    name in lower case.
     """
 
     def __init__(

@@ -205,8 +205,8 @@ class AzureMlEndpoints:
         return code, str(error.get("message") or "Azure reports no reason")
 
     async def _tidy(self, unused: Sequence[Json]) -> None:
-        """Delete old endpoints without a deployment. An endpoint never gets its deployment if the
-        server stops, or the replica is no longer needed, just after the endpoint was created.
+        """Delete old endpoints without a deployment. An endpoint stays without a deployment if the
+        server stops, or the replica is no longer needed, before the deployment is created.
         """
         now = self._now()
         if not self._leftovers.is_due("", now):

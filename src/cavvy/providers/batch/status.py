@@ -74,8 +74,8 @@ def judge_forgotten(
     began_at: datetime | None,
     ended_at: datetime,
 ) -> JobEnd:
-    """Return how a job ended that the batch system no longer lists, from the files that the job
-    wrote.
+    """Determine how a job ended from the files that the job wrote, because the batch system no
+    longer lists the job.
     """
     began = record.seen
     if began is None and began_at is not None:

@@ -52,7 +52,9 @@ class ProviderUnderTest(Protocol):
         """Make the gang's work finish normally, and then stop the gang's nodes."""
 
     async def wait(self, length: timedelta) -> None:
-        """Let time pass; on a real clock, at most as long as a test may take."""
+        """Let `length` pass on a simulated clock. On a real clock, wait at most as long as a test
+        may take.
+        """
 
 
 class LaunchFault(StrEnum):

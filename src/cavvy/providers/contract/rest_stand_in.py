@@ -230,7 +230,7 @@ class RestStandIn(ABC):
 
 
 def finish(call: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of the in-memory cloud, which never waits, and return its result."""
+    """Run a coroutine that never waits, as those of the in-memory cloud, and return its result."""
     while True:
         try:
             call.send(None)
@@ -239,8 +239,8 @@ def finish(call: Coroutine[Any, Any, T]) -> T:
 
 
 def make_start_script(key: str) -> str:
-    """Return the script that a container runs before it starts an SSH server: it permits logins
-    with this key.
+    """Return a script that permits SSH logins with this key. A container runs the script before it
+    starts an SSH server.
     """
     return f"#!/bin/sh\nmkdir -p ~/.ssh\necho '{key}' >>~/.ssh/authorized_keys\n"
 

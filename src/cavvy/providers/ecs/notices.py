@@ -14,9 +14,9 @@ _FARGATE = frozenset(
 
 
 def list_notices(gang: GangSpec) -> Sequence[NoticeSource]:
-    """Return EC2's notices for tasks on spot instances, and () for other tasks. Tasks on spot
-    instances use the network of their instance, so the tasks can read the instance's metadata.
-    Tasks on Fargate Spot get SIGTERM instead.
+    """Return EC2's notice sources for tasks on spot instances, and () for other tasks. Tasks on
+    spot instances use the network of their instance, so the tasks can read the instance's metadata.
+    On Fargate Spot, a task gets SIGTERM instead of a notice.
     """
     offer = gang.offer
     spot = offer.purchase is Purchase.SPOT and offer.zone not in _FARGATE

@@ -21,8 +21,8 @@ class ContainerSize(Struct, frozen=True, kw_only=True):
 
 
 def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
-    """Return the CPUs, memory and accelerators that the container reserves. If the task omits CPUs
-    or memory, use the machine's if the task requests accelerators or an instance type, otherwise
+    """Return the CPUs, memory and accelerators that the container reserves. A task that requests
+    accelerators or an instance type gets the machine's CPUs and memory by default. Other tasks get
     one CPU, and 2 GiB of memory for each CPU.
     """
     need = task.resources
