@@ -289,8 +289,8 @@ class AwsMarket:
 
     async def _explain(self, region: str, error: Refused) -> Refused:
         """Return the error to raise after a region's first call failed. A region that the account
-        has not enabled rejects even valid credentials. Therefore query another region whether the
-        account has enabled `region`.
+        has not enabled rejects even valid credentials. Therefore ask the API of another region
+        whether the account has enabled `region`.
         """
         fault = error.__cause__
         if not isinstance(fault, AwsFault) or fault.code not in NOT_ENABLED:

@@ -31,9 +31,9 @@ async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
 async def look_at_all(
     asked: Iterable[Awaitable[Sequence[GangSeen]]], name: str | None
 ) -> Sequence[GangSeen]:
-    """Return the gangs of all clusters. If a cluster fails, raises the first error, unless the gang
-    `name` was found. If `name` is None, raises PartlyUnknown with the gangs of the clusters that
-    answered.
+    """Return the gangs of all clusters. If `name` is given, return as soon as a cluster reports
+    this gang. If a cluster fails, raises PartlyUnknown with the gangs that the other clusters
+    reported, or the first error if no gang was found.
     """
     looks = [asyncio.ensure_future(each) for each in asked]
     found: list[GangSeen] = []
