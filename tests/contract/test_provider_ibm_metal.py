@@ -128,7 +128,7 @@ class TestIbmMetal(RestContract):
             harness = account.harness()
             gang = await harness.running("slow")
             account.api.slow_stops = True
-            with pytest.raises(TryAgain, match="then it is deleted"):
+            with pytest.raises(TryAgain, match="will be deleted once it is off"):
                 await harness.ours.remove(gang.name)
             assert account.billed() == 1
             await account.wait(2 * MINUTE)
