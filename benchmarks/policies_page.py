@@ -170,8 +170,8 @@ def _single(rows: _Rows) -> Iterable[str]:
     yield _table(heads, body)
     greedy, even = (_total(_of(main, name)) - 1 for name in ("greedy", "uniform-progress"))
     yield (
-        f"\nUniform Progress leaves {even / greedy:.2f} of greedy's gap to the optimum; the paper "
-        "reports about half.\n"
+        f"\nThe excess cost of Uniform Progress over the optimum is {even / greedy:.2f} of greedy's; "
+        "the paper reports about half.\n"
     )
     yield "\nThe ratios of `auto` / Uniform Progress / greedy in each cell:\n\n"
     deadlines = sorted({row["deadline_hr"] for row in main}, key=float)

@@ -380,7 +380,7 @@ def test_every_mistake_has_its_place(lines: str, said: str) -> None:
         ),
         ("type: fleet\nnodes: 3..1", "2:8: `nodes`: cannot use '3..1'"),
         ("type: fleet\nssh_config: {user: a}", "2:13: `ssh_config.hosts` is missing"),
-        ("type: volume\nregion: eu", "1:1: the volume has no backend"),
+        ("type: volume\nregion: eu", "1:1: `backend` is missing, or names"),
         ("type: volume\nbackend: aws", "1:1: `region` is missing"),
         ("type: gateway\nbackend: aws", "1:1: `region` is missing"),
         ("type: dev-environment\nversion: 1", "2:1: `version` needs `ide`"),

@@ -88,7 +88,7 @@ class Deferred:
                 self._keep(changes)
 
     async def write_pending(self) -> None:
-        """Write the changes that are kept in memory, until the disk is full."""
+        """Write the changes that are kept in memory; stop if the disk is full again."""
         async with self._order:
             while self._kept:
                 try:

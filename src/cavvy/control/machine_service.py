@@ -83,7 +83,7 @@ class MachineService:
         return await self._status(await self._store.machine(project, name))
 
     async def prepare(self, task: TaskSpec) -> MachineSubmission:
-        """Complete a task with the settings of its machine. Raises MachineUnfit."""
+        """Add the settings of its machine to a task. Raises MachineUnfit."""
         assert task.machine is not None
         machine = await self._pool.read(task.project, task.machine)
         _, gang = await self._pool.gang_of(machine)

@@ -132,8 +132,8 @@ def check_chain(
         if record.prior != head.hash:
             raise ChainBroken(
                 expected,
-                f"the record follows one with the hash {record.prior}, but the record before it "
-                f"has the hash {head.hash}",
+                f"the record names {record.prior} as the hash of the record before it, but that "
+                f"record's hash is {head.hash}",
             )
         for name in ("number", "at", "account", "project", "outcome"):
             if getattr(record, name) != getattr(sealed, name):

@@ -130,9 +130,9 @@ def _set(stop: asyncio.Future[float], drain_s: float) -> None:
 async def _tick_until(
     door: Door, stop: asyncio.Future[float], control: ControlSocket, alone_s: float | None
 ) -> None:
-    """Serve until the process is stopped, or until no server has been connected for `alone_s`.
-    While no server was connected, another server may have moved the replicas, so the requests that
-    wait in this gateway could fail.
+    """Serve until the process is stopped, or until no server has been connected for `alone_s`
+    seconds. While no server was connected, another server may have moved the replicas, so the
+    requests that wait in this gateway could fail.
     """
     linked_at = monotonic()
     while not stop.done():

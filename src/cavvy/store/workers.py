@@ -1,5 +1,5 @@
-"""Runs work items of the event loop in threads, each with its own connection to the database, one
-by one or in groups."""
+"""Runs work items for the event loop, one by one or in groups, in threads that each have their own
+database connection."""
 
 import asyncio
 from collections import defaultdict

@@ -217,7 +217,7 @@ def read_task(
 
 
 def read_origin(ask: wire.SubmitRequest, text: str) -> RunOrigin:
-    """Make the origin of the run. The origin's text is the submitted text, unless the client has
+    """Return the run's `RunOrigin`. The origin's text is the submitted text, unless the client has
     sent a different text in `origin`. Raises ApiProblem.
     """
     if isinstance(ask.origin, msgspec.UnsetType):

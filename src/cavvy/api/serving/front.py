@@ -104,8 +104,9 @@ class GatewayFront:
                 return port
 
     def _is_used(self, port: int) -> bool:
-        """Return whether the port is assigned to a replica. Another server may have started the
-        replica, and its program may not listen yet.
+        """Return whether the port is assigned to a replica. The stored services are checked,
+        because another server may have started the replica, or the replica's program may not be
+        listening yet.
         """
         return any(port == each.port for service in self._stored() for each in service.open)
 

@@ -86,7 +86,7 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
         if name in VOLUME_BACKENDS:
             TABLES[f"volume_{name}"].check(root, "", notes)
         else:
-            message = "the volume has no backend that supports volumes"
+            message = "`backend` is missing, or names a backend that does not support volumes"
             notes.add((backend or root).mark, message, expected=listed(VOLUME_BACKENDS))
     elif kind in TYPES:
         TABLES[kind].check(root, "", notes)

@@ -219,7 +219,7 @@ class ContractHarness:
             pytest.skip(f"the provider lacks {feature}: {reason}")
 
     def require(self, wanted: Ability[P]) -> P:
-        """Return the provider, typed by this ability; skip the test if the provider lacks the
+        """Return the provider, typed as this ability; skip the test if the provider lacks the
         ability.
         """
         found = ability(self.ours, wanted)

@@ -71,7 +71,7 @@ def add_fee(offers: Sequence[Offer]) -> Sequence[Offer]:
 
 
 def _fee_of(rate: HourlyRate, fee: ManagementFee) -> int:
-    """Return the fee for a standard price, in micro-dollars an hour, rounded half up."""
+    """Return the management fee on a standard price, in micro-dollars an hour, rounded half up."""
     return int((rate.micros_per_hour * fee.part).to_integral_value(ROUND_HALF_UP))
 
 

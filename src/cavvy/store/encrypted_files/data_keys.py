@@ -169,7 +169,7 @@ class ProjectFileKeys:
             return self._numbered(newest)
 
     def find(self, key_id: bytes) -> FileKey:
-        """Return the key with the ID in the header of a file. Raises StoreUnusable."""
+        """Return the key whose ID is in the header of a file. Raises StoreUnusable."""
         number = int.from_bytes(key_id[:_NUMBER_BYTES], "big")
         with self._lock, explain_key_errors(self._place(str(number))):
             key = self._numbered(number)

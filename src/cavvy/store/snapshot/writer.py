@@ -60,7 +60,7 @@ def write_snapshot(
         unique.setdefault(offer.key, offer)
     if path.exists():
         raise SnapshotError(
-            f"{path} exists; a snapshot is written to a new file and then moved into place"
+            f"{path} already exists; write the snapshot to a new file, then move it into place"
         )
     connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -202,7 +202,9 @@ def _shape_row(shape: _Shape, packs: Mapping[_Pack, int]) -> tuple[object, ...]:
 
 
 def _count(connection: sqlite3.Connection) -> None:
-    """Write the number of offers of each shape and pack, for each purchase option."""
+    """Store the number of offers in each row of the tables `shape` and `pack`, for each purchase
+    option.
+    """
     for purchase, column in PURCHASE_COLUMNS.items():
         number = PURCHASE_NUMBERS[purchase]
         found = connection.execute(
