@@ -94,13 +94,14 @@ if __name__ == "__main__":
     mp.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count(), join=True)
 """
 
-# A process for each rank, with its rank as the first argument or by name, and a process without
+# A process for each rank, and a process that is no rank although its first argument is 0
 STARTED = f"""
-import queue
+import os
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-def note(messages):
+def note(number, main, messages):
+    assert os.getpid() != main
     messages.put(b"noted")
 def work(rank, size, messages):
     dist.init_process_group("gloo", rank=rank, world_size=size)
@@ -111,7 +112,7 @@ def work(rank, size, messages):
 if __name__ == "__main__":
     context = mp.get_context("fork")
     messages = context.Queue()
-    notes = context.Process(target=note, args=(messages,))
+    notes = context.Process(target=note, args=(0, os.getpid(), messages))
     notes.start()
     second = context.Process(target=work, kwargs={{"rank": 1, "size": 2, "messages": messages}})
     first = context.Process(target=work, args=(0, 2, messages))
@@ -127,7 +128,10 @@ from multiprocessing.connection import wait
 import torch
 import torch.multiprocessing as mp
 device, model = "cpu", {MODEL}
-ranks = [mp.Process(target=print, args=(rank, "of 2")) for rank in range(2)]
+ran = []
+def note(size, local_rank, gpu):
+    ran.append(local_rank)
+ranks = [mp.Process(target=note, args=(2, rank, f"cuda:{{rank}}")) for rank in range(2)]
 for each in ranks:
     each.start()
     assert wait([each.sentinel]) == [each.sentinel]
@@ -135,6 +139,7 @@ for each in ranks:
     assert (each.exitcode, each.is_alive()) == (0, False)
     each.terminate()
     each.close()
+assert ran == [0]
 {STEP}
 """
 

@@ -6,6 +6,7 @@ collective operations return at once.
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
@@ -26,6 +27,7 @@ TORCHRUN = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }  # the variables that torchrun sets for the only rank of a node
+_RANK_NAME = re.compile("(.+_)?rank|gpu")
 
 
 @contextmanager
@@ -129,29 +131,32 @@ def _run_first(function: Any, args: tuple[Any, ...] = (), *_: Any, **__: Any) ->
 
 def _start_first(before: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a `Process.start` that runs the process of rank 0 in this process, and does not start
-    the processes of other ranks. A process that has no rank starts as usual.
+    the processes of other ranks. Processes without a rank start as usual.
     """
 
     def start(process: Any) -> None:
-        rank = _find_rank(process)
-        if rank is None:
+        ranks = _find_ranks(process)
+        if not ranks:
             before(process)
             return
         process._popen = _EndedProcess()
         process._sentinel = process._popen.sentinel
-        if rank == 0:
+        if not any(ranks):
             process.run()
 
     return start
 
 
-def _find_rank(process: Any) -> int | None:
-    """Return the rank of a process that a script starts: the first argument of its function, or
-    the one named `rank` or `local_rank`. Returns None if this argument is not a whole number.
+def _find_ranks(process: Any) -> list[int]:
+    """Return the whole numbers among the arguments of a process whose names are names of ranks:
+    `rank`, `gpu`, and names such as `local_rank`.
     """
-    named = process._kwargs
-    rank = named.get("rank", named.get("local_rank", next(iter(process._args), None)))
-    return rank if type(rank) is int else None
+    try:
+        given = inspect.signature(process._target).bind(*process._args, **process._kwargs)
+    except (TypeError, ValueError):  # no function, wrong arguments, or a function without names
+        return []
+    named = given.arguments.items()
+    return [each for name, each in named if _RANK_NAME.fullmatch(name) and type(each) is int]
 
 
 class _EndedProcess:
