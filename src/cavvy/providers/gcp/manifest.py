@@ -55,7 +55,8 @@ MANIFEST = Manifest(
         "spot machines is not used yet "
         "(https://docs.cloud.google.com/compute/docs/instances/view-vm-availability); if a zone "
         "has no capacity, Cavvy tries the next best offer "
-        "(https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-resource-availability)",
+        "(https://cloud.google.com/compute/docs/troubleshooting/"
+        "troubleshooting-resource-availability)",
         Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
         "(https://cloud.google.com/compute/docs/disks)",
         Feature.NETWORK: "machines have one network interface; GPUDirect and RDMA need several "

@@ -48,7 +48,9 @@ _HOSTS = HostList(
     file="/opt/ml/input/config/resourceconfig.json",
 )
 _IMAGE = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/\S+")
-_FULL = "CapacityError"  # the code of a failure if SageMaker had no capacity
+# The code before the colon of a reason if SageMaker had no capacity, which AWS Batch reads too:
+# https://docs.aws.amazon.com/batch/latest/userguide/sm_job_stuck_in_runnable_capacity.html
+_FULL = "CapacityError"
 _ENDED = frozenset({"Completed", "Failed", "Stopped", "Deleting"})
 # The states of a warm pool that is billed to its job. A pool that is "Reused" is billed to the next
 # job: https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html
