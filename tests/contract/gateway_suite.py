@@ -623,4 +623,4 @@ class GatewaySuite:
         late = b'{"input": "' + b"a" * 2_000_000 + b'", "model": "org/tiny"}'
         with suppress(ConnectionError):  # the rest of the body is not read
             reply = ask(plane.port, "POST", "/v1/embeddings", late, host="any.example")
-            assert "write it first" in reply.json["error"]["message"]
+            assert "move `model` to the start" in reply.json["error"]["message"]

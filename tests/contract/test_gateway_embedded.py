@@ -172,7 +172,7 @@ def test_requests_are_counted_by_the_places_where_they_must_stay(
     wait_for(lambda: plane.facts("svc")["places"].get("eu", {}).get("waiting") == 1)
     late = ask(plane.port, "GET", "/echo", cavvy_residency="eu", prefer="wait=0")
     assert late.json["error"]["message"].endswith(
-        "the service has its maximum number of replicas, and none of them is there"
+        "the service has its maximum number of replicas, but none in the requested places"
     )
     assert ask(plane.port, "GET", "/echo").status == 200
     facts = plane.facts("svc")["places"]

@@ -28,7 +28,7 @@ def place_replicas(
 
     The spot policy spreads replicas over the spot markets and adds spares while the risk requires
     them. Replicas for which spot has no capacity run in the cheapest market on demand. Starting
-    replicas count as ready here, because an on-demand replica would not be ready earlier.
+    replicas count as ready, because a new on-demand replica would not be ready earlier.
     """
     spot = [number for number, market in enumerate(seen.markets) if market.spot]
     demand = [number for number, market in enumerate(seen.markets) if not market.spot]
@@ -99,7 +99,7 @@ def _fill(
     placed: list[int], numbers: list[int], markets: tuple[MarketObservation, ...], wanted: int
 ) -> None:
     """Keep the replicas where they are, and add or remove replicas by price: new replicas are added
-    in the cheapest market, and the most expensive ones end first.
+    in the cheapest market, and the most expensive replicas end first.
     """
     order = sorted(numbers, key=lambda number: markets[number].rate)
     left = wanted

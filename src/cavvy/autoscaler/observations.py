@@ -40,8 +40,8 @@ class ServiceObservation(Struct, frozen=True, kw_only=True):
     requests ended, after `completed_s` seconds of service in total. Replicas are serving
     `in_flight` requests, on which they have spent `in_flight_s` seconds in total so far. `backlog`
     requests wait. `reading` is the mean of the GPU utilisation or of the metric over the ready
-    replicas. `batch` is the time of a batch if waiting requests are joined; None if they are not,
-    or nothing was measured yet.
+    replicas. `batch` is the measured time of a batch, or None if waiting requests are not joined or
+    no batch was measured.
     """
 
     now_s: float

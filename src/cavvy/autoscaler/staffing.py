@@ -38,7 +38,7 @@ def count_replicas(
 
 
 def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
-    """Return in how many of the last minutes the need must have been lower before replicas end:
+    """Return how many of the last minutes must have had a lower need before replicas end:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 

@@ -114,8 +114,8 @@ def check_chain(
     records: Iterable[SealedRecord], head: ChainHead = EMPTY
 ) -> Iterator[tuple[AuditRecord, ChainHead]]:
     """Check each record against the record before it, and yield the record with the chain's new
-    end. `head` is the end before the first record. Raises ChainBroken at the first record that
-    breaks the chain.
+    end. `head` is the end of the chain before the first record. Raises ChainBroken at the first
+    record that breaks the chain.
     """
     for sealed in records:
         expected = head.number + 1

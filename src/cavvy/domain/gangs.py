@@ -54,8 +54,8 @@ class NodeSeen(Struct, frozen=True, kw_only=True):
     provider did not record the start: the bill began between `started_at` and `started_by`, or
     never if the node ended before `started_at`.
 
-    `seen_at` is when the provider last saw the node run, if its answer is older than the poll that
-    reports it; it is None if the node ran at the time of the poll.
+    `seen_at` is the time at which the provider last saw the node run, if the provider's answer is
+    older than the poll; it is None if the node ran at the time of the poll.
     """
 
     rank: int

@@ -51,7 +51,7 @@ class QuantityUnit(StrEnum):
 class LedgerSubject(Struct, frozen=True, kw_only=True):
     """The subject of entries: an attempt of a job on one kind of machine, a volume between jobs, or
     a replica's work for a service's key. A subject never changes, so a job's later names or tags do
-    not change what was charged. A text that does not apply to the kind of subject is empty.
+    not change what was charged. Texts that do not apply to the kind of the subject are empty.
     """
 
     id: str  # the number of the attempt, if the subject is an attempt

@@ -256,7 +256,7 @@ class ClaimWait:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRefused:
     """The claim is refused because another agent has claimed the work, or because the attempt has
-    ended. The agent then exits without doing anything.
+    ended. The agent exits without starting the work.
     """
 
     reason: str
@@ -288,7 +288,8 @@ class AgentCalls(Protocol):
         self, gang: str, rank: int, nonce: str, messages: Sequence[AgentMessage]
     ) -> MessagesStored | ClaimLost: ...
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """Return an order newer than `after`, or None if there is none within the time `wait`."""
+        """Return an order newer than `after`, or None if no such order arrives within the time
+        `wait`."""
 
     async def lease(self, gang: str) -> timedelta:
         """Return how long the agents of this gang may continue without an answer from the control

@@ -68,7 +68,7 @@ def _posting(
     sign: int = 1,
     less: Charge | None = None,
 ) -> LedgerPosting:
-    """Return a posting of the charge or, with `less`, of the difference between the two charges."""
+    """Return a posting of `charge` or, with `less`, of the difference between the charges."""
     sent = charge.kind is ChargeKind.TRAFFIC
     quantity = _quantity(charge) - (0 if less is None else _quantity(less))
     amount = charge.amount.micros - (0 if less is None else less.amount.micros)
@@ -120,7 +120,7 @@ def list_months(since: datetime, until: datetime) -> Sequence[datetime]:
 
 
 def next_month(at: datetime) -> datetime:
-    """Return the beginning of the month after the one that contains the time."""
+    """Return the beginning of the month after the month that contains the time."""
     return (month_of(at) + timedelta(days=32)).replace(day=1)
 
 

@@ -140,8 +140,8 @@ class UpdateStrategy(StrEnum):
 
 class ServiceUpdate(Struct, frozen=True, kw_only=True):
     """The settings for replacing the serving revision with a new one. A canary gets `weight`
-    percent of the requests. If there is not enough evidence against the canary, it takes over after
-    it has answered `requests` requests or after the time `within`.
+    percent of the requests. If there is not enough evidence against the canary, the canary takes
+    over after it has answered `requests` requests or after the time `within`.
     """
 
     strategy: UpdateStrategy = UpdateStrategy.ROLLING

@@ -50,8 +50,7 @@ class StoredService(Struct, frozen=True, kw_only=True):
     soon after they were ready; the last of these replicas ended at `failed_at` for the reason
     `problem`. `candidate` is the revision on trial, if any; `task` and `revision` then belong to
     the serving revision. `outcome` is the result of the last trial. `former` is the previous
-    revision, to which a rolling update can return as long as no replica of the new revision has
-    been ready.
+    revision, to which a rolling update can return until a replica of the new revision is ready.
     """
 
     project: str

@@ -49,7 +49,7 @@ class IssuerTrust(Struct, frozen=True, kw_only=True):
     An ID token must have the `audience` and all `claims`. In the value of a claim, `*` matches any
     characters. A program that presents the token becomes the service account `account`. A person
     who presents the token becomes the account that the claim `account_claim` names, and `accounts`
-    states who gets an account. `groups` are the roles that people have as long as the claim
+    states who gets an account. `groups` are the roles that people have while the claim
     `groups_claim` contains the group. `scopes` and `project` limit the tokens that this server
     issues; `lifetime` is the validity of the tokens and of the roles. `client_id` is the public
     client that terminals use to sign in; without it, terminals cannot sign in.

@@ -12,7 +12,7 @@ _HOUR_US = 3_600_000_000  # microseconds in an hour
 
 
 class UnitError(ValueError):
-    """A quantity that cannot be parsed. The message says what was expected."""
+    """A quantity that cannot be parsed. The message states the expected format."""
 
 
 class TooMuch(UnitError):

@@ -76,7 +76,7 @@ class BatchPart:
         self.half: object | None = None
 
     def write(self, others: Sequence["BatchPart"], name: str) -> bytes:
-        """Return the request of this part and `others`, as the replica receives it."""
+        """Return the batch of this part and `others` as the replica receives the batch."""
         body = join_bodies((each.body for each in (self, *others)), name)
         ids = _join_ids(each.request_id for each in (self, *others))
         return (
@@ -228,7 +228,7 @@ class ServiceBatches:
         now: float,
     ) -> bool:
         """Return whether the batch of this request should wait for further requests. If the batch
-        waits, `dispatch` will be called."""
+        waits, a timer calls `dispatch` later."""
         if free > 1 or not self.terms.wait_s or first.part is None or first.part.half is not None:
             return False
         mine = self._find(first, waiting, pool)
@@ -353,7 +353,7 @@ def _part_of(exchange: Exchange) -> BatchPart:
 
 
 def _head_of(whole: ResponseHead, length: int) -> ResponseHead:
-    """Return the head of one member's part of a response."""
+    """Return the head of the response to one request of a batch."""
     head = ResponseHead(whole.status, False)
     lines = whole.fields.split(b"\r\n")[:-1]
     kept = [line for line in lines if line.partition(b":")[0].lower() not in _OF_WHOLE]

@@ -6,7 +6,7 @@ the past batches of one replica. A larger batch shares b among more requests, so
     size    the longest run of the waiting requests, oldest first, that has at most `max` instances
             and would end before each of its requests is due. A request that would be late even in
             the smallest batch does not count. While a replica is new, a batch has at most twice as
-            many instances as the largest one that it has answered.
+            many instances as the largest batch that the replica has answered.
     wait    only if the replica is the last free one, and only while waiting for the next request
             lowers the sum of the latencies; see `pays_to_wait`.
 """
@@ -195,8 +195,8 @@ def find_start(
     now: float,
 ) -> float:
     """Return when the batch of all waiting requests should start: `now`, or a later time if it pays
-    to wait. The oldest request arrived at `first_at` and waits for further requests at most
-    `wait_s`. The caller computes the start again for each request that arrives.
+    to wait. The oldest request arrived at `first_at` and waits at most `wait_s` for further
+    requests. The caller computes the start again for each request that arrives.
     """
     total = sum(each.instances for each in waiting)
     more = gaps.instances

@@ -1,6 +1,6 @@
 """Finds the ends of the bodies of HTTP/1.1 messages.
 
-`feed` takes bytes as they arrive and returns those that belong to the body; the bytes after the
+`feed` takes bytes as they arrive and returns the bytes that belong to the body; the bytes after the
 body are in `rest`. Chunked bodies are decoded strictly and encoded again, so that no unusual chunk
 is passed on. Only a complete small chunk in the form that `as_chunk` writes may be passed on
 unchanged.

@@ -76,7 +76,7 @@ class ServiceKeys:
         return key
 
     def bind(self, head: RequestHead, key_id: str) -> frozenset[str]:
-        """Return the places that a request must not leave, from its head and its key."""
+        """Return the places that a request must not leave, as stated by its head and by its key."""
         residency = self._residencies.get(key_id)
         return head.places if residency is None else head.places | {residency}
 

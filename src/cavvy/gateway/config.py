@@ -64,7 +64,7 @@ class ClientKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The permitted number of requests per second, and the number `burst` of requests that may
-    arrive at once.
+    arrive at the same moment.
     """
 
     per_s: Annotated[float, msgspec.Meta(gt=0)]
@@ -77,8 +77,8 @@ class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The percentage of the requests that are sent to canary replicas while these have room.
-    Counting starts again with each revision.
+    """The percentage of the requests that are sent to canary replicas while these have room. The
+    gateway starts new counts for each revision.
     """
 
     revision: int

@@ -1,5 +1,5 @@
-"""`Prefer: respond-async`: the client receives 202 at once, and fetches the response later from a
-URL.
+"""`Prefer: respond-async`: the client receives 202 immediately, and fetches the response later from
+a URL.
 
 Deferred calls wait in the same queue as all other requests to the service. A call that a replica
 had received when the gateway ended is repeated if it is idempotent; otherwise its result is 502.

@@ -48,7 +48,7 @@ class ResponseSink(Protocol):
         """Handle a response that was interrupted after its head."""
 
     def end(self) -> None:
-        """Handle the end of the exchange. The exchange's replica is then free again."""
+        """Handle the end of the exchange, after which its replica is free again."""
 
     def want_body(self) -> None:
         """Continue after a replica has taken the request."""
@@ -148,7 +148,7 @@ class Exchange:
         return True
 
     def _find_key(self, affinity: Affinity) -> bool:
-        """Set the key; return False if too little of the body has arrived to find the key."""
+        """Set the affinity key; return False if too little of the body has arrived for the key."""
         if affinity.by == "header":
             key = self.head.get_header(affinity.header.encode())
         elif self.body_done or len(self._prefix) >= affinity.prefix_bytes:

@@ -278,7 +278,7 @@ def read_places(value: bytes) -> frozenset[str]:
     text = value.decode("latin-1").lower()
     places = frozenset(each.strip(" \t") for each in text.split(","))
     if not all(_PLACE_VALUE.fullmatch(each) for each in places):
-        raise HeadError(400, "the field Cavvy-Residency names no place; expected one such as eu")
+        raise HeadError(400, "each value of Cavvy-Residency must be a place, such as eu")
     return places
 
 

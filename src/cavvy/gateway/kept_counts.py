@@ -57,7 +57,7 @@ class KeptCounts:
         return self._file >= 0
 
     def find(self, service: str, replica: str, key: str) -> Count:
-        """Return the numbers of a client's key at a replica, to which the caller adds."""
+        """Return the counts of a client's key at a replica; the caller increases these counts."""
         own = self._used.setdefault(service, {})
         known = own.get((replica, key))
         if known is None:

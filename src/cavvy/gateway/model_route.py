@@ -28,8 +28,8 @@ Open = Callable[["InboundConnection", "ServiceQueue", RequestHead, float], "Open
 
 
 def is_model_path(head: RequestHead) -> bool:
-    """Return whether these routes handle the request. These routes take precedence over a service
-    whose path prefix matches the request."""
+    """Return whether the routes for models handle the request. The routes for models take
+    precedence over a service whose path prefix matches the request."""
     if not head.target.startswith(_ROOT):
         return False
     path = head.target.partition(b"?")[0]
@@ -65,7 +65,8 @@ class ModelRoutes:
         self, connection: "InboundConnection", head: RequestHead, now: float, clock: float
     ) -> "OpenRequest | bool | None":
         """Return the request for a head that matches no service's own path. The result is an open
-        request, None if the request was answered, or False if its path is not one of these routes.
+        request, None if the request was answered, or False if the head's path is not one of the
+        routes for models.
         """
         if not is_model_path(head):
             return False
@@ -131,7 +132,7 @@ class ModelRequest:
         name = read_model(body, done)
         if name is None:
             wrong = "the body is not JSON with a string `model`"
-            late = f"the first {len(body)} bytes of the body have no `model`; write it first"
+            late = f"the body's first {len(body)} bytes have no `model`; move `model` to the start"
             self._refuse(400, AnswerCode.BAD_REQUEST, wrong if done else late)
             return True
         found = self._routes.find(name, self.head, self._clock)

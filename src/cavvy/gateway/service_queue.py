@@ -129,7 +129,7 @@ class ServiceQueue:
         return fields
 
     def may_stay(self, places: frozenset[str]) -> bool:
-        """Return whether a replica of the service may ever be in all these places."""
+        """Return whether the service's route permits a replica that is in all of `places`."""
         return self.route.places is None or places.issubset(self.route.places)
 
     def refuse(self) -> None:
@@ -184,7 +184,7 @@ class ServiceQueue:
             self._dispatch()
 
     def requeue(self, exchange: Exchange, now: float) -> None:
-        """Put a request that no replica has received back at the front of the queue."""
+        """Return a request that no replica has received to the front of the queue."""
         if exchange.batch is not None:
             for each in exchange.batch.members:
                 each.attempts -= 1
@@ -510,7 +510,7 @@ class ServiceQueue:
         replica may be started there."""
         if not exchange.places or write_places(exchange.places) not in self.route.full_places:
             return ""
-        return ": the service has its maximum number of replicas, and none of them is there"
+        return ": the service has its maximum number of replicas, but none in the requested places"
 
     def _count_unserved(self) -> None:
         self.counters.refused += 1

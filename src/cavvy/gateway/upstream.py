@@ -65,8 +65,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.write(exchange.take_bytes())
 
     def abort(self) -> None:
-        """Abort the request of a client that has disconnected, by closing the connection: a request
-        cannot be cancelled in any other way."""
+        """Abort the request of a client that has disconnected, by closing the connection to the
+        replica: a request cannot be cancelled in any other way."""
         self._exchange = None
         self.transport.abort()
 
@@ -317,7 +317,7 @@ class ReplicaPool:
             self.service.canary.record(self.address.canary, True, now - exchange.started_at)
 
     def drain(self) -> None:
-        """Accept no more requests; those in flight finish."""
+        """Accept no more requests; requests in flight finish."""
         self.draining = True
         if self._timer is not None:
             self._timer.cancel()

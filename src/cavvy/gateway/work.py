@@ -16,8 +16,8 @@ from cavvy.gateway.kept_counts import Count, KeptCounts
 
 class ReplicaWork:
     """The replica time that the requests of each client's key have used on one replica. Times are
-    monotonic seconds. The number of requests is stored at once; the time of the requests is stored
-    whenever `keep` is called.
+    monotonic seconds. The number of requests is stored immediately; the time of the requests is
+    stored whenever `keep` is called.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class ReplicaWork:
         known[1] += weight * virtual
 
     def share_s(self, mark: float, now: float, weight: int = 1) -> float:
-        """Return the share, so far, of the request in flight that has this mark."""
+        """Return the replica time that a request has used since `begin` returned `mark`."""
         return weight * (self._pass(now) - mark)
 
     def describe(self, now: float) -> Mapping[str, KeyWork]:
@@ -101,8 +101,8 @@ class ReplicaWork:
             count[1] = max(count[1], round((done + flying * virtual) * 1e6))
 
     def forget(self) -> None:
-        """Free the slots of the replica, which is gone. The requests that were in flight on the
-        replica are not counted."""
+        """Free the slots of the replica, which no longer exists. The requests that were in flight
+        on the replica are not counted."""
         self._kept.forget(*self._name)
         self._kept, self._counts = KeptCounts(), {}
 

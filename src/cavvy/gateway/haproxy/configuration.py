@@ -169,8 +169,8 @@ def _write_rare_rules() -> list[str]:
 
 
 def _write_hold(listener: HaproxyListener) -> str:
-    """Return the backend of the gateway, which limits the time of each request by itself. A request
-    may wait in the gateway for the first replica for as long as its service permits.
+    """Return the backend for the gateway; the gateway itself limits the time of each request. A
+    request may wait in the gateway for the first replica for as long as its service permits.
     """
     return f"""\
 backend {HOLD}

@@ -77,7 +77,7 @@ class HaproxyRuntime:
     ) -> None:
         """Make these replicas the servers of the service. Raises HaproxyRefused, OSError.
 
-        New servers are made ready before old ones are removed, so that a server is always
+        New servers are made ready before old servers are removed, so that a server is always
         available.
         """
         backend = name_backend(service)
