@@ -5,7 +5,7 @@ A head is refused unless it has only one interpretation (RFC 9112): CRLF ends ea
 folded, no space precedes a colon, and at most one field states the length of the body. The gateway
 writes a new head from the parsed fields, so that the next server cannot interpret the head
 differently. The contract suite tests the parser with both data planes, `tests/hostile` tests it
-with hostile input, and tests/unit/test_gateway_heads.py compares it with httptools.
+with hostile input, and tests/unit/test_gateway_rules.py compares it with httptools.
 """
 
 import re
