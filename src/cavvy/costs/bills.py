@@ -20,7 +20,7 @@ class BilledKind(StrEnum):
 
 
 class BillCategory(StrEnum):
-    """The category of a bill's line: usage, or something that the ledger does not charge."""
+    """The category of a bill's line: usage, or an item that the ledger does not charge."""
 
     USAGE = "usage"
     TAX = "tax"

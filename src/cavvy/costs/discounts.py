@@ -9,7 +9,7 @@ The rules, in the order in which they apply:
    percentages, down to 0.
 
 The amount of a discount is rounded down to whole micro-dollars once. The amount is distributed over
-the attempts in proportion to their charges. Each attempt gets its share rounded down. The remaining
+the attempts in proportion to their charges. Each attempt's share is rounded down. The remaining
 micro-dollars are assigned, one each, to the attempts with the largest remainders; among equal
 remainders, the attempt with the lowest ID comes first. Therefore the parts add up exactly to the
 amount of the discount.

@@ -1,5 +1,5 @@
-"""Computes the cost of extras, which are what providers bill in addition to machines: disks and
-public addresses.
+"""Computes the cost of extras: the disks and public addresses that providers bill in addition to
+machines.
 
 A price per month is divided by the hours of that month, as AWS does
 (https://aws.amazon.com/ebs/pricing/), so the charges for a disk are split at the beginning of each
@@ -34,8 +34,8 @@ def bill_extras(
     attempt's offer. An extra that has no price is not charged.
 
     If the provider no longer reports the node's extras, the rates of the `earlier` charges of the
-    same rank are used. With `final`, the node ended at `until`, and each extra is charged for at
-    least its minimum time.
+    same rank are used. If `final` is set, the node ended at `until`, and each extra is charged for
+    at least its minimum time.
     """
     charges: list[Charge] = []
     for kind in ChargeKind:

@@ -32,7 +32,7 @@ def bill(
     `rates` are the prices of one node, each with the time from which it applies, as in
     `GangSeen.rates`. The first price also applies to the time before it takes effect. If `rates` is
     (), the offer's rate applies. `minimum` is the shortest time that is billed, even if the node
-    ends earlier; if it is None, the offer's minimum applies. With `final`, the node ended at
+    ends earlier; if it is None, the offer's minimum applies. If `final` is set, the node ended at
     `until`, and the rest of the minimum is charged separately.
 
     The charges cover half-open periods without gaps. A new period begins where the price changes.

@@ -8,7 +8,8 @@ for the lines without a tag on those days.
 A resource is a gang: the ledger identifies its machines by the attempt, and the bill by the tag
 that Cavvy sets on them. A line without the tag belongs to Cavvy only if it costs as much on a day
 as a resource that is in the ledger but missing from the bill. A volume is compared together with
-the disks of the gang in the volume's tag, and of the jobs that used the volume (`shared_disks`).
+the disks of the gang that the volume's tag names, and with the disks of the jobs that used the
+volume (`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -119,8 +120,8 @@ class Difference(Struct, frozen=True, kw_only=True):
     """A difference between the bill and the ledger. `ledger` or `bill` is None if it has no such
     charge, or if its amount is not in US dollars. If the amount is not in US dollars, `billed_in`
     contains its currency. `lines` contains the first lines of the bill. `ledger_hours` and
-    `bill_hours` are machine hours. The two fields are set if the ledger and the bill both state
-    hours.
+    `bill_hours` are machine hours. `ledger_hours` and `bill_hours` are set only if the ledger and
+    the bill both state hours.
     """
 
     cause: DifferenceCause
@@ -149,8 +150,8 @@ class Difference(Struct, frozen=True, kw_only=True):
 
     @property
     def more_micros(self) -> int | None:
-        """The amount by which the bill is higher, in micro-dollars, or None for another
-        currency.
+        """The amount by which the bill exceeds the ledger, in micro-dollars, or None if the bill is
+        in another currency.
         """
         if self.billed_in != USD:
             return None
@@ -214,7 +215,8 @@ class BillSummary:
 
     def join_disks(self, groups: Mapping[str, str]) -> None:
         """Add up the disks of each group of gangs and volumes, because the ledger has no sums for
-        groups. Call this when all lines have been added."""
+        groups. Call this method after all lines have been added.
+        """
         self._groups = groups
         self.tagged = self.name_gangs(self.tagged, {})
 

@@ -1,9 +1,9 @@
 """Computes the cost of volumes between jobs.
 
-A job pays for the volumes of its nodes as disks of these nodes. The volume's own bill covers the
-time in which no job used the volume, from the volume's creation until the provider last listed the
-volume. The whole bill is computed each time and the store posts the difference, so a late report of
-a job's use of the volume leads to a correction.
+While a job uses a volume, the volume is charged to the job as a disk of its node. The volume's own
+bill covers the time in which no job used the volume, from the volume's creation until the provider
+last listed the volume. The whole bill is computed each time and the store posts the difference, so
+a late report of a job's use of the volume leads to a correction.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ def settle_bill(bill: VolumeBill, uses: Mapping[str, Sequence[VolumeUse]]) -> Vo
 
 
 def bill_volume(bill: VolumeBill, uses: Iterable[VolumeUse]) -> tuple[Charge, ...]:
-    """Return the charges for the time in which no job pays for the volume, each at one rate."""
+    """Return the charges, each at one rate, for the time in which no job pays for the volume."""
     rates = _list_rates(bill)
     if not rates:
         return ()

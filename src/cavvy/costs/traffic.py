@@ -67,5 +67,5 @@ def bound_lost_traffic(attempt: Attempt, nodes: Iterable[Node], now: datetime) -
 
 
 def price_sent(per_gb: Money | None, size: int) -> Money:
-    """Return the cost of this many bytes at a price per GB, or nothing if the price is unknown."""
+    """Return the cost of `size` bytes at a price per GB, or 0 if the price is unknown."""
     return Money((2 * per_gb.micros * size + _GB) // (2 * _GB)) if per_gb else Money(0)
