@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 
 class BudgetKeeper:
     """Tells the queue and the jobs' reconciler what the budgets permit. The sums of the ledger are
-    at most 15 s old. To these sums, the keeper adds the newer spending of running jobs, from this
-    server's own passes or, for jobs of other servers, from the newest charges.
+    at most 15 s old. `BudgetKeeper` adds the newer spending of running jobs to these sums: from
+    this server's own passes or, for jobs of other servers, from the newest charges.
     """
 
     def __init__(self, store: Store, clock: ControlClock, post: Post | None = None) -> None:

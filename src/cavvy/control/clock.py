@@ -19,10 +19,10 @@ class ControlClock(Protocol):
         """Return the current time as an aware datetime in UTC."""
 
     async def sleep_until(self, when: datetime) -> None:
-        """Wait until `when` or shortly after; return at once if `when` has passed."""
+        """Wait until `when` or shortly after; return immediately if `when` has passed."""
 
     async def rest(self) -> None:
-        """Let every other ready task run once, for example so that requests are answered between
+        """Let every other ready task run once, so that, for example, requests are answered between
         two steps.
         """
 

@@ -336,8 +336,8 @@ class ControlPlane:
         self._task = asyncio.create_task(self._run(), name="control")
 
     async def put_account(self, account: str, provider: Provider) -> None:
-        """From now on, use this provider under the name of an account, instead of the provider that
-        had this name before. At any time, calls find either the old or the new provider.
+        """Use this provider for an account from now on, instead of the account's former provider.
+        At any time, calls find either the old or the new provider.
         """
         former = self._providers.get(account)
         self._providers[account] = provider

@@ -4,7 +4,7 @@ until there is space.
 Nodes may be removed before their removal is recorded. A purchase must be recorded before it
 happens, so it is never deferred. While the disk is full, `put` keeps changes to existing rows in
 memory, and `commit` raises StoreFull. Reads include the changes in memory. All writes of rows pass
-through this class, and deferred changes are written before later ones.
+through this class, and deferred changes are written before later changes.
 """
 
 import asyncio
@@ -76,8 +76,8 @@ class Deferred:
         await self._store.commit(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
-        """Like `commit`. If the disk is full, the changes are kept in memory; changes that create
-        something new raise StoreFull instead.
+        """Do the same as `commit`, but keep the changes in memory if the disk is full. Changes that
+        create jobs, attempts or allocations raise StoreFull instead.
         """
         try:
             await self.commit(changes)

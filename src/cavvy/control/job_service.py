@@ -67,8 +67,8 @@ class UnsupportedTask(JobServiceError):
 
 
 class JobIds:
-    """Makes IDs of 16 characters that sort in the order in which they were made, even within one
-    millisecond.
+    """Creates IDs of 16 characters. The IDs sort in the order in which they were created, even
+    within one millisecond.
     """
 
     def __init__(
@@ -194,7 +194,8 @@ class JobService:
         *,
         release: bool = False,
     ) -> JobRecord:
-        """Stop a job: at once if it is queued, otherwise with its grace period. Raises RowNotFound.
+        """Stop a job: immediately if it is queued, otherwise with its grace period. Raises
+        RowNotFound.
 
         If the job has ended, release the nodes that are kept warm after it. A machine's nodes, and
         nodes that the provider itself keeps, are released only if `release` is set. With `release`,

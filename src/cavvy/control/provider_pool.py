@@ -284,8 +284,9 @@ class ProviderPool:
             return replace(market, blind=frozenset({name}), problems=problems)
 
     async def kept_volumes(self, name: str) -> Sequence[KeptVolume]:
-        """Return the volumes that this installation has made at an account. Raises TryAgain,
-        Refused."""
+        """Return the volumes that this installation has created in an account. Raises TryAgain,
+        Refused.
+        """
         holder = ability(self._provider(name), BILLS_VOLUMES)
         return () if holder is None else await self._call(name, holder.kept_volumes())
 
@@ -324,6 +325,6 @@ class ProviderPool:
 
 
 def _assign(offers: Sequence[Offer], account: str) -> Sequence[Offer]:
-    """Return the offers with the credential of the account."""
+    """Return the offers, with their field `credential` set to the account's credential."""
     credential = split_account(account)[1]
     return [replace(each, credential=credential) for each in offers] if credential else offers

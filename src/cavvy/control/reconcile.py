@@ -117,7 +117,8 @@ class JobReconciler:
 
     async def _step(self, uow: UnitOfWork) -> timedelta | None:
         """Take the next steps of the job and its attempts. Returns the time until the next pass, or
-        None to continue at once."""
+        None if the next pass should follow immediately.
+        """
         after = await self._step_job(uow)
         for attempt in uow.rows.open:
             if after is None:

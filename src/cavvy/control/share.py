@@ -126,7 +126,7 @@ class WorkShare:
         return await self._leases.turn()
 
     async def close(self) -> None:
-        """Release all leases at once, so that the other servers can continue."""
+        """Release all leases immediately, so that the other servers can continue."""
         await self._leases.leave()
         self.send(SignalKind.TURN)
         await self._channel.close()

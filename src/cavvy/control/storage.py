@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 class StorageMeter:
-    """Computes the bills of all volumes anew at each call, and posts the differences from the
-    stored bills.
+    """Recomputes the bills of all volumes at each call, and posts the differences from the stored
+    bills.
     """
 
     def __init__(self, store: Store, pool: ProviderPool, clock: ControlClock) -> None:

@@ -47,7 +47,7 @@ def is_webhook_key(key: str) -> bool:
 
 
 def job_of_webhook(key: str) -> str:
-    """Return the ID of the job that a webhook key is about."""
+    """Return the ID of the job to which a webhook key belongs."""
     return key.removeprefix(_PREFIX).partition(":")[0]
 
 

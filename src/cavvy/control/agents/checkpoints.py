@@ -3,8 +3,8 @@ that have no access to the job's folder.
 
 A checkpoint is complete once its row is written, which happens after all of its files are stored.
 Work on the server's own machine writes to the job's folder and uploads nothing, unless the files of
-its project are encrypted. When a job moves between this machine and other nodes, the server copies
-the job's newest checkpoint once, before it grants the claim.
+its project are encrypted. When a job moves between the server's machine and other nodes, the server
+copies the job's newest checkpoint once, before it grants the claim.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Checkpoints:
 
     async def ready(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
         """Make the job's newest checkpoint available to this attempt's nodes, and return how they
-        access it. Copying files may take long. Raises StoreFull.
+        access it. Copying files may take a long time. Raises StoreFull.
         """
         wanted = job.task.checkpoint
         if wanted is None:
@@ -157,9 +157,9 @@ class Checkpoints:
         return self._losses[1]
 
     async def latest(self, gang: str) -> tuple[SavedCheckpoint, Sequence[CheckpointFile]] | None:
-        """Return the checkpoint that this gang starts from. The checkpoint is the newest one of
-        earlier attempts, never one of this attempt, so that all ranks get the same checkpoint.
-        Raises RowNotFound.
+        """Return the checkpoint that this gang starts from. The result is the newest checkpoint of
+        the earlier attempts. Checkpoints of this attempt are not used, so that all ranks get the
+        same checkpoint. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         saved = await self._store.checkpoints(attempt.job_id)
@@ -341,8 +341,8 @@ class Checkpoints:
         return saved
 
     async def _sweep_bucket(self, bucket_checkpoints: BucketCheckpoints, attempt: Attempt) -> str:
-        """Remove the files that are not part of a kept checkpoint or of the one being uploaded.
-        Return the reason why some files could not be removed, or "". Raises ObjectError,
+        """Remove the files that are not part of a kept checkpoint or of the checkpoint being
+        uploaded. Return the reason why some files could not be removed, or "". Raises ObjectError,
         HashMismatch.
         """
         needed = set(self._coming.pop(attempt.job_id, frozenset()))
@@ -429,8 +429,8 @@ class Checkpoints:
     async def _from_folder(
         self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
     ) -> None:
-        """Make a checkpoint of the files that work on this machine has left in the job's folder.
-        The method is called when the next attempt runs on other nodes.
+        """Create a checkpoint from the files that the job's work on this machine left in the job's
+        folder. The method is called when the next attempt runs on other nodes.
         """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         saved = await self._store.checkpoints(job.id)
@@ -480,8 +480,9 @@ def _is_spot(attempt: Attempt) -> bool:
 
 
 def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
-    """Return for each market how many nodes were lost, and for how many hours all ended nodes ran
-    together."""
+    """Return, for each market, the number of lost nodes and the total running time of all ended
+    nodes in hours.
+    """
     found: dict[str, NodeLosses] = {}
     for each in tallies:
         if each.kind in LIVES:

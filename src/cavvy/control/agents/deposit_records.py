@@ -40,7 +40,7 @@ class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class DepositedResults:
     """Records which attempts may have results in a bucket, and removes the results of attempts that
-    have ended. `began` is the time at which this process started to make records.
+    have ended. `began` is the time at which this process started to write records.
     """
 
     def __init__(self, store: Store, opener: BucketCheckpointOpener, began: datetime) -> None:

@@ -119,7 +119,7 @@ class Deposits:
 
     def find_url(self, job: JobRecord) -> str:
         """Return the URL of the folder for the job's deposits, or "" if the job has no bucket.
-        Nodes do not encrypt results, so no bucket is used if the server would encrypt them.
+        Nodes do not encrypt results, so no bucket is used if the project's files must be encrypted.
         """
         if self._dependencies is None or self._dependencies.logs.encrypts(job.project):
             return ""
@@ -186,9 +186,9 @@ class Deposits:
         return left
 
     def note(self, job: JobRecord, attempt: Attempt) -> None:
-        """Handle a write of the attempt; called after each write. Once the outcome of the attempt's
-        work is decided, the server stops reading the attempt's results. Once the attempt has ended,
-        its objects are removed from the bucket.
+        """Handle a write of the attempt. The method is called after each write. Once the outcome of
+        the attempt's work is decided, the server stops reading the attempt's results. Once the
+        attempt has ended, its objects are removed from the bucket.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return
@@ -496,7 +496,7 @@ class DepositCollection:
         self._failures = 0
 
     def ended(self, task: "asyncio.Task[None]") -> None:
-        """Record that a try has ended. If the try failed, it is repeated."""
+        """Record that a try to read the results has ended. A failed try is repeated."""
         self.task = None
         self.fault = None if task.cancelled() else task.exception()
         if self.fault is not None:

@@ -1,4 +1,4 @@
-"""Makes the working folder of a service from files of a job: folders that were uploaded, and the
+"""Builds the working folder of a service from files of a job: folders that were uploaded, and the
 job's newest checkpoint below one of its paths.
 """
 
@@ -37,8 +37,8 @@ async def make_model_folder(
     below: str | None,
 ) -> ModelFolder:
     """Merge the files of these snapshots. Unless `below` is None, also merge the files of the job's
-    newest checkpoint below the path `below`. If a path exists several times, the last file wins:
-    the checkpoint comes after the snapshots. Raises RowNotFound, NotManifest, HashMismatch,
+    newest checkpoint below the path `below`. If several files have the same path, the last one is
+    used; the checkpoint comes after the snapshots. Raises RowNotFound, NotManifest, HashMismatch,
     StoreFull.
     """
     files = [] if below is None else await checkpoints.copy_newest(job, blobs)

@@ -54,8 +54,9 @@ ADVICE = "advice"  # kind of events which report that a node is at risk
 
 
 class ReportOutcome(Struct):
-    """The rows after messages were applied. If `moved` is set, the reconciler should run at
-    once."""
+    """The rows after messages were applied. If `moved` is set, the reconciler should run
+    immediately.
+    """
 
     job: JobRecord
     attempt: Attempt
@@ -76,7 +77,7 @@ def apply_messages(
 ) -> ReportOutcome:
     """Apply the messages that follow the last applied message, in order and once each. If messages
     are missing, the messages after the gap are applied only if `skips` is set. The caller sets
-    `skips` when the missing messages are lost for good.
+    `skips` when the missing messages are permanently lost.
 
     If a message cannot be applied, an event reports the refusal, and the later messages are still
     applied.
@@ -114,7 +115,7 @@ def _bound_events(report: ReportOutcome, told: int, message: AgentMessage, now: 
                 report,
                 now,
                 "refused",
-                "this rank has sent too many events; further ones are dropped",
+                "this rank has sent too many events; further events are dropped",
             )
 
 

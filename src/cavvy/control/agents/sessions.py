@@ -176,7 +176,7 @@ class AgentSessions:
         send them again.
 
         `heard_at` is set if the messages were read from a bucket. Messages in a bucket are the last
-        ones of their rank, so missing earlier messages are skipped.
+        messages of their rank, so missing earlier messages are skipped.
         """
         for _ in range(_TRIES):
             try:
@@ -271,8 +271,9 @@ class AgentSessions:
         self.memory.afford(attempt_id, until)
 
     def forget(self, attempt: Attempt) -> None:
-        """Drop the state of an attempt that has ended, and respond to its waiting order
-        requests."""
+        """Drop the state of an attempt that has ended, and answer its agents' waiting requests for
+        orders.
+        """
         self.memory.forget(attempt.id, range(attempt.nodes))
         if (coming := self._readying.pop(attempt.id, None)) is not None:
             coming.cancel()
@@ -553,9 +554,9 @@ class AgentSessions:
 
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
-    """Storing these messages together has failed: return the messages to store one by one instead.
-    If there is only one message, it is reduced to the fields that can always be stored. Raises
-    HashMismatch if the message was already reduced.
+    """Return the messages to store one by one, after storing them together has failed. If there is
+    only one message, it is reduced to the fields that can always be stored. Raises HashMismatch if
+    the message was already reduced in this way.
     """
     if len(messages) != 1:
         return messages

@@ -1,8 +1,8 @@
 """Signs requests for inputs, outputs and checkpoint files, so that agents need no credentials.
 
 An agent can request only transfers that its gang's task names, and only until its attempt has
-ended. Each signed request covers one object for 15 minutes; after that, the agent requests another
-one.
+ended. Each signed request covers one object and is valid for 15 minutes; after that, the agent
+requests a new one.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -241,8 +241,8 @@ class Transfers:
         return await in_thread(find_regions, urls, keys, self._clock.now, REGIONS_S)
 
     async def find_sizes(self, project: str, urls: Sequence[str]) -> Mapping[str, int]:
-        """Return the sizes in MiB of data in buckets, from listings with the project's keys that
-        finish within SIZES_S seconds.
+        """Return, by URL, the sizes in MiB of the data in buckets. The buckets are listed with the
+        project's keys. URLs that cannot be listed within SIZES_S seconds are omitted.
         """
         keys = merge_keys(self._environment, await self._open_secrets(project, KEYS))
         found = await in_thread(find_sizes, urls, keys, self._clock.now, SIZES_S)

@@ -144,10 +144,10 @@ class UnfinishedUploads:
         return attempt_id in self._recorded
 
     async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:
-        """Return the unfinished uploads whose attempt has ended or is unknown, and those whose
-        record cannot be read. If `remove` is set, uploads whose attempt has ended or is unknown are
-        aborted. If a storage does not respond, the other uploads to this storage are left for the
-        next call.
+        """Return the unfinished uploads whose attempt has ended or is unknown, and the uploads
+        whose record cannot be read. If `remove` is set, uploads whose attempt has ended or is
+        unknown are aborted. If a storage does not respond, the other uploads to this storage are
+        left for the next call.
         """
         left: list[LeftUpload] = []
         # storages that did not answer, with the reasons

@@ -9,8 +9,9 @@ whether one must be ordered:
              within `replicas.idle`. Requests that may be served anywhere form one more set, which
              any replica can serve.
     kept     For each needed P, one replica of the newest revision is kept, even if the load needs
-             fewer replicas. The kept replica is in all of P, or was ordered for P and has no place
-             yet; of several such replicas, it is the one that would end last.
+             fewer replicas. The kept replica is in all places of P, or was ordered for P and has
+             no place yet. If several replicas are possible, the replica that would end last is
+             kept.
     missing  If requests for P wait and no replica can be kept for P, a replica is ordered in
              regions within P, unless the service has its maximum number of replicas.
     full     If a replica is missing and the service has its maximum number of replicas, the
@@ -95,8 +96,8 @@ def list_needs(loads: PlaceLoads, idle: timedelta, now: datetime) -> Sequence[Pl
 
 
 def keep_replicas(needs: Sequence[PlaceNeed], replicas: Sequence[ServiceReplica]) -> KeptReplicas:
-    """Return the replicas to keep. `replicas` are those of the newest revision that serve, will
-    serve or could serve again; those that would end last come first.
+    """Return the replicas to keep. `replicas` contains the replicas of the newest revision that
+    serve, will serve or could serve again. The replicas that would end last come first.
     """
     kept: set[str] = set()
     missing = []
@@ -147,8 +148,8 @@ def find_orders(
     needs: Iterable[PlaceNeed],
     replicas: Sequence[ServiceReplica],
 ) -> BoundOrders:
-    """Return the orders for missing replicas. `replicas` are those that count towards the maximum;
-    those that would end last come first.
+    """Return the orders for missing replicas. `replicas` contains the replicas that count towards
+    the maximum. The replicas that would end last come first.
     """
     room = max(0, service.spec.replicas.most - len(replicas))
     orders: list[BoundOrder] = []
@@ -168,10 +169,10 @@ def find_orders(
 def share_orders(
     count: int, needs: Iterable[PlaceNeed], coming: Iterable[Places], waiting: int
 ) -> Sequence[Places]:
-    """Return the places for `count` further replicas. Each replica goes to the places that have the
-    most waiting requests per replica ordered there; the empty set stands for any place. `coming`
-    contains the places of the replicas already ordered, and `waiting` is the number of all waiting
-    requests.
+    """Return the places for `count` further replicas. Each replica is assigned to the places with
+    the most waiting requests per replica ordered there; the empty set stands for any place.
+    `coming` contains the places of the replicas already ordered, and `waiting` is the number of all
+    waiting requests.
     """
     groups = {each.places: each.waiting for each in needs if each.places}
     groups[frozenset()] = max(0, waiting - sum(groups.values()))
@@ -231,7 +232,7 @@ def _find_narrower(one: str, other: str) -> str | None:
 
 
 def find_order(service: StoredService, places: Places) -> BoundOrder | None:
-    """Return the order of a replica in these places, or None if the service may not run in them. If
+    """Return an order for a replica in these places, or None if the service may not run in them. If
     the service has markets, the replica is ordered on demand, because requests are waiting. If the
     service permits only spot capacity, the replica is ordered in the cheapest spot market of these
     places.

@@ -27,8 +27,8 @@ class SeenSpending(Struct, frozen=True, kw_only=True):
 
 
 class BudgetState(Struct, frozen=True, kw_only=True):
-    """A budget in the current month: its amount, what the ledger contains, and the running jobs by
-    ID.
+    """A budget in the current month: its amount, the spending in the ledger, and the running jobs
+    by ID.
     """
 
     budget: SpendingBudget

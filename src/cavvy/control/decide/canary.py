@@ -1,15 +1,15 @@
 """Decides whether a new revision of a service, which receives a part of the requests, is worse than
-the old one. The decision is a sequential test of errors and latency. The test analyzes the data
-after each block of requests; one such analysis is called a look. The last look takes place after
-`requests` requests, or when the trial's time is over.
+the old revision. The decision is a sequential test of errors and latency. The test analyzes the
+data after each block of requests; one such analysis is called a look. The last look takes place
+after `requests` requests, or when the trial's time is over.
 
-If both revisions are equally good, the probability that any look rolls back the new one is at most
-alpha. Each look follows the distribution of its statistic under the assumption that both revisions
-are equally good and no earlier look has rolled back (`null_distribution`), and may spend a part of
-alpha (Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70, 1983).
-The last look spends the rest of alpha, except for a reserve. A block contains the requests to both
-revisions in the same period. A change of the load or an outage affects both revisions, so it does
-not count as evidence.
+If both revisions are equally good, the probability that any look rolls back the new revision is at
+most alpha. Each look may spend a part of alpha (Lan and DeMets, "Discrete sequential boundaries for
+clinical trials", Biometrika 70, 1983). The probabilities come from the distribution of the
+statistic under the assumption that both revisions are equally good and no earlier look has rolled
+back (`null_distribution`). The last look spends the rest of alpha, except for a reserve. A block
+contains the requests to both revisions in the same period. A change of the load or an outage
+affects both revisions, so it does not count as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors. If
 both revisions are equally good, the number of the new revision's errors is hypergeometric given m.
@@ -31,9 +31,9 @@ the new revision's latency also increases v.
 The part of alpha that a look may spend grows with the information. The information is the square of
 an effect, measured in standard deviations. The effects are 1 % more errors and 5 % more latency.
 The first part of alpha is for larger effects, which can be detected with less information. The
-information depends on the total number of errors and on v, not on which revision they belong to.
-Therefore the last look may divide the rest of alpha between errors and latency according to its
-power against each effect.
+information depends on the total number of errors and on v, not on the revision to which the errors
+belong. Therefore the last look may divide the rest of alpha between errors and latency according to
+its power against each effect.
 """
 
 from math import exp, floor, log, log1p, sqrt
@@ -84,8 +84,8 @@ class CanaryTerms(Struct, frozen=True, kw_only=True):
 
 
 class CanaryJudgement(Struct, frozen=True, kw_only=True):
-    """`end` is None until the trial is decided, by evidence that the new revision is worse or
-    because the new revision has had enough requests. `evidence` is the evidence against the new
+    """`end` is None until the trial ends: either the evidence shows that the new revision is worse,
+    or the new revision has received enough requests. `evidence` is the evidence against the new
     revision; at 1 / alpha the revision is rolled back. `errors` is each revision's share of failed
     requests, with the old revision first; `slower` is the factor by which the latency has grown.
     """
@@ -132,8 +132,8 @@ def _is_less(counts: RevisionSums, before: RevisionSums) -> bool:
 
 
 def judge(trial: CanaryTrial, terms: CanaryTerms, *, last: bool = False) -> CanaryJudgement:
-    """Decide what to do with the new revision. If `last` is set, no further request will be
-    observed.
+    """Decide whether the trial of the new revision ends, and how. If `last` is set, no further
+    request will be observed.
     """
     end, evidence = trial.found, trial.evidence
     if end is None and trial.new.requests and (last or trial.new.requests >= terms.requests):
@@ -273,7 +273,8 @@ def _variance(trial: CanaryTrial) -> float:
 
 def _variance_of_shift(trial: CanaryTrial) -> float:
     """Return the variance per unit of information. While the new revision has few requests, a
-    larger variance of its latency increases the result, so that one long request is no evidence.
+    larger variance of its latency increases the result, so that a single long request does not
+    count as evidence.
     """
     known = _variance(trial)
     own = trial.deviation_new / max(1, trial.free_new)

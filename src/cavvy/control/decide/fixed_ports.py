@@ -14,10 +14,10 @@ from cavvy.domain.values import replace
 def find_holder(
     service: StoredService, services: Iterable[StoredService], *, replaces: bool = True
 ) -> str:
-    """Return the service with a replica that uses, or may use, the service's port on the server's
-    machine, or "" if no such service exists. If `replaces` is set, the revision replaces the
-    service's other revisions at once, and their replicas are ignored. For a canary, `replaces` is
-    False.
+    """Return the name of a service with a replica that uses, or may use, the port of `service` on
+    the server's machine, or "" if no such service exists. If `replaces` is set, the replicas of the
+    service's other revisions are ignored, because the new revision immediately replaces them. For a
+    canary, `replaces` is False.
     """
     port = service.spec.port
     for other in (service, *(each for each in services if each.id != service.id)):
@@ -43,7 +43,7 @@ def list_elsewhere(task: TaskSpec, providers: Collection[str]) -> tuple[str, ...
 
 
 def keep_at(task: TaskSpec, providers: Collection[str]) -> TaskSpec:
-    """Return the task, restricted to those of its permitted providers that are in `providers`."""
+    """Return the task, with its permitted providers restricted to `providers`."""
 
     def restrict(need: ResourceSpec) -> ResourceSpec:
         allowed = tuple(each for each in need.providers or providers if each in providers)

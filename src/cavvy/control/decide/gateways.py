@@ -14,8 +14,8 @@ _NOTHING = RevisionSums()
 
 class GatewayCount(Struct, frozen=True, kw_only=True):
     """A service's counts at one gateway, and the version of the service that the gateway has
-    received. `fresh` means that the server started this gateway; otherwise it found the gateway
-    already running.
+    received. `fresh` means that the server started this gateway; otherwise the server found the
+    gateway already running.
     """
 
     version: int
@@ -42,8 +42,8 @@ def add_reports(
     the counts in its first report are not added, because the gateway may have counted for a long
     time.
 
-    The quantiles of a sum cannot be computed from those of its parts, so the largest value of each
-    quantile is used.
+    The quantiles of a sum cannot be computed from the quantiles of its parts, so the largest value
+    of each quantile is used.
     """
     former = totals.sum or ServiceTraffic(at_s=at_s)
     counters = {name: getattr(former, name) for name in _COUNTERS}

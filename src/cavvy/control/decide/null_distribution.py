@@ -4,8 +4,8 @@ which no earlier look has rejected.
 A sequential test of a fixed length updates its null distribution at each look (Armitage, McPherson
 and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical
 Society A 132, 1969). Each look adds the new observations, and removes the courses in which the
-statistic is so great that the look rejects. The total probability of the removed courses is the
-probability of a false alarm.
+statistic is large enough for the look to reject the hypothesis. The total probability of the
+removed courses is the probability of a false alarm.
 """
 
 from collections.abc import Sequence

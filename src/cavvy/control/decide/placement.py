@@ -182,7 +182,7 @@ def date_plan(old: PlanState | None, new: PlanState) -> PlanState:
 
 
 def is_news(old: PlanState | None, new: PlanState) -> bool:
-    """Return whether the mode or the offer of the new decision differs from the old decision."""
+    """Return whether the new decision has a different mode or offer than the old decision."""
     return old is None or (old.mode, old.place) != (new.mode, new.place)
 
 

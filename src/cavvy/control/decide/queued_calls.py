@@ -1,5 +1,5 @@
-"""Decides what happens to queued calls: how many are sent at once, whether and when a failed call
-is repeated, and which calls the objects of a bucket trigger.
+"""Decides what happens to queued calls: how many are sent at the same time, whether and when a
+failed call is repeated, and which calls the objects of a bucket trigger.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ _EVENT_TYPE = "dev.cavvy.bucket.object.stored"
 
 
 def count_at_once(spec: ServiceSpec) -> int:
-    """Return how many calls are sent at once. By default, more calls are sent than all replicas can
-    process at once, so that the autoscaler sees waiting calls. If `batch` is set, each concurrent
-    request to a replica can carry a full batch of calls.
+    """Return how many calls may be in progress at the same time. By default, more calls are sent
+    than all replicas can process at the same time, so that the autoscaler sees waiting calls. If
+    `batch` is set, each concurrent request to a replica can carry a full batch of calls.
     """
     slots = spec.replicas.most * spec.concurrency
     if spec.batch is not None:
@@ -88,8 +88,8 @@ def call_for_objects(
     service: StoredService, trigger: EventTrigger, objects: Sequence[StoredObject], now: datetime
 ) -> Sequence[QueuedCall]:
     """Return the calls that the objects of a bucket trigger. The ID of a call is derived from the
-    bucket, the object's key and its version, so each version of an object is called once. Folders
-    cause no calls.
+    bucket, the object's key and its version, so each version of an object triggers only one call.
+    Folders cause no calls.
     """
     calls = []
     for each in objects:
@@ -114,8 +114,8 @@ def call_for_objects(
 
 def make_object_event(call: QueuedCall, signed_url: str) -> bytes:
     """Return the body of a call that an object has triggered: a CloudEvent 1.0 in structured mode.
-    The object can be read at `signed_url` for a time; the URL is "" if the object's store signs no
-    URLs.
+    The object can be read at `signed_url` for a limited time; the URL is "" if the object's store
+    signs no URLs.
     """
     found = call.object
     assert found is not None

@@ -43,7 +43,7 @@ def is_stopping(job: JobRecord) -> bool:
 
 
 def stop_job(job: JobRecord, reason: str, now: datetime) -> RowChanges:
-    """Stop the job: at once if it is queued, otherwise with its grace period."""
+    """Stop the job: immediately if it is queued, otherwise with its grace period."""
     phase = JobPhase.STOPPED if job.phase is JobPhase.QUEUED else JobPhase.STOPPING
     cause = StopCause.USER
     stopped = replace(

@@ -9,12 +9,12 @@ from cavvy.domain.tasks import TaskSpec
 
 
 def find_places(offer: Offer) -> tuple[str, ...]:
-    """Return the known names of the places in which a replica on this offer is."""
+    """Return the names of the known places in which a replica on this offer runs."""
     return tuple(sorted(places_of(offer.provider, offer.region)))
 
 
 def list_possible_places(task: TaskSpec) -> tuple[str, ...]:
-    """Return the names of the places in which a replica of the service may be. For a service that
+    """Return the names of the places in which a replica of the service may run. For a service that
     may run in any region, these are all areas and countries.
     """
     needs = [each.regions for each in place_in_regions(task).resources.choices]

@@ -42,7 +42,8 @@ class UnknownGang(Struct, frozen=True, kw_only=True):
 
 class LostAttempt(Struct, frozen=True, kw_only=True):
     """An attempt that is unfinished in the database, but whose gang does not exist at the provider.
-    The attempt is treated like one whose nodes were lost."""
+    The attempt is treated like an attempt whose nodes were lost.
+    """
 
     provider: str
     gang: str

@@ -54,8 +54,9 @@ def find_run(job: JobRecord, schedule: JobSchedule, now: datetime) -> ScheduledR
 def hold_schedule(
     job: JobRecord, schedule: JobSchedule, run_id: str | None, text: str, now: datetime
 ) -> RowChanges:
-    """Hold the schedule until its next run; `run_id` is the ID of the run that starts now, or
-    None."""
+    """Hold the repeating job until its next run; `run_id` is the ID of the run that starts now, or
+    None.
+    """
     upcoming = _next(schedule, now)
     reason = say_next(upcoming)
     held = replace(job, held_until=upcoming, last_run=run_id or job.last_run, reason=reason)

@@ -86,9 +86,9 @@ class ReplicaSeen(Struct, frozen=True, kw_only=True):
 
 
 class ServiceSnapshot(Struct, frozen=True, kw_only=True):
-    """The inputs of a decision about a service. `seen` has the observed state of each replica that
-    has not ended, `backlog` is the number of waiting requests, `places` counts the requests that
-    must stay in certain places, and `tried` is the traffic of the candidate revision.
+    """The inputs of a decision about a service. `seen` contains the observed state of each replica
+    that has not ended. `backlog` is the number of waiting requests, and `places` counts the
+    requests that must stay in certain places. `tried` is the traffic of the candidate revision.
     """
 
     service: StoredService
@@ -101,7 +101,7 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 
 class ServiceStep(Struct, frozen=True, kw_only=True):
     """The actions of one decision about a service: store the service, order new replicas, and start
-    and stop the jobs of other replicas. `orders` has the market of each new replica; "" lets the
+    and stop the jobs of other replicas. `orders` lists the market of each new replica; "" lets the
     planner choose. `candidates` is the number of new replicas of the candidate revision. `bound`
     are further replicas to order, for requests that must stay in certain places. `finished` means
     that the service was ended and none of its replicas is left. The next decision is due after
@@ -158,8 +158,9 @@ def state_of(service: StoredService) -> str:
 
 
 def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
-    """Return the replicas that get requests; those of a candidate revision are included only if it
-    is a canary."""
+    """Return the replicas that get requests. The replicas of a candidate revision are included only
+    if the revision is a canary.
+    """
     hidden = 0 if is_canary(service) else service.tried
     return tuple(
         each for each in service.replicas if each.state in SERVING and each.revision != hidden
@@ -194,8 +195,8 @@ def order_replica(
     providers: tuple[str, ...] = (),
 ) -> StoredService:
     """Return the service with one more replica, of the given revision or, by default, of the newest
-    one. The replica's row is stored before its job is submitted under the replica's ID, so that a
-    restart between the two steps neither loses nor repeats the replica.
+    revision. The replica's row is stored before its job is submitted under the replica's ID, so
+    that a restart between the two steps neither loses nor repeats the replica.
     """
     replica = ServiceReplica(
         id=replica_id,
@@ -495,7 +496,7 @@ def _limit(
     need: _ReplicaNeed,
     now: datetime,
 ) -> list[ServiceReplica]:
-    """Return the replicas after surplus ones were changed to draining or ending. Replicas of older
+    """Return the replicas, with surplus replicas changed to draining or ending. Replicas of older
     revisions serve until enough replicas of the newest revision are ready. A replica in the wrong
     market serves until enough other replicas are ready. Replicas that are kept for requests bound
     to places are the last to end.
@@ -568,7 +569,9 @@ _RANKS = (
 
 
 def _age_of(replica: ServiceReplica) -> tuple[int, datetime, str]:
-    """Return the sort key by which replicas are kept: serving ones first, then old ones."""
+    """Return the sort key by which replicas are kept: by state, with serving replicas first, and
+    then by age.
+    """
     return _RANKS.index(replica.state), replica.ordered_at, replica.id
 
 

@@ -1,5 +1,5 @@
-"""The service level that a service has reached over the last hour and the last day, from the counts
-of its gateways. The counts are stored with the service.
+"""Computes the service level that a service has reached over the last hour and the last day, from
+the counts of its gateways. The counts are stored with the service.
 """
 
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ class LevelCounts(Struct, frozen=True, kw_only=True):
 
     @property
     def in_time(self) -> float | None:
-        """The share of answers that came within `p95`; None if no answer was compared with
+        """The share of answers that arrived within `p95`; None if no answer was compared with
         `p95`.
         """
         return (self.timed - self.slow) / self.timed if self.timed else None

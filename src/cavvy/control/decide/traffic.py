@@ -40,9 +40,9 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     number of requests in flight on each replica, and `keys_used` the time of each key's last use,
     in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by
     gateway epoch, replica and client's key, the number of requests and the replica time that they
-    used. The counts in `work` continue when the gateway is restarted; `process` identifies the
-    gateway's process, with which all other counters begin at 0. `places` contains the requests that
-    must stay in certain places.
+    used. `process` identifies the gateway's process. When the gateway is restarted, the counts in
+    `work` continue, and all other counters begin at 0. `places` contains the requests that must
+    stay in certain places.
     """
 
     at_s: float
@@ -212,8 +212,8 @@ def _observe_market(
 
 
 def _mark_seen(service: StoredService) -> StoredService:
-    """Return the service after marking its cold starts and losses so far as passed to the
-    autoscaler.
+    """Mark the service's cold starts and losses so far as passed to the autoscaler, and return the
+    service.
     """
     replicas = tuple(
         replace(each, measured=each.ready_at is not None, counted=each.loss is not None)

@@ -79,7 +79,7 @@ def find_undelivered(
 
 
 def stop_at_limit(job: JobRecord, action: jobs.StopAtLimit, now: datetime) -> RowChanges:
-    """Stop the job: at once if it is waiting, otherwise with its grace period."""
+    """Stop the job: immediately if it is waiting, otherwise with its grace period."""
     stopped = replace(job, stop_reason=action.reason, stop_cause=action.cause)
     changes = RowChanges(
         job=stopped,

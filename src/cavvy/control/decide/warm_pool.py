@@ -38,8 +38,8 @@ _LONGEST_H = 24
 def may_keep(task: TaskSpec, offer: Offer) -> bool:
     """Return whether the task asks to keep its nodes after the work, and nodes of this offer can be
     kept. The nodes of a named machine can always be kept. Other nodes on a shared host are not
-    kept, because the host releases its devices at once. Other nodes with volumes or a time limit
-    are not kept, because they may not suit the next job.
+    kept, because the host releases its devices immediately. Other nodes with volumes or a time
+    limit are not kept, because they may not suit the next job.
     """
     if task.keep <= _NOTHING:
         return False
@@ -72,8 +72,8 @@ def keeps_until(
 ) -> datetime | None:
     """Return the time until which the gang is kept, or None if it is released.
 
-    A gang is kept if its work ended by itself on every node, and the job is not retried. A
-    machine's gang is kept whenever its work ends and its nodes are intact.
+    A gang is kept if the work on every node ended without an order to stop, and the job is not
+    retried. A machine's gang is kept whenever its work ends and its nodes are intact.
     """
     if attempt.phase not in _WORKED or job.released or not may_keep(job.task, attempt.offer):
         return None
@@ -91,8 +91,8 @@ def keeps_until(
 
 
 def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None]) -> bool:
-    """Return whether the nodes can do other work after the job's work has ended as `end`
-    describes.
+    """Return whether the nodes can do other work after the job's work has ended with the outcome
+    and the exit code in `end`.
     """
     if job.task.machine is None:
         return job.stop_reason is None and ends_job(job, *end)

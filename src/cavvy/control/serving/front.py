@@ -62,8 +62,9 @@ class ServiceFront(Protocol):
         yet."""
 
     async def read_work(self, service: StoredService) -> RequestWork | None:
-        """Return the counts of the service's requests, including those of gateways that have
-        ended, or None if nothing is known."""
+        """Return the counts of the service's requests, including the counts of ended gateways, or
+        None if the counts are unknown.
+        """
 
     async def call(
         self, service: StoredService, call: QueuedCall, body: bytes, timeout: timedelta

@@ -392,8 +392,9 @@ class ServiceReconciler:
 
 
 def _count_in_flight(replica: ServiceReplica, traffic: ServiceTraffic | None) -> int | None:
-    """Return the number of a replica's requests in flight, or None if not all gateways have
-    reported theirs."""
+    """Return the number of a replica's requests in flight, or None if some gateways have not
+    reported their numbers.
+    """
     if traffic is None or not traffic.whole:
         return None
     return traffic.replicas.get(replica.id, 0)
