@@ -111,7 +111,7 @@ class TestSageMakerNotebooks(VmContract):
         }
         assert {each.source for each in offers} == {"AWS Price List API, SageMaker notebook"}
         facts = dict(asyncio.run(provider.whoami()))
-        assert facts["types that are not in the catalog"] == "ml.z9.large"
+        assert facts["instance types that are not in the catalog"] == "ml.z9.large"
 
     def test_a_notebook_starts_the_agent_and_has_the_settings(
         self, account: NotebooksPlace

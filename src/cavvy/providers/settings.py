@@ -65,8 +65,8 @@ def gpu_rates() -> ProviderSetting:
     """
     meaning = (
         "The price of one accelerator in USD per hour: one price for all accelerators, such as "
-        "`2.5`, or prices by name followed by the price of all others, such as `H100=2.5 A100=1.2 "
-        "1`."
+        "`2.5`, or prices by name followed by the price of all other accelerators, such as "
+        "`H100=2.5 A100=1.2 1`."
     )
     return text("price_usd_gpu_hr", f"{meaning} {_CONSENT}", "0")
 
@@ -102,8 +102,8 @@ def isolation_setting() -> ProviderSetting:
         "isolation",
         "How jobs of different projects share a machine. By default, only jobs of one project run "
         "on a machine at the same time. `namespaces`: jobs get their own processes, `/tmp`, "
-        "`/dev/shm` and home folder, and run beside those of other projects. `namespaces` "
-        "needs Linux and a user other than root on a machine; otherwise, only jobs of one project "
+        "`/dev/shm` and home folder, and run beside jobs of other projects. `namespaces` needs "
+        "Linux and a user other than root on a machine; otherwise, only jobs of one project "
         "run at the same time. `none`: projects trust each other, and their jobs run side by side "
         "as one user. A server without accounts has one user, so its projects share machines "
         "unless `namespaces` is set.",

@@ -15,13 +15,13 @@ ENDPOINT_ABILITIES = (CHECKS_TASKS, WHO_AM_I, CLOSEABLE, RUNS_AGENTS_HERE, ANSWE
 
 
 def list_unsupported_of_endpoints(cloud: str, *, container: str, api: str) -> Mapping[Feature, str]:
-    """Return the features that managed endpoints lack, with the reasons. `container` and `api` are
-    the cloud's pages about the containers and about the fields of endpoints.
+    """Return the features that managed endpoints lack, with the reasons. `container` is the cloud's
+    page about containers, and `api` is the cloud's page about the fields of endpoints.
     """
     alone = f"an endpoint runs the image alone, without Cavvy's agent ({container})"
     return {
         Feature.GANG: "the instances of an endpoint do not work together on a request; "
-        f"`service.replicas` makes more endpoints ({api})",
+        f"`service.replicas` creates more endpoints ({api})",
         Feature.BUILD: alone,
         Feature.CAPACITY: f"{cloud} does not report free capacity; an endpoint without capacity "
         f"fails, and Cavvy tries the next best offer ({api})",

@@ -45,7 +45,7 @@ _MANIFEST = make_manifest(
         text(
             "subnet",
             "The subnet of machines: its id, or its name in each project. The default is the "
-            "project's only subnet, or the one whose name starts with `default-subnet`.",
+            "project's only subnet, or the subnet whose name starts with `default-subnet`.",
         ),
         flag(
             "public_address",
@@ -75,7 +75,7 @@ _MANIFEST = make_manifest(
         ),
         text(
             "gpu_clusters",
-            "The ids of GPU clusters, one for each project that has one, separated by commas. "
+            "The ids of GPU clusters, at most one for each project, separated by commas. "
             "Machines with eight GPUs are created in the cluster of their project, which connects "
             "them by InfiniBand. Without a cluster, tasks with `network: {fabric: rdma}` are "
             "refused.",

@@ -17,7 +17,7 @@ _MANIFEST = make_manifest(
     endpoint="https://{service}.{region}.oraclecloud.com/20160918",
     unsupported={
         Feature.CAPACITY: "OCI lists the shapes of an availability domain, but not how many "
-        "machines are free; if a domain has none, Cavvy tries the next best offer "
+        "machines are free; if a domain has no free machine, Cavvy tries the next best offer "
         f"({_DOCS}/References/computeshapes.htm)",
         Feature.SELF_END: "OCI bills an instance that has shut itself down "
         f"({_DOCS}/Tasks/restartinginstance.htm); the server terminates instances that have shut "

@@ -40,7 +40,7 @@ def clean_key(text: str) -> str:
             raise KeyFileRefused(f"`{name}`{more} is missing, or is not valid for OCI")
         taken[name] = told[name].strip().replace("\n", "\n  ")
     if "pass_phrase" in told:
-        raise KeyFileRefused("`pass_phrase` is not supported here; use a key without one")
+        raise KeyFileRefused("`pass_phrase` is not supported here; use a key without a pass phrase")
     clean = configparser.ConfigParser(interpolation=None, defaults=taken)
     file = io.StringIO()
     clean.write(file)

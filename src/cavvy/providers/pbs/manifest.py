@@ -19,7 +19,7 @@ MANIFEST = make_manifest(
         text(
             "gpu",
             "The model of the nodes' GPUs, such as `H100`. If this is unset, the resource that "
-            "`gpu_resource` names gives the model.",
+            "`gpu_resource` names contains the model.",
         ),
         text(
             "gpu_resource",

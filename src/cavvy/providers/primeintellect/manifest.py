@@ -24,8 +24,8 @@ MANIFEST = make_manifest(
     "Prime Intellect",
     machine="a pod",
     deletion=f"{_REFERENCE}/pods/delete-pod",
-    rights="an API key with the permissions Availability: read and Instances: read and write, that "
-    "may also read and write SSH keys",
+    rights="an API key with the permissions Availability: read and Instances: read and write; the "
+    "key must also be able to read and write SSH keys",
     unsupported={
         Feature.SPOT: "the API does not report whether a spot pod was reclaimed "
         f"({_REFERENCE}/pods/get-pod), so Cavvy starts on-demand pods only",

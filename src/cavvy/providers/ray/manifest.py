@@ -48,8 +48,8 @@ MANIFEST = Manifest(
         ),
         text(
             "headers_file",
-            "A file of HTTP headers, with one `Name: value` on each line, that are sent with every "
-            "request, for example to a proxy in front of the dashboards.",
+            "A file of HTTP headers, one `Name: value` on each line. The headers are sent with "
+            "every request, for example to a proxy in front of the dashboards.",
         ),
         text(
             "ca_file",

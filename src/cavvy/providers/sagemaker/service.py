@@ -89,11 +89,11 @@ class SageMakerService:
 
     def identity(self) -> Sequence[tuple[str, str]]:
         """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
-        types that are not in the catalog.
+        instance types that are not in the catalog.
         """
         facts = [("role", self._need("role")), ("bucket", self._need("bucket"))]
         if unknown := self._offers.unknown:
-            facts.append(("types that are not in the catalog", ", ".join(unknown)))
+            facts.append(("instance types that are not in the catalog", ", ".join(unknown)))
         return facts
 
     async def offers(self) -> Sequence[Offer]:
@@ -309,10 +309,10 @@ def _read_code(reason: str) -> str:
 
 
 def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
-    """Return the task's parameters together with those in the options, which replace the task's
-    parameters of the same names. Raises Refused if the options have more than SageMaker allows.
-    Task parameters that exceed SageMaker's limits are omitted, because the work gets all parameters
-    as environment variables anyway.
+    """Return the task's parameters, supplemented or replaced by the parameters in the options.
+    Raises Refused if the options have more than SageMaker allows. Task parameters that exceed
+    SageMaker's limits are omitted, because the work gets all parameters as environment variables
+    anyway.
     """
     named = read_texts(gang.options, "hyperparameters")
     if not fits_hyperparameters(named):

@@ -62,7 +62,7 @@ class SageMakerEndpoints:
         """Return facts for `cavvy check`, which calls `offers` first."""
         facts = [("role", self._role())]
         if unknown := self._offers.unknown:
-            facts.append(("types that are not in the catalog", ", ".join(unknown)))
+            facts.append(("instance types that are not in the catalog", ", ".join(unknown)))
         return facts
 
     async def offers(self) -> Sequence[Offer]:

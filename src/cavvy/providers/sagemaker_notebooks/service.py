@@ -70,7 +70,7 @@ class NotebookInstances:
         """Return facts for `cavvy check`, which calls `offers` first."""
         facts = [("role", self._role())]
         if unknown := self._offers.unknown:
-            facts.append(("types that are not in the catalog", ", ".join(unknown)))
+            facts.append(("instance types that are not in the catalog", ", ".join(unknown)))
         return facts + [(f"notebook {job}", at) for job, at in sorted(self._jupyters.items())]
 
     async def offers(self) -> Sequence[Offer]:
@@ -212,7 +212,7 @@ class NotebookInstances:
 def read_notebook(job: str, told: Mapping[str, Any]) -> ServiceJob:
     """Parse a notebook instance in a reply. `VmProvider` deletes a notebook that is stopped or
     failed. The bill begins with the notebook's creation, some minutes before its start, because
-    SageMaker reports no other time. The bill ends when the notebook's state last changed.
+    SageMaker reports no other time. The bill ends at the last change of the notebook's state.
     """
     status, reason = str(told["NotebookInstanceStatus"]), str(told.get("FailureReason") or "")
     created, ended = told.get("CreationTime"), None

@@ -129,8 +129,8 @@ def _list_groups(where: str, file: _InventoryFile) -> dict[str, str]:
         for name in listed.hosts:
             if name in found:
                 raise Refused(
-                    f"{where}: {name} is in the groups {found[name]} and {group}; a host can have "
-                    "only one"
+                    f"{where}: {name} is in the groups {found[name]} and {group}; a host can be in "
+                    "only one group"
                 )
             found[name] = group
     return found

@@ -17,8 +17,9 @@ _MANIFEST = make_manifest(
     "(roles/cloudquotas.viewer), or the permissions in docs/guides/tpu.md",
     endpoint="https://tpu.googleapis.com/v2",
     unsupported={
-        Feature.CAPACITY: "the API lists the types of slices of a zone, but not how many are free; "
-        f"if a zone has none, Cavvy tries the next best offer ({_DOCS}/regions-zones)",
+        Feature.CAPACITY: "the API lists the types of slices of a zone, but not how many "
+        "slices are free; if a zone has no free slice, Cavvy tries the next best offer "
+        f"({_DOCS}/regions-zones)",
         Feature.SELF_END: "a slice whose hosts have shut themselves down still exists and is "
         f"billed; the server deletes these slices ({_DOCS}/managing-tpus-tpu-vm)",
         Feature.VOLUMES: "disks cannot be attached yet; copy data from and to a bucket instead "
