@@ -36,7 +36,7 @@ class LaunchLedger(Generic[_N]):
     read without I/O.
 
     When `put` returns, a new record is in the database. Later changes and removals are accepted
-    even if the database is full or unavailable: this process uses them at once, and `refresh`
+    even if the database is full or unavailable: this process uses them immediately, and `refresh`
     writes them later.
     """
 
@@ -56,7 +56,7 @@ class LaunchLedger(Generic[_N]):
         return self.records.get(name)
 
     async def refresh(self, name: str | None = None) -> None:
-        """Read all records, or the named one, including changes by other servers. Raises
+        """Read all records, or only the named record, including changes by other servers. Raises
         TryAgain.
         """
         for each in list(self._unwritten):

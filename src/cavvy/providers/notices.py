@@ -21,7 +21,7 @@ class NoticeTokenSource(Struct, frozen=True, kw_only=True):
 
 
 class NoticeHold(Struct, frozen=True, kw_only=True):
-    """A long poll: the server holds each request until its answer differs from the last one.
+    """A long poll: the server holds each request until its answer differs from the last answer.
     `query` is appended to the URL, with `{tag}` replaced by the last ETag.
     """
 

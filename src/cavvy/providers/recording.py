@@ -210,15 +210,14 @@ class CallRecorder:
 
 
 def redact_body(body: object, kept: Set[str] = _KEPT) -> object:
-    """Return the body of a request, in which secrets, account ids and names chosen by users are
-    masked."""
+    """Return a copy of a request's body, with secrets, account ids and user-chosen names masked."""
     return _keep_safe(body, kept, ours=True)
 
 
 def redact_reply(call: str, reply: object, kept: Set[str] = _KEPT) -> object:
-    """Return a reply, in which secrets, account ids and names chosen by users are masked, and from
-    which objects that Cavvy did not create are removed. `call` is the method and the path or, for
-    AWS, the region, the service and the operation.
+    """Return a copy of a reply, without the objects that Cavvy did not create, and with secrets,
+    account ids and user-chosen names masked. `call` is the method and the path or, for AWS, the
+    region, the service and the operation.
     """
     if isinstance(reply, str):  # an id, or the message of an error
         return _clean(reply)
@@ -231,9 +230,9 @@ def redact_reply(call: str, reply: object, kept: Set[str] = _KEPT) -> object:
 
 
 def _keep_safe(value: object, kept: Set[str], *, ours: bool) -> object:
-    """Return the value, in which all strings that are not known to be safe are masked. If `ours` is
-    True, the value belongs to an object that Cavvy created, so no items are removed from the lists
-    in it.
+    """Return a copy of the value, with all strings masked except those known to be safe. If `ours`
+    is True, the value belongs to an object that Cavvy created, so no items are removed from the
+    lists in it.
     """
     match value:
         case Mapping():

@@ -16,7 +16,7 @@ class ProviderState(Protocol):
     """
 
     async def read(self, collection: str, name: str | None = None) -> Sequence[ProviderDocument]:
-        """Return the documents of a collection, or only the named one."""
+        """Return the documents of a collection, or only the named document."""
 
     async def swap(self, document: ProviderDocument, *, delete: bool = False) -> bool:
         """Write or delete a document if its stored version is `document.version` - 1. A document

@@ -1,5 +1,5 @@
-"""Makes the configuration of each rank's agent on this machine, and lists the environment variables
-that agents inherit.
+"""Builds the configuration of each rank's agent on this machine, and lists the environment
+variables that agents inherit.
 """
 
 from collections.abc import Sequence

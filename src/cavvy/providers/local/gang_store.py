@@ -128,8 +128,8 @@ class LocalGangStore(Struct):
             return self._living(intent)
 
     def look(self, name: str | None = None) -> Sequence[LivingGang | LocalGangEnd]:
-        """Return all gangs of this installation, or the named one, and kill the processes that dead
-        agents left behind. Raises TryAgain.
+        """Return all gangs of this installation, or only the named gang, and kill the processes
+        that dead agents left behind. Raises TryAgain.
         """
         with self._alone(), _as_try_again():
             if name is None:
@@ -329,8 +329,8 @@ class LocalGangStore(Struct):
     def _clear_rank(
         self, intent: LocalIntent, rank: LocalRank, removal: LocalRemoval | None
     ) -> LocalRank | RankDeath:
-        """Return the end of a rank. While a process or the container of the rank remains, return
-        the rank's current state instead.
+        """Return a record of how the rank ended. While a process or the container of the rank
+        remains, return the rank's current state instead.
         """
         number, process = rank.number, rank.process
         folder = self._folder(intent.name) / str(number)
@@ -397,7 +397,7 @@ class LocalGangStore(Struct):
         self, gang: str, number: int, overdue: bool, removal: LocalRemoval | None
     ) -> LocalProcess | None:
         """Deliver the log and the exit record that a killed agent left on disk. Return the process
-        that makes the delivery, or None if no delivery is running.
+        that delivers them, or None if no delivery is running.
         """
         folder = self._folder(gang) / str(number)
         last = read(folder / "deliver.json", LastDelivery)

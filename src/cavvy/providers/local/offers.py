@@ -1,4 +1,4 @@
-"""Makes this machine's offers: one for each model and number of accelerators, and one without
+"""Builds this machine's offers: one for each model and number of accelerators, and one without
 accelerators.
 """
 

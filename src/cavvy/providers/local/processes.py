@@ -106,8 +106,8 @@ def send(process: LocalProcess, number: signal.Signals) -> None:
 
 
 def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
-    """Return a rank's running processes: those of this user with the rank's marks, the descendants
-    of these processes, and all processes in their sessions.
+    """Return a rank's running processes: this user's processes with the rank's marks, the
+    descendants of these processes, and all processes in their sessions.
 
     The marks are environment variables at the start of a process. A child process without the marks
     is found through its parent or session.

@@ -37,8 +37,8 @@ class LocalRemoval(Struct, frozen=True, kw_only=True):
 
 
 class RankDeath(Struct, frozen=True, kw_only=True):
-    """The end of one rank. `in_order` is True if the agent exited by itself and delivered its
-    reports.
+    """The record of how one rank ended. `in_order` is True if the agent exited by itself and
+    delivered its reports.
     """
 
     at: datetime

@@ -1,5 +1,5 @@
-"""Reports the exit of processes at once, through pidfds. On a system without pidfds, the next poll
-finds the exit.
+"""Reports the exit of processes immediately, through pidfds. On a system without pidfds, the next
+poll finds the exit.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ class ProcessWatch:
         return await self._changes.get()
 
     def announce(self, name: str, after_s: float = 0) -> None:
-        """Add a name to the queue, at once or after a delay."""
+        """Add a name to the queue, immediately or after a delay."""
         if after_s:
             asyncio.get_running_loop().call_later(after_s, self.announce, name)
         else:
             self._changes.put(name)
 
     def add(self, name: str, process: LocalProcess) -> None:
-        """Watch a process, unless it is already watched. If the process has exited, its name is
-        added to the queue at once.
+        """Watch a process, unless it is already watched. If the process has already exited, its
+        name is added to the queue immediately.
         """
         if process in self._descriptors or not hasattr(os, "pidfd_open"):
             return

@@ -1,4 +1,4 @@
-"""Makes the command and the environment with which a container starts the agent.
+"""Builds the command and the environment with which a container starts the agent.
 
 Services limit commands and environment variables to a few hundred characters, so several
 environment variables together contain a short script, which fetches a longer script from the

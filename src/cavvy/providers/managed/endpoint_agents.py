@@ -49,7 +49,7 @@ class EndpointAgents:
 
     def note(self, seen: Sequence[GangSeen], name: str | None) -> None:
         """Start the tasks of running endpoints, and cancel the tasks of endpoints that no longer
-        run. `seen` contains all endpoints, or the one named `name`.
+        run. `seen` contains all endpoints, or only the endpoint named `name`.
         """
         running = {each.name for each in seen if each.state is GangState.RUNNING}
         known = self._tasks.keys() if name is None else self._tasks.keys() & {name}

@@ -30,11 +30,11 @@ class JobState(StrEnum):
 
 
 class HostList(Struct, frozen=True, kw_only=True):
-    """The way in which a container determines its rank. If `index` is set, it names the environment
-    variable that contains the rank; without the variable, the rank is 0. If `index` is "", the rank
-    is the host's position in a list of hosts. The list of hosts is JSON in the environment variable
-    that `hosts` names or, if that variable is missing, in the file that `file` names. If `cluster`
-    is set, it names the environment variable that contains JSON with the hosts of each worker pool,
+    """How a container determines its rank. If `index` is set, it names the environment variable
+    that contains the rank; without the variable, the rank is 0. If `index` is "", the rank is the
+    host's position in a list of hosts. The list of hosts is JSON in the environment variable that
+    `hosts` names or, if that variable is missing, in the file that `file` names. If `cluster` is
+    set, it names the environment variable that contains JSON with the hosts of each worker pool,
     and the host's own pool and index. Without the variable that `cluster` names, the rank is 0.
     """
 

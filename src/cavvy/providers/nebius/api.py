@@ -191,7 +191,7 @@ class NebiusApi:
 
 
 def _find_method(sdk: Any, method: str) -> tuple[Any, Any]:
-    """Return the client's function that calls an API method, and an empty request for it."""
+    """Return the client's function for an API method, and an empty request for the method."""
     service, _, name = method.partition("/")
     package, _, service = service.partition(".")
     home, _, request = _REQUESTS[method].partition(".")

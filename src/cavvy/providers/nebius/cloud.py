@@ -83,8 +83,8 @@ class NebiusCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`. Call `offers` first, which finds the presets without a
-        known price.
+        """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
+        presets without a known price.
         """
         unpriced = ", ".join(self._market.unpriced)
         facts = [("API key", self._api.credentials().source)]

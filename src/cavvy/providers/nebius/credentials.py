@@ -24,8 +24,8 @@ class NebiusCredentials(Struct, frozen=True, kw_only=True):
 
 
 def find_credentials(settings: Mapping[str, Scalar]) -> NebiusCredentials:
-    """Return the credentials in the file of the setting or, failing that, in the environment or,
-    failing that, in the usual file. Raises Refused.
+    """Return the credentials: from the file of the setting, otherwise from the environment,
+    otherwise from the usual file. Raises Refused.
     """
     named = str(settings.get("key_file") or "")
     if not named and (token := os.environ.get(_VARIABLE, "").strip()):

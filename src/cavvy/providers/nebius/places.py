@@ -1,5 +1,5 @@
-"""Finds the subnet, the image and the GPU cluster of a machine: those in the settings or, without
-these, the defaults.
+"""Finds the subnet, the image and the GPU cluster of a machine, from the settings or from the
+defaults.
 """
 
 import re

@@ -89,8 +89,9 @@ class OciCloud:
         self.close = self._api.close
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`. Call `offers` first, which finds shapes that are not
-        offered."""
+        """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
+        shapes without a known price.
+        """
         profile, unpriced = self._credentials.profile(), ", ".join(self._market.unpriced)
         facts = [("API key", profile.file), ("user", profile.user), ("tenancy", profile.tenancy)]
         facts += [("GPU shapes without a known price", unpriced)] if unpriced else []

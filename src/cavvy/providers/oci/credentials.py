@@ -113,7 +113,7 @@ class OciCredentials:
 
 
 def _read_key(told: Mapping[str, str]) -> rsa.RSAPrivateKey:
-    """Read the key in the profile itself or, failing that, in the file that the profile names."""
+    """Read the key in the profile itself, or otherwise in the file that the profile names."""
     inline, phrase = told.get("key_content", "").strip(), told.get("pass_phrase", "")
     file = "key_content" if inline else told["key_file"]
     try:

@@ -177,9 +177,9 @@ class PaperspaceCloud:
         return [each for page in await self._api.pages(first, read_next) for each in page["items"]]
 
     async def _read_templates(self) -> Sequence[Json]:
-        """Return the templates that machines may boot: the one in the setting `template` or, if it
-        is unset, Paperspace's Ubuntu templates. The team's own templates are requested even without
-        the setting, because Paperspace checks the API key only for this request.
+        """Return the templates that machines may boot: the template in the setting `template` or,
+        if this is unset, Paperspace's Ubuntu templates. The team's own templates are requested even
+        without the setting, because Paperspace checks the API key only for this request.
         """
         own, public = await self._all("/custom-templates"), await self._all("/os-templates")
         wanted = str(self.account.settings.get("template") or "")
@@ -201,7 +201,9 @@ class PaperspaceCloud:
         return self._templates[kind]
 
     def _disk_gb(self) -> int:
-        """Return the smallest available disk size that is at least the setting. Raises Refused."""
+        """Return the smallest available disk size that is not below the setting `disk_gb`. Raises
+        Refused.
+        """
         wanted = int(self.account.settings["disk_gb"])
         if wanted > _DISKS_GB[-1]:
             raise Refused(
@@ -231,8 +233,8 @@ class PaperspaceCloud:
 
 
 def _choose(templates: Sequence[Json], offer: Offer) -> str:
-    """Return the id of the template for an offer, or "" if no template fits. For GPUs, a template
-    with drivers is preferred; for other machines, one without drivers.
+    """Return the id of the template for an offer, or "" if no template fits. For machines with
+    GPUs, a template with drivers is preferred; for other machines, a template without drivers.
     """
     fit = [each for each in templates if _runs(each, offer.instance_type)]
 

@@ -1,4 +1,4 @@
-"""Makes the batch job of one gang: the options of qsub, and the script for its standard input."""
+"""Builds the batch job of one gang: the options of qsub, and the script for qsub's input."""
 
 import shlex
 from collections.abc import Sequence

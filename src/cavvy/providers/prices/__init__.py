@@ -40,7 +40,7 @@ class PriceQuery(Struct, frozen=True, kw_only=True):
 
 
 class ProviderPrices(Struct, frozen=True, kw_only=True):
-    """All prices of one provider, or some of them."""
+    """All or some of the prices of one provider."""
 
     offers: Sequence[Offer]
     complete: bool = True  # if not, the old offers with other keys stay
@@ -54,7 +54,7 @@ class PriceSource(Protocol):
     def provider(self) -> str: ...
     @property
     def title(self) -> str:
-        """The name of the price list and the way in which it is read, to show to users."""
+        """The name of the price list, and how the list is read, to show to users."""
 
     def fetch(self, query: PriceQuery) -> ProviderPrices:
         """Read the whole list. Raises PriceError if any part of the list cannot be read, so the

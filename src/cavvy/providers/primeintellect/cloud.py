@@ -212,8 +212,7 @@ def _rate(told: Json) -> HourlyRate:
 
 
 def _first(value: Json) -> str:
-    """Return the value itself, or its first item if the API returned a list, or "" if there is
-    none."""
+    """Return the value, its first item if the value is a list, or "" if the value is empty."""
     found = value[0] if isinstance(value, list) and value else value
     return str(found) if found and not isinstance(found, list) else ""
 

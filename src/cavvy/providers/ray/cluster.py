@@ -1,5 +1,5 @@
-"""Makes the offers of a Ray cluster from its nodes and their free resources, and the resource
-requests of gangs. No I/O.
+"""Builds the offers of a Ray cluster from its nodes and their free resources, and builds the
+resource requests of gangs. The module does no I/O.
 """
 
 import re
@@ -151,8 +151,9 @@ def _find_resource(total: Mapping[str, float]) -> str:
 
 
 def name_accelerator(word: str) -> str:
-    """Return the catalog's name for the accelerator that Ray calls `word`. Ray's name may start
-    with the manufacturer's name. If the accelerator is not in the catalog, `word` is returned.
+    """Return the catalog's name for the accelerator that Ray calls `word`. Ray's name for an
+    accelerator may start with the manufacturer's name. If the accelerator is not in the catalog,
+    `word` is returned.
     """
     plain = _MAKERS.sub("", _MAKERS.sub("", word))
     known = find_accelerator(word) or find_accelerator(plain)
@@ -219,8 +220,8 @@ def _merge_all(
 def _merge(
     kinds_of: Sequence[tuple[Offer, Sequence[RayNode]]], groups: Sequence[set[str]], waits: bool
 ) -> Offer:
-    """Merge the offers of one size into a single offer over all kinds of nodes that have the size,
-    at the highest price.
+    """Merge the offers of one size into a single offer that covers all kinds of nodes with this
+    size, at the highest price.
     """
     nodes = [node for _, alike in kinds_of for node in alike]
     smallest = min((offer for offer, _ in kinds_of), key=lambda offer: offer.memory_mib)

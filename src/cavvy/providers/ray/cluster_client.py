@@ -54,8 +54,9 @@ class RayCluster:
         return [each for each in self._ledger.records.values() if each.cluster == self.name]
 
     async def nodes(self) -> Sequence[RayNode]:
-        """Return the nodes, without the resources that are reserved for gangs which are not placed
-        yet."""
+        """Return the nodes, without the resources that are reserved for gangs that are not placed
+        yet.
+        """
         async with self._sorted():
             nodes, usage, groups = await asyncio.gather(
                 self.api.nodes(), self.api.usage(), self.api.groups()

@@ -1,4 +1,4 @@
-"""Makes the Ray job of a gang. The job's entrypoint contains no secret, because it fetches the
+"""Builds the Ray job of a gang. The job's entrypoint contains no secret, because it fetches the
 driver and its plan from the server.
 """
 

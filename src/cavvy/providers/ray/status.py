@@ -34,7 +34,7 @@ def gang_of(job: Object, mark: str) -> str:
 
 
 def recall(job: Object, cluster: str, now: datetime) -> RayGangRecord:
-    """Make a record for a gang that Ray lists but the ledger lacks, because the ledger or a reply
+    """Create a record for a gang that Ray lists but the ledger lacks, because the ledger or a reply
     was lost.
     """
     metadata = job.get("metadata") or {}

@@ -126,7 +126,8 @@ class RunpodCloud:
 
     async def _list_gpus(self, cloud: str, count: int) -> Sequence[Json]:
         """Return the GPUs that can be rented. Only NVIDIA's GPUs are returned, because the default
-        image needs one."""
+        image needs an NVIDIA GPU.
+        """
         query = f"include=AVAILABILITY&product=POD&count={count}&cloud={cloud.upper()}"
         if self.account.settings["cuda"]:
             query += f"&minCudaVersion={self.account.settings['cuda']}"

@@ -22,7 +22,7 @@ _MODES = {"File": False, "FastFile": True}  # whether objects are read only when
 
 
 def list_channels(gang: GangSpec) -> Sequence[DataChannel]:
-    """Return the data channels of a job: those of the option `channels`, and those of inputs.
+    """Return the data channels of a job, from the option `channels` and from the job's inputs.
     Raises Refused.
     """
     stream, named = _read_mode(gang), read_texts(gang.options, "channels")

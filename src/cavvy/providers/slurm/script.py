@@ -1,4 +1,4 @@
-"""Makes the batch job of one gang: the options of sbatch, and the script for its standard input."""
+"""Builds the batch job of one gang: the options of sbatch, and the script for sbatch's input."""
 
 import shlex
 from collections.abc import Sequence

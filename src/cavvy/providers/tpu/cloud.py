@@ -1,5 +1,5 @@
 """Implements `Cloud` for Google Cloud TPU. A machine is one host of a slice. A slice is one node of
-the API: one request makes all hosts of the slice, and one request deletes them.
+the API: one request creates all hosts of the slice, and one request deletes them.
 
 A request starts an operation. If a zone has no capacity, the node disappears, and only the
 operation reports the reason. If a node is missing, the provider therefore looks for the node's
@@ -109,8 +109,8 @@ class TpuCloud:
         return self._market.silent
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        """Request all slices of a gang at once. If one request fails permanently, delete the other
-        slices.
+        """Request all slices of a gang at the same time. If one request fails permanently, delete
+        the other slices.
         """
         zone, hosts = request.offer.zone, request.offer.hosts
         if request.gang.nodes % hosts:
@@ -183,7 +183,7 @@ class TpuCloud:
         return fault.code == FULL
 
     async def _start(self, request: MachineRequest, name: str, script: str) -> None:
-        """Request one slice, and return once the slice exists. If the slice could not be made,
+        """Request one slice, and return once the slice exists. If the slice could not be created,
         raise the fault of the request.
         """
         zone, body = request.offer.zone, self._make_body(request, script)

@@ -1,4 +1,4 @@
-"""Determines the names of TPU slices, maps ranks to the hosts of slices, and makes the script with
+"""Determines the names of TPU slices, maps ranks to the hosts of slices, and builds the script with
 which each host determines its rank from its worker number.
 
 The TPU API numbers the hosts of a slice, its workers, from 0. Rank r of a gang is the worker
@@ -48,7 +48,7 @@ def locate(offer: Offer, rank: int) -> MetadataService:
 
 
 class ScriptMaker:
-    """Makes the script of a slice, which is the same for all its hosts."""
+    """Builds the script of a slice, which is the same for all its hosts."""
 
     def __init__(self, node_endpoint: NodeEndpoint | None) -> None:
         self._node_endpoint = node_endpoint

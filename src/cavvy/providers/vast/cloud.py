@@ -1,5 +1,5 @@
 """Calls Vast.ai's REST API (https://docs.vast.ai/api-reference). Version 1 of the API lists
-instances, because accounts made after 2 June 2026 cannot list instances with version 0.
+instances, because accounts created after 2 June 2026 cannot list instances with version 0.
 """
 
 import json
@@ -55,8 +55,8 @@ _NO_TMUX = "touch /root/.no_auto_tmux\n"  # prevents SSH sessions from starting 
 
 
 class _Ask(Struct, frozen=True):
-    """One computer, or a part of one, that a host offers. `bid_usd` is None for an on-demand offer.
-    `usd` is the total price per hour, including the disk.
+    """A computer, or a part of a computer, that a host offers. `bid_usd` is None for an on-demand
+    offer. `usd` is the total price per hour, including the disk.
     """
 
     id: int
@@ -211,7 +211,7 @@ class VastCloud:
         return [ask for ask in asks if self._is_large(ask)]
 
     def _query(self, purchase: Purchase, where: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the conditions of a search: those from the settings, and `where`."""
+        """Return the conditions of a search: the conditions from the settings, and `where`."""
         disk = self.account.settings["disk_gib"]
         query = {
             "type": _TYPES[purchase],

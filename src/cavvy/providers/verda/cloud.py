@@ -153,8 +153,8 @@ class VerdaCloud:
         return str(told)
 
     async def _signed_in(self, call: Callable[[], Awaitable[Json]]) -> Json:
-        """Make a call with a valid access token. After the status 401, make the call once more with
-        a new token, because the token may have been revoked.
+        """Make a call with a valid access token. After the status 401, repeat the call once with a
+        new token, because the old token may have been revoked.
         """
         try:
             await self._log_in()
@@ -170,7 +170,7 @@ class VerdaCloud:
             raise _name(fault) from fault
 
     async def _log_in(self) -> None:
-        """Get an access token, unless a valid one exists."""
+        """Request an access token, unless a valid token exists."""
         if self.account.now() < self._renew_at:
             return
         login = {

@@ -80,7 +80,7 @@ class VertexEndpoints:
         return [each for each in await self._offers.list() if each.purchase is Purchase.ON_DEMAND]
 
     async def submit(self, request: JobRequest) -> str:
-        """Make the model and the endpoint, and deploy the model once both exist; until then,
+        """Create the model and the endpoint, and deploy the model once both exist; until then,
         `VmProvider` repeats this call.
         """
         region, name = request.offer.region, request.name
@@ -179,8 +179,8 @@ class VertexEndpoints:
         return None if read is None else self._ends.note(read)
 
     async def _list_operations(self, job: str, *kinds: str, going: bool = False) -> Sequence[Json]:
-        """Return the endpoint's operations of the given kinds; if `going` is True, only those that
-        are still running.
+        """Return the endpoint's operations of the given kinds; if `going` is True, return only
+        running operations.
         """
         return [
             each

@@ -1,4 +1,4 @@
-"""Makes the offers of Workbench instances from the catalog's offers of Compute Engine.
+"""Builds the offers of Workbench instances from the catalog's offers of Compute Engine.
 
 Google bills a Workbench instance as a machine of Compute Engine, and adds a management fee for each
 vCPU and each GPU. Google publishes the fees only on a web page, so the setting `fees` contains

@@ -1,5 +1,5 @@
-"""The parts that clouds with a REST API share: the account with its client and settings, and the
-function that makes the provider.
+"""The code that clouds with a REST API share: the account with its client and settings, and the
+function that creates the provider.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ def make_provider(
     context: ProviderContext,
     cloud: Callable[[Mapping[str, Scalar], Callable[[], datetime]], RestCloud],
 ) -> VmProvider:
-    """Make the provider of a cloud. `cloud` makes the cloud from the settings and the clock."""
+    """Create the provider of a cloud. `cloud` creates the cloud from the settings and the clock."""
     made = cloud(context.settings, context.now)
     account = made.account
     return VmProvider(manifest, context, made, identity=account.identity, close=account.close)

@@ -57,7 +57,7 @@ class MachineState(StrEnum):
 
 
 class Reach(StrEnum):
-    """The way in which the agent is copied to a machine and communicates with the server."""
+    """How the agent is copied to a machine, and how the agent communicates with the server."""
 
     USER_DATA = "user data"  # user data starts the agent, which calls the server over TLS
     # the server connects to the machine by SSH and starts the agent, whose requests use SSH too

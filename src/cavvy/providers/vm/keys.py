@@ -1,6 +1,5 @@
-"""Finds API keys in a file that the settings name or, failing that, in the cloud's usual
-environment variables or, failing that, in its usual files. A key never appears in settings,
-messages or reports.
+"""Finds API keys: first in the file that the settings name, then in the cloud's usual environment
+variables, then in the cloud's usual files. A key never appears in settings, messages or reports.
 """
 
 import os

@@ -172,7 +172,7 @@ class VmLauncher:
     ) -> None:
         """After a lost reply, raise TryAgain until a list is recent enough to show the machine if
         it exists. If the cloud accepts idempotency tokens, nothing is raised, because the request
-        can be repeated at once.
+        can be repeated immediately.
         """
         asked = [node.asked_at for node in group if node.asked_at is not None]
         if asked and not self._traits.tokens and listed_at - max(asked) < self._traits.list_lag:

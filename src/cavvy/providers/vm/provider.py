@@ -59,7 +59,7 @@ class VmProvider:
         make_script: MakeUserData | None = None,
         object_to: Callable[[TaskSpec], Sequence[Objection]] = lambda task: (),
     ) -> None:
-        """`make_script` replaces the function that makes a node's user data. `object_to` returns
+        """`make_script` replaces the function that builds a node's user data. `object_to` returns
         the cloud's own objections to a task. `untold_quotas` and `silent` return the regions that
         did not answer, each with the reason.
         """
@@ -98,8 +98,8 @@ class VmProvider:
         return self._reach is None and self._machines.traits.reach is not Reach.NONE
 
     def let_release(self, release: Release) -> None:
-        """Give the provider the ability KEEPS_NODES. `release` ends a machine that the cloud keeps
-        after the work.
+        """Add the ability KEEPS_NODES to the provider. `release` ends a machine that the cloud
+        keeps after the work.
         """
         self.release = lambda name: self._release(name, release)
 

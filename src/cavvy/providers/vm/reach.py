@@ -138,7 +138,7 @@ class VmReach:
         return (await self._read_keys()).public
 
     def wake(self) -> None:
-        """Make `relay` continue at once, because a gang was launched or removed."""
+        """Wake `relay`, because a gang was launched or removed."""
         self._wake.set()
 
     async def relay(self) -> None:

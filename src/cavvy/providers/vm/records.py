@@ -111,7 +111,7 @@ class MachineName(NamedTuple):
 
 
 class MachineNames:
-    """Makes and reads the names of one installation's machines."""
+    """Builds and parses the names of one installation's machines."""
 
     def __init__(self, installation: str, limit: int) -> None:
         self.mark = make_mark(installation)

@@ -170,8 +170,8 @@ class RestClient:
         raise AssertionError("unreachable")
 
     def _await_limit(self) -> None:
-        """Wait as long as the last reply with the status 429 required. Raises CloudFault if the
-        required wait is too long.
+        """Wait for the time that the last reply with the status 429 required. Raises CloudFault if
+        the required wait is too long.
         """
         left = self._limited_until - time.monotonic()
         if left > _LONGEST_PAUSE_S:

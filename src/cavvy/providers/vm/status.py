@@ -54,8 +54,8 @@ class VmStatus:
         self._sighted: dict[str, datetime] = {}
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
-        """Return the launched gangs: the named one, or all if `name` is None. Raises TryAgain,
-        Refused, or PartlyUnknown if the state of some gangs is unknown.
+        """Return all launched gangs, or only the launched gang `name` if a name is given. Raises
+        TryAgain, Refused, or PartlyUnknown if the state of some gangs is unknown.
         """
         shown = await self._list()
         now = self._now()
@@ -175,7 +175,7 @@ class VmStatus:
         return self._machines.traits.list_lag
 
     async def _recall(self, shown: GangMachines, name: str | None) -> None:
-        """Make records for gangs that the cloud lists but that are not in the ledger. If a
+        """Create records for gangs that the cloud lists but that are not in the ledger. If a
         machine's name contains only the hash of the gang's name, the hash is the name of the record
         until the control plane requests the gang by name.
         """

@@ -1,5 +1,5 @@
-"""Sends the requests for all machines of a gang at once, for clouds with the trait `atomic_count`
-whose API starts the machines by several requests.
+"""Sends the requests for all machines of a gang at the same time. Clouds with the trait
+`atomic_count` use this module if their API needs several requests to start the machines.
 """
 
 import asyncio

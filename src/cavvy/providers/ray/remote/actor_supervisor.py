@@ -3,8 +3,9 @@ and reports its end.
 
 This process is detached from the Ray worker that starts it. If the worker dies, this process's
 standard input closes, and this process orders the agent to exit within the agent's grace period.
-Input: a line of JSON, then `stop`. Output: a line of JSON when the agent runs, and another when the
-agent has exited. The program uses only the standard library of Python 3.8, and nothing from Ray.
+The program reads a line of JSON, and later the line `stop`. The program prints a line of JSON when
+the agent runs, and another line when the agent has exited. The program uses only the standard
+library of Python 3.8, and nothing from Ray.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def say(event: str, **more: Any) -> None:
 
 class NodeActor:
     """The actor on one node. The actor starts the agent's supervisor. The supervisor continues if
-    the actor's process dies, so that the work can end in order.
+    the actor's process dies, so that the work can still shut down properly.
     """
 
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
@@ -313,8 +313,8 @@ def find_draining() -> list[str]:
 
 
 def make_plain() -> None:
-    """Make actors start without the job's runtime environment. Ray keeps idle workers only for
-    actors without a runtime environment, so these actors start faster.
+    """Configure Ray to start actors without the job's runtime environment. Ray keeps idle workers
+    only for actors without a runtime environment, so these actors start faster.
     """
     try:
         config = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])
