@@ -197,9 +197,9 @@ class JobService:
         """Stop a job: immediately if it is queued, otherwise with its grace period. Raises
         RowNotFound.
 
-        If the job has ended, release the nodes that are kept warm after it. A machine's nodes, and
-        nodes that the provider itself keeps, are released only if `release` is set. With `release`,
-        all kept nodes are released even if the job is waiting for a retry.
+        If the job has ended, release the nodes that were kept warm after the job. A machine's
+        nodes, and nodes that the provider itself keeps, are released only if `release` is set. If
+        `release` is set, all kept nodes are released even if the job is waiting for a retry.
         """
 
         async def stop(job: JobRecord) -> JobRecord:
@@ -290,8 +290,8 @@ class JobService:
     async def _write(
         self, write: Callable[[AtomicWrite], Awaitable[None]], job: JobRecord, changes: RowChanges
     ) -> JobRecord:
-        """Write the changes. For a stop, pass `put` as `write`: stops free nodes, so they must work
-        even if the disk is full.
+        """Write the changes. For a stop, pass `put` as `write`: a stop frees nodes, so it must be
+        possible even if the disk is full.
         """
         await write(make_write(changes))
         self._hint(job.id)

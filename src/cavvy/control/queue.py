@@ -133,8 +133,9 @@ class QueueReconciler:
     async def _place_all(
         self, head: Sequence[JobRecord], limit: int, now: datetime
     ) -> timedelta | None:
-        """Give each job a turn: start it, fail it, or record why it waits. Jobs that wait for their
-        machine do not block other jobs."""
+        """Process each job: start the job, fail the job, or record why the job waits. Jobs that
+        wait for their machine do not block other jobs.
+        """
         if not head:
             self._blocked = False
             return await self._until_next([], now)
@@ -160,9 +161,9 @@ class QueueReconciler:
         snapshot: MarketSnapshot,
         now: datetime,
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
-        """Give each job a turn. Return why the jobs without a machine wait, and why the jobs of
-        each machine wait. If a machine is busy, all later jobs of the machine wait for the reason
-        of its first waiting job.
+        """Start or fail each job if possible. Return why the jobs without a machine wait, and why
+        the jobs of each machine wait. If a machine is busy, all later jobs of the machine wait for
+        the reason of its first waiting job.
         """
         stays: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)

@@ -88,7 +88,7 @@ class WorkShare:
 
     @property
     def servers(self) -> Sequence[Replica]:
-        """The servers that are alive, and the running commands that keep servers from starting."""
+        """The live servers, and the running commands that prevent servers from starting."""
         return self._leases.alive
 
     def find_server(self, server_id: str) -> Replica | None:

@@ -1,5 +1,5 @@
 """Posts the costs of volumes between jobs to the ledger. The garbage collection posts the costs of
-volumes, because only one server at a time runs it.
+volumes, because only one server at a time collects garbage.
 """
 
 import logging

@@ -16,9 +16,9 @@ _Z80 = 1.2816
 
 
 class SpendingForecast(Struct, frozen=True, kw_only=True):
-    """The expected spending at the end of the month, and an interval for it. If the remaining days
-    are independent and like the earlier days, the interval contains the actual spending with a
-    probability of about 80 %.
+    """The expected spending at the end of the month, and an interval for the spending. If the
+    remaining days are independent and like the earlier days, the interval contains the actual
+    spending with a probability of about 80 %.
     """
 
     expected: Money

@@ -1,8 +1,8 @@
 """Divides the bill of a replica among the requests of its service.
 
 Whenever the bill has grown, the new amount is divided in proportion to time. The parts are the
-shares of each key's requests (requests that are in flight at the same moment share the replica
-equally), the time before the replica was ready (`cold start`), and the remaining time (`idle`).
+shares of each key's requests, the time before the replica was ready (`cold start`), and the
+remaining time (`idle`). Requests that are in flight at the same moment share the replica equally.
 Each division posts entries that add up to zero: they subtract the amount from the bill's own kinds
 and add it to the kinds of the parts. Therefore, the parts of a bill add up exactly to the bill.
 Changes of a bill after the end of its replica count as idle time. Requests that are reported after

@@ -94,8 +94,8 @@ class Checkpoints:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ready(self, job: JobRecord, attempt: Attempt) -> CheckpointWork | None:
-        """Make the job's newest checkpoint available to this attempt's nodes, and return how they
-        access it. Copying files may take a long time. Raises StoreFull.
+        """Make the job's newest checkpoint available to this attempt's nodes, and return how the
+        nodes access the checkpoint. Copying files may take a long time. Raises StoreFull.
         """
         wanted = job.task.checkpoint
         if wanted is None:
@@ -199,8 +199,8 @@ class Checkpoints:
         return self._folders.blobs(attempt.project, attempt.job_id)
 
     async def missing(self, gang: str, names: Sequence[str]) -> Sequence[str]:
-        """Return the names of the files that the agent must send for its next checkpoint. If the
-        server already has a file, it keeps the file for the checkpoint. Raises RowNotFound.
+        """Return the names of the files that the agent must send for its next checkpoint. Files
+        that the server already has are reused for the checkpoint. Raises RowNotFound.
         """
         attempt = await self._store.attempt_of_gang(gang)
         bucket_checkpoints = await self.bucket_checkpoints(gang)
@@ -245,9 +245,9 @@ class Checkpoints:
                 return ClaimLost(reason=str(error))
 
     async def copy_newest(self, job: JobRecord, blobs: BlobStore) -> Sequence[CheckpointFile]:
-        """Copy the files of the job's newest checkpoint into `blobs`, and list them. If the job
-        last ran on this machine, the newest files are taken from its folder. Raises RowNotFound,
-        HashMismatch, StoreFull.
+        """Copy the files of the job's newest checkpoint into `blobs`, and return a list of these
+        files. If the job last ran on this machine, the newest files are copied from the job's
+        folder. Raises RowNotFound, HashMismatch, StoreFull.
         """
         if self._folders is None or (job.task.checkpoint and job.task.checkpoint.storage):
             raise RowNotFound("the job's checkpoints are not stored on the server")
@@ -310,7 +310,7 @@ class Checkpoints:
         made_at: datetime,
     ) -> SavedCheckpoint | FilesMissing | ClaimLost:
         """Do the same as `commit` if the job's checkpoint files are in a bucket. At commit, only
-        the sizes of the files are checked; their contents are checked when they are downloaded.
+        the sizes of the files are checked; the contents are checked when the files are downloaded.
         """
         held = await in_thread(bucket_checkpoints.held)
         wanted = [each for each in files if each.link is None]
@@ -513,8 +513,9 @@ def _sweep(
     coming: frozenset[str],
     now: datetime,
 ) -> None:
-    """Remove the job's files, except those of its kept checkpoints and of the checkpoint being
-    uploaded."""
+    """Remove the job's files, except the files of kept checkpoints and of the checkpoint being
+    uploaded.
+    """
     wanted = set(coming)
     for each in kept:
         wanted.add(each.manifest)

@@ -74,7 +74,9 @@ Ranks = Mapping[int, datetime | None]  # rank -> time of its agent's last messag
 
 
 class SignedDeposit(Struct, frozen=True, kw_only=True):
-    """Signed uploads for one rank: the first is for the manifest, the others are for the parts."""
+    """Signed uploads for one rank: the first upload is for the manifest, the other uploads are for
+    the parts.
+    """
 
     uploads: Sequence[SignedRequest]
     valid: timedelta
@@ -154,10 +156,10 @@ class Deposits:
     def collect(
         self, job: JobRecord, attempt: Attempt, ranks: Ranks, *, billed: bool
     ) -> frozenset[int] | None:
-        """Read the results of these ranks, whose nodes have ended, from the bucket and apply them.
-        The results are read in the background. Returns the ranks whose results are still being
-        read, or None if there is nothing to read. If a rank's agent has sent a message since its
-        results were read, the results are read again.
+        """Read the results of these ranks from the bucket, and apply the results. The nodes of
+        these ranks have ended. The results are read in the background. Returns the ranks whose
+        results are still being read, or None if there is nothing to read. If a rank's agent has
+        sent a message since its results were read, the results are read again.
 
         Reading stops after some time without progress; this time is shorter if other nodes of the
         gang are `billed`. Reading may first wait until other gangs' results are read: billed gangs

@@ -48,8 +48,9 @@ class AgentMemory:
         return None if until == _NO_LIMIT else until
 
     def server_of(self, attempt_id: str, rank: int) -> str:
-        """Return the other server that the agent is connected to, or "" if the agent is connected
-        to this server."""
+        """Return the ID of the other server to which the agent is connected, or "" if the agent is
+        connected to this server.
+        """
         return self._get(attempt_id, rank).server
 
     def forget(self, attempt_id: str, ranks: Collection[int]) -> None:

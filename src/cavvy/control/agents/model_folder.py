@@ -21,8 +21,8 @@ _decode = Decoder(dict[str, list[FolderEntry]]).decode
 
 
 class ModelFolder(Struct, frozen=True, kw_only=True):
-    """The snapshot of the folder, and the files of the job in it. The files' paths are relative to
-    the folder of the model.
+    """The snapshot of a service's working folder, and the folder's files that come from a job. The
+    files' paths are relative to the folder of the model.
     """
 
     snapshot: str

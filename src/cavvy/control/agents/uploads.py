@@ -56,7 +56,7 @@ class LeftUpload(Struct, frozen=True, kw_only=True):
 
 
 class UnfinishedUploads:
-    """Starts, completes and aborts uploads, and records those that are not complete. `environment`
+    """Starts, completes and aborts uploads, and records the incomplete uploads. `environment`
     contains the server's environment variables, with storage keys. The secrets of a project take
     precedence over the environment variables.
     """
@@ -181,8 +181,8 @@ class UnfinishedUploads:
         self, record: UnfinishedUpload, silent: dict[tuple[str, str, str], str]
     ) -> str:
         """Abort an upload. Return why the upload cannot be aborted now, or "". If the storage does
-        not respond, it is added to `silent`. If `silent` already contains the storage, no request
-        is sent.
+        not respond, the storage is added to `silent`. If `silent` already contains the storage, no
+        request is sent.
         """
         where = urlsplit(record.url)
         storage = (record.project, where.scheme, where.netloc)

@@ -179,8 +179,9 @@ def setup_key(job: JobRecord, manifest: bytes | None = None) -> str | None:
 
 
 def name_build(job: JobRecord, build: ImageBuild) -> str:
-    """Return the image's name, which is the same on every node. Equal folders and Dockerfiles get
-    the same name, so that each node builds them only once."""
+    """Return the image's name, which is the same on every node. Equal folders and Dockerfiles lead
+    to the same name, so that each node builds an image only once.
+    """
     parts = [job.origin.snapshot, _plain(_git(job.task.workdir)), _plain(build)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"localhost/cavvy-build:{digest[:32]}"

@@ -1,5 +1,6 @@
-"""Computes the costs of gangs: until now, until their end, and until another job takes them
-over."""
+"""Computes the costs of gangs: until now, until the end of a gang, and until a takeover by another
+job.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -404,8 +405,8 @@ def _bill_rolled_back(
     attempt: Attempt, told: GangSeen, until: datetime, *, final: bool
 ) -> list[Charge]:
     """Return the charges for machines that were started for the gang but never became its nodes.
-    All charges, including those for disks and addresses, get the kind ROLLED_BACK, so that they
-    differ from a charge of the rank's node with the same start. Charges with the same rank and
+    All charges, including the charges for disks and addresses, get the kind ROLLED_BACK, so that
+    they differ from a charge of the rank's node with the same start. Charges with the same rank and
     start are added up.
     """
     found: dict[tuple[int, datetime], Charge] = {}

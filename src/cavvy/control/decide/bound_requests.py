@@ -115,8 +115,9 @@ def keep_replicas(needs: Sequence[PlaceNeed], replicas: Sequence[ServiceReplica]
 
 
 def serves(replica: ServiceReplica, places: Places) -> bool:
-    """Return whether the replica may get requests that must stay in all these places, or will get
-    them when it has started."""
+    """Return whether the replica may get requests that must stay in all these places, now or after
+    its start.
+    """
     if not replica.places and replica.state in COMING_REPLICAS:
         return places.issubset(replica.bound_to)
     return places.issubset(replica.places)

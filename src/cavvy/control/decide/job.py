@@ -270,8 +270,8 @@ def _limits(view: JobSnapshot, now: datetime) -> Action:
 
 
 def _list_caps(view: JobSnapshot) -> Iterator[tuple[Money, str]]:
-    """List the maximum amounts that the job's own limits and the budgets let it spend, each with a
-    readable reason.
+    """List the maximum amounts that the job's own limits and the budgets allow the job to spend,
+    each with a readable reason.
     """
     cap, allowance = cap_of(view.job), view.allowance
     if cap is not None:

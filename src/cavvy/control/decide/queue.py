@@ -108,7 +108,7 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Return whether to read more jobs of the queue although the first ones are blocked, because a
+    """Return whether to read more jobs of the queue although the first jobs are blocked, because a
     later job may fit on an offer for which no job waits. `behind` lists the offers for which jobs
     wait.
     """

@@ -51,8 +51,8 @@ class LostAttempt(Struct, frozen=True, kw_only=True):
 
 
 class RestoreComparison(Struct, frozen=True, kw_only=True):
-    """The differences between the providers' gangs and those in the database. `found` is the number
-    of gangs that are both at a provider and in the database.
+    """The differences between the providers' gangs and the gangs in the database. `found` is the
+    number of gangs that are both at a provider and in the database.
     """
 
     unknown: Sequence[UnknownGang]
@@ -71,7 +71,7 @@ def compare(
     """Compare the gangs that providers report with the database.
 
     `attempts` maps the names of gangs to their attempts and the names of their jobs. `attempts`
-    must contain all unfinished attempts, and those ended attempts whose gangs a provider reported.
+    must contain all unfinished attempts, and the ended attempts whose gangs a provider reported.
     `silent` contains the providers that did not report all their gangs; their attempts are not
     considered lost. `later` is the result of `name_later`.
     """

@@ -38,7 +38,9 @@ def find_hold(task: TaskSpec, now: datetime) -> tuple[datetime | None, datetime 
 
 
 class ScheduledRun(Struct, frozen=True, kw_only=True):
-    """A run that is due. If several servers create the same run, they give it the same `run_id`."""
+    """A run that is due. If several servers create the same run, the run has the same `run_id` on
+    each of them.
+    """
 
     task: TaskSpec
     run_id: str

@@ -413,8 +413,8 @@ def _counts(replica: ServiceReplica, revision: int) -> bool:
 
 
 class _ReplicaNeed(Struct, frozen=True, kw_only=True):
-    """The wanted number of replicas, the places in which some of them must be, the replicas kept
-    for these places, and the number of waiting requests.
+    """The wanted number of replicas, the places that need a replica, the replicas kept for these
+    places, and the number of waiting requests.
     """
 
     wanted: int

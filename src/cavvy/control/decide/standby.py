@@ -200,8 +200,8 @@ def _without(job: JobRecord, standbys: Sequence[Attempt]) -> JobRecord:
 
 
 def _watch(rows: JobRows, own: Attempt, now: datetime) -> Step:
-    """Let the standby gang take the job over once the gang is ready. If the job's own gang is still
-    working, first order it to save a last checkpoint.
+    """Let the standby gang take the job over once the standby gang is ready. If the job's own gang
+    is still working, first order it to save a last checkpoint.
     """
     leaves = taken_at(own, rows.nodes_of(own)) is not None
     if not leaves and (late := _late_standbys(rows, own)):

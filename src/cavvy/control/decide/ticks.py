@@ -1,8 +1,8 @@
 """Decides at which times of a cron line a service is called.
 
 A call's ID is derived from the trigger and the time, so each time causes at most one call, even if
-several servers try to add it. If several times have passed, only the last one causes a call, as for
-repeating jobs (`control/decide/schedule.py`).
+several servers try to add the call. If several times have passed, only the last time causes a call,
+as for repeating jobs (`control/decide/schedule.py`).
 """
 
 import hashlib
@@ -45,7 +45,7 @@ def find_last(trigger: CronTrigger, since: datetime, now: datetime) -> datetime 
 
 
 def make_anchor(service: StoredService, trigger: CronTrigger, now: datetime) -> QueuedCall:
-    """Return a row that only records when the trigger was first seen; no call is sent for it."""
+    """Return a row that only records when the trigger was first seen. The row causes no call."""
     return QueuedCall(
         project=service.project,
         service=service.name,

@@ -155,8 +155,8 @@ def observe(
 
 
 def find_former(before: ServiceTraffic | None, traffic: ServiceTraffic) -> ServiceTraffic:
-    """Return the counts to subtract from those of `traffic`: `before` or, if the gateway was
-    restarted since, zeros.
+    """Return the counts to subtract from the counts in `traffic`: `before`, or zeros if the gateway
+    has been restarted since.
     """
     if (
         before is None

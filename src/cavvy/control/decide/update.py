@@ -1,9 +1,10 @@
 """Decides the next step of a service while a new revision is on trial.
 
 The serving revision keeps all the replicas that it needs until the new revision takes over. The
-next steps of the serving and the new revision are decided as if they were separate services. A
-canary gets some of the requests and replicas until `control.decide.canary` has judged the revision.
-A blue-green revision gets its full number of replicas, but no requests until all of them are ready.
+next steps of the serving and the new revision are decided as if the two revisions were separate
+services. A canary gets some of the requests and replicas until `control.decide.canary` has judged
+the revision. A blue-green revision gets its full number of replicas, but no requests until all of
+them are ready.
 """
 
 from datetime import datetime
@@ -131,8 +132,8 @@ def remember_former(service: StoredService) -> CandidateRevision | None:
 
 
 def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
-    """Return `step` or, if several replicas of the new revision have ended in a row and none was
-    ever ready, a step that returns to the former revision.
+    """Return `step` or, if several replicas of the new revision have ended in a row without ever
+    being ready, a step that returns to the former revision.
     """
     service, former = step.service, step.service.former
     if former is None:
@@ -310,7 +311,9 @@ def _end(
 def _in_order(
     old: tuple[ServiceReplica, ...], new: tuple[ServiceReplica, ...]
 ) -> tuple[ServiceReplica, ...]:
-    """Return the replicas of both revisions: ended replicas first, then the others by age."""
+    """Return the replicas of both revisions: first ended replicas, then other replicas, each by
+    age.
+    """
     return tuple(
         sorted((*old, *new), key=lambda each: (each.state is not ReplicaState.ENDED, each.number))
     )

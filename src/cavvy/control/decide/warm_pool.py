@@ -101,7 +101,7 @@ def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None])
 
 
 def paid_for(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta:
-    """Return how long the rest of the budget can pay for the gang, less the time that removing the
+    """Return how long the rest of the budget can pay for the gang, minus the time that removing the
     gang takes.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour

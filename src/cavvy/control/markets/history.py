@@ -17,7 +17,9 @@ _MOST = 400  # maximum number of observations that a policy gets for one decisio
 
 
 class MarketHistory:
-    """Reads what is known about markets from the store, and records prices in the store."""
+    """Reads the records and observations of markets from the store, and records prices in the
+    store.
+    """
 
     def __init__(self, store: Store, clock: ControlClock) -> None:
         self._store = store
@@ -47,7 +49,7 @@ class MarketHistory:
 
     async def cooling_down(self) -> Collection[str]:
         """Return the markets in which a launch or a gang of any job has failed recently. Jobs
-        should try all other markets before the returned ones.
+        should try all other markets before the returned markets.
         """
         now = self._clock.now()
         if self._rested_at is None or now - self._rested_at >= _AGE:

@@ -85,7 +85,7 @@ class ServiceFront(Protocol):
 class ServingParts(Struct, frozen=True, kw_only=True):
     """The dependencies of the services' reconciler and of users' requests. If `front` is None, the
     server runs no services. `pool` supplies the offers for replicas. `hint` requests that this
-    server or another one reconciles a key.
+    server or another server reconciles a key.
     """
 
     store: Store

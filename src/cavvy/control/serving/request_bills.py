@@ -46,8 +46,8 @@ class RequestBills:
         last: bool = False,
     ) -> None:
         """Divide the amounts by which the bills of the service's replicas have grown. `read`
-        returns the counts of the replicas' requests, or None if nothing is known. `last` means that
-        the service ends, so no later counts will arrive and everything is divided now.
+        returns the counts of the replicas' requests, or None if the counts are unknown. `last`
+        means that the service ends, so no later counts will arrive and everything is divided now.
         """
         known = self._replicas.setdefault(service.id, {})
         # including replicas that have ended and will soon be removed from the service

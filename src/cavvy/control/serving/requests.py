@@ -24,7 +24,7 @@ _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 
 
 class HostTaken(Exception):
-    """Raised if the service may not use a host name; choose another one."""
+    """Raised if the service may not use a host name; choose another host name."""
 
 
 class ServiceStatus(Struct, frozen=True, kw_only=True):
