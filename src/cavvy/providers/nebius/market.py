@@ -66,7 +66,7 @@ class NebiusMarket:
             except (CloudFault, Refused) as fault:  # another project may be in the region
                 failed = failed or fault
         raise failed or Refused(
-            f"[providers.nebius] projects: none of them is in the region {region}"
+            f"[providers.nebius] projects: none of the projects is in the region {region}"
         )
 
     def region_of(self, project: str) -> str:

@@ -24,14 +24,14 @@ MANIFEST = make_manifest(
     deletion="https://docs.vast.ai/guides/instances/manage-instances",
     rights="an API key with the permissions misc, instance_read and instance_write",
     unsupported={
-        Feature.GANG: "instances share no network: each has a few ports of a public address that "
-        "it shares with other instances "
+        Feature.GANG: "instances share no network: each instance has a few ports of a public "
+        "address that several instances share "
         "(https://docs.vast.ai/guides/instances/connect/networking)",
         Feature.IMAGE: f"{_CONTAINER}; the setting `image` selects the image of all instances",
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: f"{_CONTAINER}; the image of the setting `image` must be public",
-        Feature.CAPACITY: "the offers of one computer overlap: with 8 GPUs, it is also offered "
-        "with 1, 2 and 4 GPUs (https://docs.vast.ai/api-reference/search/search-offers)",
+        Feature.CAPACITY: "the offers of one computer overlap: a computer with 8 GPUs is also "
+        "offered with 1, 2 and 4 GPUs (https://docs.vast.ai/api-reference/search/search-offers)",
         Feature.SELF_END: "the server deletes instances that have stopped, because Vast.ai bills "
         "their disks until its API deletes them "
         "(https://docs.vast.ai/guides/instances/pricing)",

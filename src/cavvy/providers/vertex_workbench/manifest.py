@@ -98,7 +98,7 @@ MANIFEST = Manifest(
         text(
             "owner",
             "The e-mail address of the person who may open the notebooks' own Jupyter. By default, "
-            "each person who may act as the service account can open it.",
+            "each person who may act as the service account may open Jupyter.",
         ),
         text(
             "network",

@@ -198,14 +198,14 @@ class VmLauncher:
         nodes = gang.nodes + sum(1 for each in others for node in each.nodes if not node.id)
         if nodes > self.most_nodes:
             raise NoCapacity(
-                f"{nodes} nodes are waiting to be started, including those of other gangs; this "
+                f"{nodes} nodes are waiting to be started, including nodes of other gangs; this "
                 f"cloud accepts at most {self.most_nodes} requests before a launch times out"
             )
 
     def _pace(self, record: VmGangRecord) -> None:
         """Raise TryAgain if it is too early for the next request, or if another gang has priority.
         Gangs that have already requested nodes have priority over other gangs, and the oldest of
-        them comes first.
+        these gangs comes first.
         """
         now, mine = self._now(), (not _has_asked(record), record.intended_at)
         first = self._traits.launch_every and any(
