@@ -1,4 +1,4 @@
-"""Checks whether two URLs are on the same server, for links such as those to a list's next page."""
+"""Checks whether two URLs are on the same server, for links such as a list's next page."""
 
 from urllib.parse import urlsplit
 

@@ -1,13 +1,13 @@
-"""Finds the installed providers and creates those that the settings enable. No other module names a
-provider.
+"""Finds the installed providers and creates the providers that the settings enable. No other module
+names a provider.
 
-A provider is a module or package in `cavvy.providers`, or in an entry point of the group
-`cavvy.providers`, that defines `MANIFEST: Manifest` and `make(context: ProviderContext) ->
-Provider`. A provider's name is the name of its package, without the suffix `_cloud` and with each
-"_" replaced by "-". A table `[providers.<name>]` enables a provider. A package that contains a file
-`on-by-default` needs no table; this applies only to this distribution's own providers, so that
-installing another package never spends money. `enabled = false` in a provider's table disables the
-provider.
+A provider is a module or package that defines `MANIFEST: Manifest` and `make(context:
+ProviderContext) -> Provider`. Cavvy finds providers in the package `cavvy.providers` and in the
+entry points of the group `cavvy.providers`. A provider's name is the name of its package, without
+the suffix `_cloud` and with each "_" replaced by "-". A table `[providers.<name>]` enables a
+provider. A package that contains a file `on-by-default` needs no table; this applies only to this
+distribution's own providers, so that installing another package never spends money. `enabled =
+false` in a provider's table disables the provider.
 
 `python -m cavvy.providers.registry` prints the reference page of all settings.
 """

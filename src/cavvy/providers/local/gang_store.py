@@ -396,8 +396,8 @@ class LocalGangStore(Struct):
     def _deliver(
         self, gang: str, number: int, overdue: bool, removal: LocalRemoval | None
     ) -> LocalProcess | None:
-        """Deliver the log and the exit record that a killed agent left on disk. Return the process
-        that delivers them, or None if no delivery is running.
+        """Deliver the log and the exit record that a killed agent left on disk. Return the
+        delivering process, or None if no delivery is running.
         """
         folder = self._folder(gang) / str(number)
         last = read(folder / "deliver.json", LastDelivery)
@@ -522,8 +522,8 @@ class LocalGangStore(Struct):
             os.rename(folder, Path(mkdtemp(dir=trash)) / folder.name)
 
     def _over(self, name: str) -> LocalGangEnd | None:
-        """Return the record of an ended gang, or None if it has not ended. The disk is also read,
-        because another server may have written the record.
+        """Return the record of an ended gang, or None if the gang has not ended. The disk is also
+        read, because another server may have written the record.
         """
         ended = self._remembered().get(name) or read(
             self.home / "ended" / f"{name}.json", LocalGangEnd

@@ -237,8 +237,8 @@ class LocalProvider:
 
 
 async def _succeeds(program: str, folder: Path, home: Path) -> bool:
-    """Return whether `program` succeeds: it tries to hide `folder` from a process and to keep
-    `home`, the provider's subfolder, accessible.
+    """Return whether `program` succeeds. The program tries to hide `folder` from a process and to
+    keep `home`, the provider's subfolder, accessible.
     """
     command = [sys.executable, "-I", "-S", program, str(folder), str(home)]
     try:

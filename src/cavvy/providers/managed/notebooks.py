@@ -48,7 +48,7 @@ class NotebookEnds:
         return job in self._off
 
     def note(self, job: ServiceJob) -> ServiceJob:
-        """Return the notebook that a reply describes. The end time and the reason are those
+        """Return the notebook that a reply describes. The end time and the reason are the values
         recorded when the notebook was first observed as off.
         """
         if job.state in (JobState.WAITING, JobState.RUNNING):

@@ -122,7 +122,7 @@ class ManagedService(Protocol):
         """Request a job with all its instances or none; return the job's id."""
 
     async def list(self) -> Sequence[ServiceJob]:
-        """Return the jobs of the account that have not ended, and those that ended within
+        """Return the account's jobs that are unfinished or that ended within
         `ServiceTraits.ended_listed`.
         """
 

@@ -191,7 +191,7 @@ class Cloud(Protocol):
         """
 
     async def list(self) -> Sequence[CloudMachine]:
-        """Return all machines of the account, or only those that Cavvy created. Raises
+        """Return all machines of the account, or only the machines that Cavvy created. Raises
         SilentRegions if only some regions answer.
         """
 

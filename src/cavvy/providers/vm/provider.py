@@ -1,7 +1,7 @@
 """The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
-`Provider`. The agent is started in one of two ways. Either the user data of a node contains a
-script that fetches and starts the agent, which connects to the server over TLS; or the server
-connects to the node by SSH and starts the agent.
+`Provider`. The user data of a node can contain a script that fetches and starts the agent, which
+then connects to the server over TLS. Otherwise, the server connects to the node by SSH and starts
+the agent.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ ReadQuotas = Callable[[], Awaitable[Sequence[Quota]]]  # raises CloudFault, Refu
 
 class VmProvider:
     """Implements `Provider` and the abilities in `vm.abilities`. `identity` returns the cloud's
-    facts for `whoami`; `quotas` reads the cloud's quotas, or is None if the API does not report
-    them; `close` closes the cloud's connections.
+    facts for `whoami`. `quotas` reads the cloud's quotas, or is None if the API does not report
+    quotas. `close` closes the cloud's connections.
     """
 
     quotas: ReadQuotas  # set only with the ability TELLS_QUOTAS

@@ -1,5 +1,6 @@
-"""Queries the regions of a cloud at the same time, so that a failing region does not hide the
-others."""
+"""Queries the regions of a cloud at the same time, so that a failing region does not hide the other
+regions.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -325,8 +325,9 @@ class VmStatus:
             await self._close(record, shown.at - given_up)
 
     async def _close(self, record: VmGangRecord, age: timedelta) -> None:
-        """End the record of a launch that was given up, or delete a record that is no longer needed
-        for billing."""
+        """End the record of an abandoned launch, or delete a record that is no longer needed for
+        billing.
+        """
         if record.removed:
             if record.ended_at is None:  # prevents another launch from starting the gang
                 await self._ledger.put(replace(record, ended_at=self._now()))
