@@ -134,7 +134,7 @@ class TestPaperspace(RestContract):
                 gang = await harness.spec(f"size-{nodes}", nodes=nodes)
                 provider = account.provider(gang.installation, network="")
                 if nodes == 2:
-                    with pytest.raises(Refused, match="several nodes need one"):
+                    with pytest.raises(Refused, match="several nodes need a private network"):
                         await provider.launch(gang)
                 else:
                     await provider.launch(gang)

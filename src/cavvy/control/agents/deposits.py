@@ -339,7 +339,7 @@ class Deposits:
         files = checkpoint.files if checkpoint is not None else []
         names = [each.sha256 for each in files if each.link is None]
         if not all(map(_SHA256.fullmatch, names)):
-            raise InvalidDeposit("a file of its checkpoint has no valid hash")
+            raise InvalidDeposit("a file of the checkpoint has no valid hash")
         missing = set(await self._checkpoints.missing(attempt.gang, names)) if names else set()
         at = 0
         for number, piece in enumerate(manifest.pieces):
@@ -397,12 +397,12 @@ class Deposits:
             raise InvalidDeposit(str(error)) from error
         match saved:
             case FilesMissing():
-                raise InvalidDeposit("files of its checkpoint are missing")
+                raise InvalidDeposit("files of the checkpoint are missing")
             case ClaimLost(reason=reason):
                 raise InvalidDeposit(reason)
 
     async def _refuse(self, attempt: Attempt, rank: int, error: Exception) -> None:
-        text = f"the results in the bucket cannot be used and stay there: {error}"
+        text = f"the results cannot be used and stay in the bucket: {error}"
         await self._tell(attempt, rank, text)
 
     async def _give_up(
@@ -410,7 +410,7 @@ class Deposits:
     ) -> None:
         which = ", ".join(str(rank) for rank in sorted(ranks))
         why = fault or "the bucket does not answer"
-        text = f"results of rank {which} in the bucket could not be read and stay there: {why}"
+        text = f"the results of rank {which} could not be read and stay in the bucket: {why}"
         with suppress(StoreFull):
             await self._tell(attempt, None, text)
 

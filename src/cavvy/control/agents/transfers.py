@@ -136,7 +136,7 @@ class SignedObjects:
             raise ObjectTryAgain(f"{key}: {size} bytes were sent, but {there} arrived")
 
     def abort(self, path: str, upload: str) -> None:
-        """Make the storage delete the parts of an upload."""
+        """Request that the storage deletes the parts of an upload."""
         if upload:
             self._bucket.abort(self.key(path), upload)
 
@@ -149,7 +149,7 @@ class SignedObjects:
         else:
             raise ObjectDenied(
                 "this storage accepts multipart uploads only from the node, but the node cannot "
-                "connect to it"
+                "connect to the storage"
             )
 
     def store(

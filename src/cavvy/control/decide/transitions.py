@@ -211,9 +211,9 @@ def _settled(
 ) -> Attempt:
     """Return the attempt with the outcome of its work.
 
-    If all ranks have reported their exits, the work ended at the last exit; otherwise it ends now.
-    If the start of the work was not recorded before, it is recorded now, so that the running time
-    is counted.
+    If all ranks have reported their exits, the work ended at the last exit; otherwise the work ends
+    now. If the start of the work was not recorded before, it is recorded now, so that the running
+    time is counted.
     """
     exits = [node.exited_at for node in nodes]
     known = [at for at in exits if at is not None]
@@ -280,8 +280,8 @@ def _say_range(provider: str, cost: Money, unsure: UnsureBill) -> str:
     least, most = format_usd(cost), format_usd(cost + unsure.more)
     if unsure.more == unsure.traffic:
         return (
-            f"a node was lost and may have been sending a checkpoint: with its traffic, the gang "
-            f"cost between {least} and {most}"
+            f"a node was lost and may have been sending a checkpoint: including the traffic, the "
+            f"gang cost between {least} and {most}"
         )
     if unsure.latest is None:
         return (

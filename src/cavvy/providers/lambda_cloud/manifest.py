@@ -39,7 +39,7 @@ MANIFEST = make_manifest(
         KEYS.setting(),
         text(
             "ssh_key",
-            "The name of the account's SSH key that instances accept; Lambda requires one. The "
+            "The name of the account's SSH key that instances accept; Lambda requires a key. The "
             "default is the account's first key.",
         ),
         text("regions", "The regions to use, separated by commas. The default is all regions."),

@@ -133,6 +133,6 @@ def _first(images: Sequence[Json], offer: Offer, what: str) -> str:
     if not images:
         raise Refused(
             f"[providers.oci] image: {offer.region} has no image {what} for {shape_of(offer)}; "
-            "name one in the setting `image`"
+            "name an image in the setting `image`"
         )
     return str(images[0]["id"])

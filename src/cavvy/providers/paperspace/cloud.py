@@ -105,7 +105,7 @@ class PaperspaceCloud:
         if request.gang.nodes > 1 and not network:
             raise Refused(
                 "[providers.paperspace] network: not set; machines outside a private network "
-                "cannot reach each other, so jobs with several nodes need one"
+                "cannot reach each other, so jobs with several nodes need a private network"
             )
         body = {
             "name": name,

@@ -37,9 +37,9 @@ MANIFEST = make_manifest(
         KEYS.setting(),
         text(
             "template",
-            "The id of the template of machines, such as tkni3aa4. By default, machines boot "
-            "the newest Ubuntu template that Paperspace lists for their type, and ML-in-a-Box for "
-            "GPUs.",
+            "The id of the template of machines, such as tkni3aa4. By default, machines "
+            "with GPUs boot ML-in-a-Box, and other machines boot the newest Ubuntu template that "
+            "Paperspace lists for their type.",
         ),
         text(
             "network",

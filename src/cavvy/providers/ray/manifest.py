@@ -15,7 +15,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.LOGIN: "jobs cannot run in images",
     Feature.VOLUMES: "a Ray cluster has no named volumes to attach; use a `host` folder of its "
     "nodes",
-    Feature.NETWORK: "Ray does not report the network's speed, and nodes cannot be chosen by it",
+    Feature.NETWORK: "Ray does not report the network's speed, and nodes cannot be chosen by speed",
     Feature.RESULTS: "a job's folder is deleted when the job ends. If the server is unreachable "
     "when the work ends, the results are stored in the bucket in "
     "`checkpoint.storage` or `server.results_url`; without a bucket, the job "

@@ -33,7 +33,7 @@ MANIFEST = make_manifest(
         Feature.LOGIN: f"{_CONTAINER}; the setting `registry` selects the credentials in the "
         "Runpod account that pull the image of pods",
         Feature.CAPACITY: "Runpod reports whether a data center has a kind of GPU, but not how "
-        f"many are free ({_DOCS}/api-reference-v2/catalog/list-gpu-types)",
+        f"many GPUs are free ({_DOCS}/api-reference-v2/catalog/list-gpu-types)",
         Feature.SELF_END: "Runpod bills a pod until its API terminates it "
         f"({_DOCS}/pods/manage-pods), and pods get no API key; the server terminates pods that "
         "have exited",

@@ -67,8 +67,8 @@ MANIFEST = Manifest(
         "image": "the image, as for the setting `image`",
         "hyperparameters": "names and values that SageMaker shows, and writes to "
         "/opt/ml/input/config/hyperparameters.json, in addition to the task's `params`",
-        "channels": "S3 URIs by channel; SageMaker copies them to /opt/ml/input/data/CHANNEL "
-        "before the work starts",
+        "channels": "S3 URIs by channel; SageMaker copies the objects to "
+        "/opt/ml/input/data/CHANNEL before the work starts",
         "input_mode": "how SageMaker provides channels: `File` copies all objects before the work "
         "starts (the default), `FastFile` reads an object when the work opens its file",
         "output": "the S3 URI to which SageMaker copies the folder /opt/ml/model after the work",
@@ -126,7 +126,7 @@ MANIFEST = Manifest(
         ),
         number(
             "spot_wait_s",
-            "How long SageMaker may wait for spot instances, added to the job's time limit.",
+            "How long SageMaker may wait for spot instances, in addition to the job's time limit.",
             default=1800,
             unit="seconds",
             whole=True,

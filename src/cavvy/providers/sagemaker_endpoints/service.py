@@ -212,7 +212,7 @@ class SageMakerEndpoints:
     def _role(self) -> str:
         role = str(self._settings.get("role") or "")
         if not role:
-            raise Refused(f"[providers.{MANIFEST.name}] role: not set; each endpoint needs one")
+            raise Refused(f"[providers.{MANIFEST.name}] role: not set; each endpoint needs a role")
         return role
 
 

@@ -2,9 +2,9 @@
 https://docs.aws.amazon.com/sagemaker/latest/dg/nbi.html
 
 When a notebook instance starts, it runs a script from its lifecycle configuration, which is a
-separate object in SageMaker. The configuration has the notebook's name, and is deleted some time
-after the notebook. A notebook is stopped first, which ends the bill of its instance, and then
-deleted with its disk.
+separate object in SageMaker. The lifecycle configuration has the notebook's name, and is deleted
+some time after the notebook. A notebook is stopped first, which ends the bill of its instance, and
+then deleted with its disk.
 """
 
 import base64
@@ -165,7 +165,7 @@ class NotebookInstances:
 
     async def _tidy(self, region: str, notebooks: set[str]) -> None:
         """Delete scripts whose notebook was deleted or never created. If a deletion fails, the next
-        search tries it again.
+        search repeats the deletion.
         """
         now = self._now()
         if not self._leftovers.is_due(region, now):
@@ -205,7 +205,7 @@ class NotebookInstances:
     def _role(self) -> str:
         role = str(self._settings.get("role") or "")
         if not role:
-            raise Refused(f"[providers.{_PROVIDER}] role: not set; each notebook needs one")
+            raise Refused(f"[providers.{_PROVIDER}] role: not set; each notebook needs a role")
         return role
 
 

@@ -27,7 +27,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SELF_END: "an agent ends its work when its lease is over, but the host stays on",
     Feature.CAPACITY: "free capacity is derived from the jobs' allocations, not reported by the "
     "hosts",
-    Feature.NOTICE: "hosts give no notice before they go down",
+    Feature.NOTICE: "hosts give no notice before they shut down",
 }
 
 MANIFEST = Manifest(

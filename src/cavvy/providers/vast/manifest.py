@@ -99,8 +99,8 @@ MANIFEST = make_manifest(
         number(
             "bid_percent",
             "The bid for an interruptible instance, in percent of the lowest bid that Vast.ai "
-            "accepts at the start. Users who bid more take the GPUs, so a higher bid is "
-            "interrupted less often and costs more.",
+            "accepts at the start. Users who bid more get the GPUs, so an instance with a "
+            "higher bid is interrupted less often and costs more.",
             unit="percent",
             default=110,
             minimum=100,
