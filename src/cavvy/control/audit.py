@@ -44,8 +44,8 @@ class BillAudit:
     async def _ask(
         self, providers: Collection[str]
     ) -> tuple[Mapping[str, Mapping[str, GangSeen]], list[SilentPlace]]:
-        """Return the known gangs of each provider, as provider -> gang name -> gang, and the
-        providers with incomplete answers.
+        """Return the known gangs by provider and gang name, and the providers with incomplete
+        answers.
         """
         found: dict[str, Mapping[str, GangSeen]] = {}
         silent = []

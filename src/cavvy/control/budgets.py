@@ -219,7 +219,7 @@ class BudgetKeeper:
 
 
 def _by_charges(job: JobSummary, charged: ChargedRate | None, now: datetime) -> SeenSpending:
-    """Return what a job has spent according to the charges in the store."""
+    """Return the amount that a job has spent according to the charges in the store."""
     return SeenSpending(
         at=now if charged is None else charged.until,
         spent=job.spent,

@@ -298,8 +298,9 @@ class ControlPlane:
             self._share.send(SignalKind.HINT, key)
 
     def _concerns_me(self, key: str) -> bool:
-        """Return whether this server reconciles the key, or its gateway serves the service of the
-        key."""
+        """Return whether this server reconciles the key, or whether this server's gateway serves
+        the key's service.
+        """
         return self._share is None or self._share.owns(key) or is_service_key(key)
 
     def _announce(self, key: str) -> None:
@@ -555,7 +556,7 @@ class ControlPlane:
         self.hint(attempt.job_id)
 
     async def _settle(self) -> None:
-        """Write changes that were delayed because the disk was full, as soon as there is space."""
+        """As soon as there is space, write changes that were delayed because the disk was full."""
         while True:
             await self._deferred.pending.wait()
             await self._clock.sleep_until(self._clock.now() + _ROOM_PAUSE)
@@ -574,8 +575,8 @@ class ControlPlane:
                         await self._store.put_host(host)
 
     async def _start_run(self, schedule: JobRecord, task: TaskSpec, run_id: str) -> JobRecord:
-        """Submit one run of a repeating job, with the consent and spending limit that its user
-        gave. Raises StaleVersion if the run already exists.
+        """Submit one run of a repeating job, with the consent and the spending limit of the job's
+        user. Raises StaleVersion if the run already exists.
         """
         return await self.jobs.submit(
             task,

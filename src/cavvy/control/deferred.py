@@ -65,8 +65,9 @@ class Deferred:
     # Writing
 
     async def commit(self, changes: AtomicWrite) -> None:
-        """Like `Store.commit`. Also raise StoreFull while changes in memory cannot be written
-        because the disk is full."""
+        """Do the same as `Store.commit`, but also raise StoreFull while changes in memory cannot be
+        written because the disk is full.
+        """
         if self._kept:
             await self.write_pending()
         if self._kept:

@@ -83,7 +83,7 @@ class MachineService:
         return await self._status(await self._store.machine(project, name))
 
     async def prepare(self, task: TaskSpec) -> MachineSubmission:
-        """Add the settings of its machine to a task. Raises MachineUnfit."""
+        """Add the settings of a task's machine to the task. Raises MachineUnfit."""
         assert task.machine is not None
         machine = await self._pool.read(task.project, task.machine)
         _, gang = await self._pool.gang_of(machine)
@@ -93,7 +93,7 @@ class MachineService:
         return MachineSubmission(task=task, machine=machine, gang=gang)
 
     async def record(self, found: MachineSubmission, user: str, *, consented: bool) -> None:
-        """Store the machine's row before its task is submitted, with the task's keep time."""
+        """Store the machine's row, with the task's keep time, before the task is submitted."""
         row, task = found.machine, found.task
         if row is None:
             assert task.machine is not None

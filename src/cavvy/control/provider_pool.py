@@ -134,8 +134,9 @@ class ProviderPool:
         return limited
 
     def next_news(self, otherwise: timedelta) -> timedelta:
-        """Return the time until free capacity should be checked again, or `otherwise` if none was
-        freed recently."""
+        """Return the time until free capacity should be checked again, or `otherwise` if no
+        capacity was freed recently.
+        """
         if not self._freed or self._snapshot is None:
             return otherwise
         return max(timedelta(0), self._snapshot.as_of + FREED_AGE - self._clock.now())

@@ -1,5 +1,6 @@
-"""The tasks that serve the provider of each account: one task follows its signals, another relays
-agents."""
+"""The tasks that serve the provider of each account: one task follows the provider's signals,
+another task relays agents.
+"""
 
 import asyncio
 import logging

@@ -116,8 +116,8 @@ class JobReconciler:
         return None if after == NEVER else min(after or _AT_ONCE, _LONGEST)
 
     async def _step(self, uow: UnitOfWork) -> timedelta | None:
-        """Take the next steps of the job and its attempts. Returns the time until the next pass, or
-        None if the next pass should follow immediately.
+        """Execute the next steps of the job and its attempts. Returns the time until the next pass,
+        or None if the next pass should follow immediately.
         """
         after = await self._step_job(uow)
         for attempt in uow.rows.open:

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def lease_of(key: str) -> str:
-    """Return the lease that a key belongs to."""
+    """Return the lease to which a key belongs."""
     if key == QUEUE:
         return QUEUE_LEASE
     if key in (SWEEP, UPLOADS, HOSTS, BUDGETS):

@@ -1,7 +1,7 @@
 """The keys to reconcile, and the time at which each is due. A hint only makes a key due earlier and
 contains no data.
 
-A key in progress is not returned again until `finish` is called for it. A hint for a key in
+A key in progress is not returned again until `finish` is called for this key. A hint for a key in
 progress takes effect after the call of `finish`.
 """
 

@@ -91,8 +91,9 @@ def expect_extras(
 def _find_prices(
     offer: Offer, extras: Sequence[NodeExtra], kind: ChargeKind
 ) -> list[tuple[ExtraPrice, int]]:
-    """Return the prices of the extras of one kind. Each price comes with the number of times for
-    which it is billed."""
+    """Return the prices of the extras of one kind. Each price is paired with the number of times
+    that the price is billed.
+    """
     found = []
     for extra in extras:
         prices = [

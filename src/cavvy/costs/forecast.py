@@ -28,8 +28,8 @@ class SpendingForecast(Struct, frozen=True, kw_only=True):
 
 def forecast_month(spent: Money, daily: Sequence[int], now: datetime) -> SpendingForecast | None:
     """Forecast the spending of the month that contains `now`, from the amount spent so far in that
-    month and the micro-dollars spent on each of the last days. Returns None with fewer than two
-    days.
+    month and the micro-dollars spent on each of the last days. Returns None if fewer than two days
+    are given.
 
     For mean m and standard deviation s of the days, and d remaining days (with fractions): expected
     = spent + m d, and the interval is expected ± 1.2816 s √d, where the lower bound is at least

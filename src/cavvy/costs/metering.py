@@ -37,7 +37,7 @@ def bill(
 
     The charges cover half-open periods without gaps. A new period begins where the price changes.
     Each charge is rounded once. A later call with a greater `until`, and with new `rates` that
-    begin after the last period, changes only the last period and appends new ones.
+    begin after the last period, changes only the last period and appends new periods.
     """
     prices = list_prices(rates or ((started, attempt.offer.rate),), started)
     charges = [
@@ -59,8 +59,8 @@ def total(charges: Iterable[Charge]) -> Money:
 
 
 def list_prices(rates: Rates, started: datetime) -> list[tuple[datetime, HourlyRate]]:
-    """Return the prices from `started` on, in the order of time. If two entries have the same time,
-    the later entry is used.
+    """Return the prices from `started` on, in chronological order. If two entries have the same
+    time, the later entry is used.
 
     An entry that repeats the previous price is omitted, because a provider may report its price at
     every poll.
@@ -89,7 +89,8 @@ def list_stretches(
 
 def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
     """Return the price that applied when the node ended. A price that begins at exactly this time
-    is ignored."""
+    is ignored, unless it is the first price.
+    """
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 
 

@@ -249,7 +249,9 @@ def add_up_bill(lines: Iterable[BillLine | BadBillLine]) -> BillSummary:
 
 
 def _split_line(line: BillLine) -> Iterator[tuple[date, BilledSum]]:
-    """Divide a line among its days, in proportion to the time on each day."""
+    """Divide the amount of a bill's line among the days of the line, in proportion to the time on
+    each day.
+    """
     length = (line.until - line.since) // timedelta(microseconds=1)
     decimals = max(0, -int(line.amount.as_tuple().exponent))
     for since, until in _days(line.since, line.until):
@@ -284,8 +286,9 @@ def _days(since: datetime, until: datetime) -> Iterator[tuple[datetime, datetime
 def add_up_ledger(
     lines: Iterable[LedgerLine], provider: str, since: datetime, until: datetime
 ) -> tuple[dict[CellKey, BilledSum], Decimal]:
-    """Return the provider's charges in [since, until) by attempt, kind and day, and its
-    discounts."""
+    """Return the provider's charges in [since, until) by attempt, kind and day, and the provider's
+    discounts.
+    """
     sums: dict[CellKey, BilledSum] = {}
     discounts = Decimal(0)
     for line in lines:

@@ -1,7 +1,7 @@
 """Computes the cost of the data that nodes send out of their clouds: checkpoints, outputs and logs.
 
 The agent reports the bytes when they are sent. If a node is lost during the upload of a checkpoint,
-the number of sent bytes is unknown, so their cost is known only as a range.
+the number of sent bytes is unknown, so the cost of these bytes is known only as a range.
 """
 
 from collections.abc import Iterable

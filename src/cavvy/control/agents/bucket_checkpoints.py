@@ -102,8 +102,9 @@ class BucketCheckpoints:
 
 
 class BucketCheckpointOpener:
-    """Opens the buckets of jobs with the project's storage keys or, if the project has none, with
-    the server's."""
+    """Opens the buckets of jobs with the project's storage keys or, if the project has no keys,
+    with the server's keys.
+    """
 
     def __init__(
         self,

@@ -149,8 +149,9 @@ class Checkpoints:
         return (await self._seen_losses()).get(attempt.offer.key, NodeLosses())
 
     async def _seen_losses(self) -> Mapping[str, NodeLosses]:
-        """Return the recent losses of nodes in each market, which are read from the store at most
-        once a minute."""
+        """Return the recent losses of nodes in each market. The losses are read from the store at
+        most once a minute.
+        """
         now = self._clock.now()
         if self._losses is None or now - self._losses[0] > _LOSSES_KEPT:
             self._losses = now, count_losses(await self._store.tallies(now - _LOSSES_SINCE))

@@ -54,8 +54,8 @@ ADVICE = "advice"  # kind of events which report that a node is at risk
 
 
 class ReportOutcome(Struct):
-    """The rows after messages were applied. If `moved` is set, the reconciler should run
-    immediately.
+    """The rows that result from applying an agent's messages. If `moved` is set, the reconciler
+    should run immediately.
     """
 
     job: JobRecord
@@ -184,8 +184,8 @@ def _uploaded(report: ReportOutcome, message: AgentMessage, at: datetime, now: d
 def _add_sent(
     report: ReportOutcome, now: datetime, kind: SentKind, sent: int, output: int = 0
 ) -> None:
-    """Count bytes that the node has sent. The sum over all kinds of data cannot exceed what the
-    node's network could carry since the node was claimed.
+    """Count bytes that the node has sent. The sum over all kinds of data cannot exceed the amount
+    that the node's network can have carried since the node was claimed.
     """
     node = report.node
     most = bound_upload(now - (node.claimed_at or report.attempt.created_at))

@@ -1,6 +1,6 @@
 """Tracks uploads in parts that agents or the server have started. The server records each upload.
-If an upload is not complete when its attempt's work has ended, the server aborts it, because the
-storage would keep and bill the uploaded parts.
+If an upload is not complete when its attempt's work has ended, the server aborts the upload,
+because the storage would otherwise keep and bill the uploaded parts.
 
 The records are documents in the store's provider state, with an owner name that no provider has. If
 the server is killed just after it starts an upload, the upload has no record.
@@ -134,7 +134,7 @@ class UnfinishedUploads:
         await self._forget_upload(objects, path, how.upload)
 
     async def abort(self, objects: SignedObjects, path: str, upload: str) -> None:
-        """Make the storage delete the parts of an upload. Raises ObjectError."""
+        """Request that the storage deletes the parts of an upload. Raises ObjectError."""
         await in_thread(objects.abort, path, upload)
         await self._forget_upload(objects, path, upload)
 

@@ -388,7 +388,7 @@ def _is_told(node: Node, kinds: Sequence[str]) -> bool:
 
 
 def _told_at(nodes: Sequence[Node]) -> list[datetime]:
-    """Return the times at which these ranks were sent their orders."""
+    """Return, for each of these ranks, the time at which its order was sent."""
     return [node.order.at for node in nodes if node.order is not None and node.order.at is not None]
 
 
@@ -535,7 +535,7 @@ def _claimed(view: AttemptSnapshot) -> bool:
 
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
     """Return whether to count a poll that did not find the gang. The first poll that misses the
-    gang counts; a second one counts after the visibility delay.
+    gang counts; a second such poll counts after the visibility delay.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)

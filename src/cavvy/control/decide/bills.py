@@ -77,7 +77,7 @@ def paid_time(left: Money, rate: HourlyRate) -> timedelta:
 
 
 def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
-    """Return whether `accrue` may return charges now. A poll is charged at most once."""
+    """Return whether `accrue` may return charges now. A poll leads to new charges at most once."""
     if look.told is None or look.told_at is None or look.charged_at == look.told_at:
         return False
     if not any(node.started_at for node in (*look.told.nodes, *look.told.rolled_back)):
@@ -269,7 +269,7 @@ def _bound_gang(
     now: datetime,
 ) -> tuple[GangSeen, GangSeen]:
     """Return two versions of the gang: one with the shortest possible lifetimes of its nodes, and
-    one with the longest.
+    one with the longest possible lifetimes.
     """
     told = look.told or GangSeen(name=attempt.gang, state=GangState.ENDED)
     rates = told.rates or [
@@ -332,7 +332,7 @@ def _bound_unreported(
 ) -> _Life:
     """Return the possible lifetimes of a node whose start its provider did not report. If a machine
     of the rank was rolled back, the sightings may come from that machine's agent. A second machine
-    of the rank is assumed only if the provider reports one.
+    of the rank is assumed only if the provider reports a second machine.
     """
     began, told = attempt.adopted_at or attempt.created_at, look.told
     others = told is not None and any(each.rank == rank for each in told.rolled_back)
@@ -432,7 +432,7 @@ def _bill_rolled_back(
 
 def _add(one: Charge, other: Charge) -> Charge:
     """Return the sum of both charges as one charge. If the charges end at different times, the
-    result has the rate at the beginning.
+    result has the rate that applied at its beginning.
     """
     rate = HourlyRate(one.rate.micros_per_hour + other.rate.micros_per_hour)
     amount = Money(one.amount.micros + other.amount.micros)
@@ -492,7 +492,7 @@ class AuditedBill(Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> BillVerdict:
         """Whether the billed and the reported amount agree. If the bill is known only as a range,
-        every reported amount within the range agrees.
+        every reported amount within the range counts as equal.
         """
         if self.reported is None:
             return BillVerdict.FORGOTTEN

@@ -3,7 +3,7 @@
 Replicas in other places cannot serve a request that is bound to a place, so the needs of bound
 requests are computed separately from the load. For each set of places P in which some requests must
 stay, this module determines whether a replica in P is needed, which replica is kept for P, and
-whether one must be ordered:
+whether a replica must be ordered:
 
     needed   A replica is needed while a request for P waits, or if the last request for P arrived
              within `replicas.idle`. Requests that may be served anywhere form one more set, which
@@ -18,8 +18,8 @@ whether one must be ordered:
              requests wait until a replica ends or their own time limit has passed.
 
 A replica that was ordered for P and finds no offer within `OFFER_WAIT` ends, so that a request for
-a place without capacity does not occupy the service's maximum. A replica for P is ordered again
-after `RETRY_AFTER`.
+a place without capacity does not use up the service's maximum number of replicas. A replica for P
+is ordered again after `RETRY_AFTER`.
 """
 
 from collections import Counter
@@ -47,8 +47,8 @@ Places = frozenset[str]
 
 
 class PlaceNeed(Struct, frozen=True, kw_only=True):
-    """A set of places in which the service needs a replica, and how many requests wait for a
-    replica there.
+    """A set of places in which the service needs a replica, and the number of requests that wait
+    for this replica.
     """
 
     places: Places

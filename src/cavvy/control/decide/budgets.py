@@ -118,10 +118,10 @@ class BudgetAllowance(Struct, frozen=True, kw_only=True):
 def find_allowance(
     states: Iterable[BudgetState], job_id: str, now: datetime
 ) -> BudgetAllowance | None:
-    """Return the lowest of the amounts that the budgets allow a running job. The rest of a budget
-    is divided among its running jobs in proportion to their rates, so that all of these jobs use up
-    their parts at the same time. The result is None if no budget stops the job, or if the job has
-    no rate.
+    """Return the lowest amount that any of the budgets allows a running job to spend. The rest of a
+    budget is divided among its running jobs in proportion to their rates, so that all of these jobs
+    use up their parts at the same time. The result is None if no budget stops the job, or if the
+    job has no rate.
     """
     found: list[BudgetAllowance] = []
     for state in states:

@@ -11,9 +11,9 @@ back (`null_distribution`). The last look spends the rest of alpha, except for a
 contains the requests to both revisions in the same period. A change of the load or an outage
 affects both revisions, so it does not count as evidence.
 
-Errors. A block has n1 requests of the new revision, n0 requests of the old one, and m errors. If
-both revisions are equally good, the number of the new revision's errors is hypergeometric given m.
-The statistic is the sum of the new revision's errors over the blocks, and its distribution is
+Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
+If both revisions are equally good, the number of the new revision's errors is hypergeometric given
+m. The statistic is the sum of the new revision's errors over the blocks, and its distribution is
 exact: with a single block and a single look, the test would be Fisher's exact test. The part of
 alpha that a look spends may depend on n1, n0 and m, because the distribution is conditional on
 these numbers.
@@ -101,7 +101,7 @@ def observe(
     trial: CanaryTrial, old: RevisionSums, new: RevisionSums, terms: CanaryTerms
 ) -> CanaryTrial:
     """Return the trial with one more block, if both revisions have had enough responses for a block
-    since the last one. The counts `old` and `new` only grow, unless the gateway was restarted and
+    since the last block. The counts `old` and `new` only grow, unless the gateway was restarted and
     counts from 0.
     """
     if trial.found is not None:

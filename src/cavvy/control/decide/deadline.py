@@ -150,7 +150,7 @@ def _done(
 
 
 def _saved_bytes(attempts: Sequence[Attempt]) -> int:
-    """Return the size of the newest checkpoint in bytes, or 0 before the first one."""
+    """Return the size of the newest checkpoint in bytes, or 0 before the first checkpoint."""
     saved = [
         attempt
         for attempt in attempts

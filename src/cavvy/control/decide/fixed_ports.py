@@ -37,7 +37,7 @@ def _may_be_here(replica: ServiceReplica) -> bool:
 
 
 def list_elsewhere(task: TaskSpec, providers: Collection[str]) -> tuple[str, ...]:
-    """Return the providers where the task may run, without the server's own machine."""
+    """Return the providers where the task may run, except the server's own machine."""
     named = {each for need in task.resources.choices for each in need.providers or providers}
     return tuple(sorted(named & {*providers} - {HERE}))
 

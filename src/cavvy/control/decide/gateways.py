@@ -1,4 +1,4 @@
-"""Adds up what the gateways of several servers have counted for a service."""
+"""Adds up the counts of a service from the gateways of several servers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -20,8 +20,8 @@ _WAITS = {GangState.QUEUED: WaitKind.QUEUED, GangState.STARTING: WaitKind.STARTI
 
 
 class GangLook(Struct, frozen=True, kw_only=True):
-    """The facts about one gang that this process has and that are not in the store. After a
-    restart, one poll of the gang is enough to obtain the facts again.
+    """The facts about one gang that exist only in this process, not in the store. After a restart,
+    one poll of the gang is enough to obtain the facts again.
     """
 
     seen: Seen = GangAbsence.UNKNOWN

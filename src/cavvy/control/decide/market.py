@@ -47,8 +47,9 @@ def observations_of(
 
 
 def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observation:
-    """Return the observation at the end of a gang. A drill or a move does not count as a
-    preemption."""
+    """Return the market observation that the end of a gang causes. A drill or a move does not count
+    as a preemption.
+    """
     if attempt.outcome is AttemptOutcome.PREEMPTED and attempt.drill_until is None:
         told = any(node.notice_until is not None for node in nodes)
         return replace(

@@ -33,7 +33,7 @@ class Increment:
 
 
 def draw_failed(new: int, old: int, failed: int) -> Increment:
-    """The number of failed requests among the `new` ones if `failed` of all requests, chosen at
+    """The number of failed requests among the `new` requests if `failed` of all requests, chosen at
     random, fail (the hypergeometric distribution).
     """
     most, least = min(failed, new), max(0, failed - old)

@@ -54,7 +54,7 @@ def describe_gang(
     restored_at: datetime | None = None,
 ) -> OrphanGang:
     """Return a readable description of the gang. `restored_at` is the time of the backup from which
-    the database was restored, if the gang is spared for this reason.
+    the database was restored, if the gang is kept because of this restore.
     """
     unknown = "not in the database"
     if restored_at is not None:

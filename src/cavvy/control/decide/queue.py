@@ -52,8 +52,8 @@ def decide_turn(
     now: datetime,
 ) -> Start | QueueWait | AdvanceJob:
     """Decide whether the job starts, waits, or fails because no offer can ever fit. `found`
-    contains the candidates for each alternative of the task, and `ranked` their offers in the order
-    of `rank_candidates`.
+    contains the candidates for each alternative of the task, and `ranked` contains the candidates'
+    offers in the order of `rank_candidates`.
     """
     candidates = merge_candidates([each for _, each in found])
     if candidates.hopeless and not candidates.offers:
@@ -82,7 +82,7 @@ def line_up(
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[JobRecord], Sequence[Event]]:
-    """Return the waiting jobs whose reason for waiting has changed, among the first jobs of the
+    """Return the jobs whose reason for waiting has changed, among the first waiting jobs of the
     queue and of each machine. Also return events about new decisions of the deadline policy.
     """
     jobs, events = [], []
@@ -118,7 +118,7 @@ def looks_deep(
 
 
 class Arrivals(Struct, frozen=True, kw_only=True):
-    """The times at which the latest jobs arrived and the current burst of arrivals began."""
+    """The arrival times of the latest jobs, and the start of the current burst of arrivals."""
 
     times: tuple[datetime, ...] = ()
     burst_since: datetime | None = None

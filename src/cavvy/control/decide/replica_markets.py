@@ -38,7 +38,7 @@ def uses_spot(task: TaskSpec) -> bool:
 
 def list_markets(offers: Iterable[Offer]) -> tuple[ServingMarket, ...]:
     """Return the markets of these offers in an order that does not depend on their prices, with the
-    on-demand market first. Of the spot markets, only the cheapest ones are returned.
+    on-demand market first. Only the cheapest spot markets are returned.
     """
     found: dict[str, ServingMarket] = {}
     for offer in offers:
@@ -84,8 +84,8 @@ def is_spot(replica: ServiceReplica) -> bool:
 
 
 def market_of(replica: ServiceReplica) -> str:
-    """Return the market to which the replica belongs. A replica that was ordered for any market
-    belongs to the market in which it runs.
+    """Return the market to which the replica belongs. A replica that was ordered without a
+    particular market belongs to the market in which it runs.
     """
     if replica.market:
         return replica.market

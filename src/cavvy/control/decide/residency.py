@@ -1,4 +1,4 @@
-"""Finds the places in which the replicas of a service are or may be. A request can name the place
+"""Finds the places in which the replicas of a service run or may run. A request can name the place
 in which it must stay.
 """
 
@@ -15,7 +15,7 @@ def find_places(offer: Offer) -> tuple[str, ...]:
 
 def list_possible_places(task: TaskSpec) -> tuple[str, ...]:
     """Return the names of the places in which a replica of the service may run. For a service that
-    may run in any region, these are all areas and countries.
+    may run in any region, the result contains all areas and countries.
     """
     needs = [each.regions for each in place_in_regions(task).resources.choices]
     if not all(needs):

@@ -1,5 +1,5 @@
-"""Compares a restored database with what the providers run. The restored database does not know
-which gangs were started or ended after the backup was made.
+"""Compares a restored database with the gangs that the providers run. The restored database does
+not record which gangs were started or ended after the backup was created.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -25,7 +25,8 @@ def make_event(
     fact: str | None = None,
 ) -> Event:
     """Create an event of one of the job's attempts: the attempt with the number `attempt`, by
-    default the current one."""
+    default the current attempt.
+    """
     number = job.attempt if attempt is None else attempt
     return Event(
         project=job.project,

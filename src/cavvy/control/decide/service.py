@@ -450,7 +450,7 @@ def _list_newest(
     replicas: list[ServiceReplica],
     kept: frozenset[str] = frozenset(),
 ) -> list[ServiceReplica]:
-    """Return the replicas of the newest revision, sorted so that the replica to end first comes
+    """Return the replicas of the newest revision, sorted so that the first replica to end comes
     last.
     """
     ours = [each for each in replicas if each.revision == service.revision]
@@ -536,9 +536,9 @@ def _add_needed(
 def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
-    """Return the replica, changed to draining or ending if it is surplus. `left` is how many more
-    replicas of the same kind are needed, and `spare` is how many ready replicas exceed the
-    service's need.
+    """Return the replica, changed to draining or ending if it is surplus. `left` is the number of
+    further replicas of the same kind that are needed, and `spare` is the number of ready replicas
+    beyond the service's need.
     """
     if not _is_open(replica):
         return replica

@@ -10,7 +10,7 @@ MOST_KEYS = 1000
 
 
 class TooManyKeys(Exception):
-    """Raised if the service has the maximum number of keys; revoke one."""
+    """Raised if the service has the maximum number of keys; revoke another key first."""
 
 
 class KeyUnknown(Exception):
@@ -25,7 +25,7 @@ def with_key(service: StoredService, key: ServiceKey) -> StoredService:
 
 
 def without_key(service: StoredService, key_id: str) -> StoredService:
-    """Return the service without a key. Raises KeyUnknown."""
+    """Return the service without the key `key_id`. Raises KeyUnknown."""
     kept = tuple(each for each in service.keys if each.id != key_id)
     if len(kept) == len(service.keys):
         raise KeyUnknown(f"service {service.name} has no key {key_id}")

@@ -117,7 +117,7 @@ def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
     """Decide whether to query the advisor about leaving a gang at risk. A job that has recently
-    left another gang stays for now.
+    left another gang stays on its gang for now.
     """
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:
@@ -174,7 +174,9 @@ def take_over(rows: JobRows, again: TakeOver, now: datetime) -> Step:
 
 
 def _drop_failed(rows: JobRows, now: datetime) -> RowChanges | None:
-    """Remove failed standby gangs from the job; returns None if there are none."""
+    """Remove failed standby gangs from the job. Returns None if the job has no failed standby
+    gangs.
+    """
     job = rows.job
     mine = [rows.attempts[number] for number in job.standbys if number in rows.attempts]
     lost = [attempt for attempt in mine if attempt.phase in GOING]
@@ -316,7 +318,9 @@ def _review(
     nodes: Sequence[Node],
     now: datetime,
 ) -> Step | AskAdvisor:
-    """If the deadline policy applies to the job, query whether the gang runs on the right offer."""
+    """If the deadline policy applies to the job, query the advisor about whether the gang runs on
+    the right offer.
+    """
     if not is_steered(rows.job) or own.phase is AttemptPhase.LAUNCHING:
         return Step(after=NEVER)
     return _ask(StandbyQuestion.REVIEW, rows.job.id, reviews, nodes, now)
@@ -347,7 +351,7 @@ def _stay(
     rows: JobRows, own: Attempt, why: str, until: datetime | None, now: datetime
 ) -> RowChanges:
     """Record why and until when a job stays on a gang at risk. Also record an event unless the
-    attempt already has the same wait.
+    attempt already records the same wait.
     """
     wait = AttemptWait(kind=WaitKind.AT_RISK, until=until)
     changed = replace(own, reason=why, wait=wait)

@@ -39,9 +39,9 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
     while the gateway runs. `at_s` is the time by the gateway's own clock. `replicas` contains the
     number of requests in flight on each replica, and `keys_used` the time of each key's last use,
     in seconds since 1970. `tried` contains the counts of a canary's trial. `work` contains, by
-    gateway epoch, replica and client's key, the number of requests and the replica time that they
-    used. `process` identifies the gateway's process. When the gateway is restarted, the counts in
-    `work` continue, and all other counters begin at 0. `places` contains the requests that must
+    gateway epoch, replica and client's key, the number of requests and the replica time of these
+    requests. `process` identifies the gateway's process. When the gateway is restarted, the counts
+    in `work` continue, and all other counters begin at 0. `places` contains the requests that must
     stay in certain places.
     """
 

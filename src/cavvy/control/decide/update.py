@@ -166,9 +166,7 @@ def _is_ready(service: StoredService) -> bool:
 def _decide_both(
     view: ServiceSnapshot, tried: CandidateRevision, wanted: int, now: datetime
 ) -> tuple[ServiceStep, ServiceStep]:
-    """Return two steps: one of the service without its candidate, and one of the candidate
-    alone.
-    """
+    """Return two steps: for the service without its candidate, and for the candidate alone."""
     service = view.service
     ours = tuple(each for each in service.replicas if each.revision == tried.revision)
     others = tuple(each for each in service.replicas if each.revision != tried.revision)

@@ -70,8 +70,8 @@ class DeadlineAdvisor:
         self._egress_read: datetime | None = None
 
     async def place(self, job: JobRecord, snapshot: MarketSnapshot) -> Recommendation | None:
-        """Recommend where a job without a gang should start, or that it should wait. Returns None
-        if the policy does not apply.
+        """Recommend where a job without a gang should start, or recommend that the job waits.
+        Returns None if the policy does not apply.
         """
         attempts = await self._store.attempts(job.id) if job.attempt else []
         facts = await self._facts(job, attempts, snapshot, None)

@@ -43,8 +43,8 @@ class StandbyGangs:
         self._reviews: dict[str, dict[str, datetime]] = {}
 
     async def step(self, uow: UnitOfWork, *, awaits_end: bool = False) -> timedelta | None:
-        """Do what `decide_standby` decides, before the job's own next step. Returns None if
-        something was done, otherwise the time until the next check.
+        """Execute the decision of `decide_standby`, before the job's own next step. Returns None if
+        the next check should follow immediately, otherwise the time until the next check.
         """
         now, job_id = self._clock.now(), uow.job.id
         reviews = self._reviews.setdefault(job_id, {})

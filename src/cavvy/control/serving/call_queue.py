@@ -153,7 +153,7 @@ class CallQueue:
         return (await in_thread(place.sign_get, call.object.key, _SIGNED_S)).url
 
     def _start_listings(self, key: str, service: StoredService) -> list[timedelta]:
-        """Start to list the buckets that are due. The listings run concurrently with the calls,
+        """Start the bucket listings that are due. The listings run concurrently with the calls,
         because a bucket may be slow. Return the times until the next listings; a finished listing
         wakes the queue.
         """

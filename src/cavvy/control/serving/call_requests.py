@@ -27,7 +27,7 @@ class QueueFull(Exception):
 
 class QueuedCallRequests:
     """Handles users' requests about queued calls. `list_sent` returns the IDs of the calls of a
-    queue that are at the gateway, or None if another server sends them.
+    queue that are at the gateway, or None if another server sends these calls.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class QueuedCallRequests:
 
     async def submit(self, asked: QueuedCall, body: bytes) -> tuple[QueuedCall, bool]:
         """Add a call to the queue of its service. Return the call, and whether it is new. A call
-        without an ID gets one. Raises RowNotFound, CallReused, QueueFull.
+        without an ID gets a new ID. Raises RowNotFound, CallReused, QueueFull.
         """
         service = await self._store.services.get(asked.project, asked.service)
         call = replace(asked, id=asked.id or self._jobs.make_id())

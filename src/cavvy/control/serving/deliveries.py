@@ -1,4 +1,4 @@
-"""Accepts requests of other systems to the webhooks of services, and queues their calls."""
+"""Accepts requests of other systems to the webhooks of services, and queues the resulting calls."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -48,9 +48,9 @@ class WebhookDeliveries:
         body: bytes,
         read_secret: ReadSecret,
     ) -> AcceptedDelivery:
-        """Add the calls of a request to a webhook. `place` names the project, the service and the
-        webhook. Header names in `headers` are in lower case. Raises UnsignedDelivery, InvalidEvent,
-        QueueFull.
+        """Queue the calls that a request to a webhook causes. `place` names the project, the
+        service and the webhook. Header names in `headers` are in lower case. Raises
+        UnsignedDelivery, InvalidEvent, QueueFull.
         """
         project, name, hook = place
         found = await self._find(project, name, hook)

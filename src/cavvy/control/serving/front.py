@@ -69,8 +69,8 @@ class ServiceFront(Protocol):
     async def call(
         self, service: StoredService, call: QueuedCall, body: bytes, timeout: timedelta
     ) -> CallAnswer:
-        """Send a call to the service through this server's gateway, which counts it like all other
-        requests. Keys of the service are not needed.
+        """Send a call to the service through this server's gateway, which counts the call like all
+        other requests. Keys of the service are not needed.
         """
 
     async def run(

@@ -126,8 +126,9 @@ class ServiceReconciler:
         return _FOLLOWED_EVERY
 
     async def _find(self, key: str) -> StoredService | None:
-        """Return the service of a key. If the service no longer exists, the gateway stops serving
-        it."""
+        """Return the service to which a key of the worklist belongs. If the service no longer
+        exists, the gateway stops serving it.
+        """
         project, _, name = key.removeprefix(_PREFIX).partition("/")
         try:
             return await self._store.services.get(project, name)
@@ -331,7 +332,7 @@ class ServiceReconciler:
         front: ServiceFront,
         now: datetime,
     ) -> StoredService:
-        """Return the service with one more replica, if it may have one."""
+        """Return the service with one more replica, if the service may have another replica."""
         if as_revision(service, revision).spec.fixed_port:
             return await self._order_at_port(service, revision, market, now)
         replica_id, port = self._jobs.make_id(), front.find_port()

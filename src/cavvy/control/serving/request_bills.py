@@ -22,9 +22,9 @@ _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bi
 
 
 class RequestBills:
-    """Divides the bills whenever they grow. One write stores each division together with its ledger
-    entries. The write requires the version of the last division, so nothing is divided twice, even
-    if the server is killed.
+    """Divides the bills of replicas whenever the bills grow. One write stores each division
+    together with its ledger entries. The write requires the version of the last division, so
+    nothing is divided twice, even if the server is killed.
     """
 
     def __init__(self, store: Store) -> None:
@@ -47,7 +47,8 @@ class RequestBills:
     ) -> None:
         """Divide the amounts by which the bills of the service's replicas have grown. `read`
         returns the counts of the replicas' requests, or None if the counts are unknown. `last`
-        means that the service ends, so no later counts will arrive and everything is divided now.
+        means that the service ends, so no later counts will arrive and the whole amount is divided
+        now.
         """
         known = self._replicas.setdefault(service.id, {})
         # including replicas that have ended and will soon be removed from the service
@@ -101,8 +102,9 @@ class RequestBills:
         return True
 
     async def note_job(self, job_id: str) -> None:
-        """Handle a reconciled job: if it was a replica whose service no longer exists, divide its
-        bill."""
+        """Handle a reconciled job: if the job was a replica whose service no longer exists, divide
+        its bill.
+        """
         if job_id in self._left:
             await self._divide_late([job_id])
 

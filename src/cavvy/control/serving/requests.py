@@ -74,8 +74,8 @@ class ServiceRequests:
         consented: bool,
         ceiling: Money | None,
     ) -> ServiceStatus:
-        """Start a service with the name of the task, or give the existing service with this name a
-        new revision. An unchanged task has no effect. Raises StaleVersion, HostTaken.
+        """Start a service with the name of the task, or add a new revision to the existing service
+        with this name. An unchanged task has no effect. Raises StaleVersion, HostTaken.
         """
         await self._check_hosts(task)
         asked = CandidateRevision(
