@@ -3,8 +3,8 @@ no secrets, and a simulated cloud can replay it in tests.
 
 A string in a call is recorded only if it is known to be safe: it is in one of the fields `_KEPT`,
 or in a reply about products (`_PRODUCTS`), or is the name of an object that Cavvy created. All
-other strings are masked. Machines and other objects in the account that Cavvy did not create are
-omitted.
+other strings are masked. The account's machines and other objects are omitted if Cavvy did not
+create them.
 """
 
 import asyncio
@@ -316,7 +316,9 @@ def _is_ours(table: Mapping[object, object]) -> bool:
 
 
 def _is_foreign(value: object) -> bool:
-    """Return whether the value describes an object in the account that Cavvy did not create."""
+    """Return whether the value describes an object that is in the account but was not created by
+    Cavvy.
+    """
     if not isinstance(value, Mapping) or _is_ours(value):
         return False
     return any(_fold(str(key)) in _NAMES for key in value)

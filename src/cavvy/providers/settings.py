@@ -60,7 +60,7 @@ def login_node() -> tuple[ProviderSetting, ...]:
 
 
 def gpu_rates() -> ProviderSetting:
-    """Return the prices of a cluster's accelerators, by kind (parsed by
+    """Return the setting for the prices of a cluster's accelerators, by kind (parsed by
     `batch.shapes.AcceleratorRates`).
     """
     meaning = (
@@ -72,14 +72,14 @@ def gpu_rates() -> ProviderSetting:
 
 
 def gpu_price() -> ProviderSetting:
-    """Return the price of each accelerator of a cluster."""
+    """Return the setting for the price of each accelerator of a cluster."""
     return _price(
         "price_usd_gpu_hr", f"Jobs pay this price for each accelerator that they use. {_CONSENT}"
     )
 
 
 def node_price() -> ProviderSetting:
-    """Return the price of a cluster's node without accelerators."""
+    """Return the setting for the price of a cluster's node without accelerators."""
     held = "a whole node, and proportionally less for a part of its CPUs"
     return _price(
         "price_usd_node_hr", f"Jobs without accelerators pay this price for {held}. {_CONSENT}"
@@ -87,8 +87,9 @@ def node_price() -> ProviderSetting:
 
 
 def price_setting(more: str = "") -> ProviderSetting:
-    """Return the price of a user's own machine. `more` describes the provider's other price
-    settings."""
+    """Return the setting for the price of a user's own machine. `more` describes the provider's
+    other price settings.
+    """
     consequence = (
         "Jobs pay this price for each accelerator that they use, or once per node if they use "
         "none. "
@@ -97,7 +98,9 @@ def price_setting(more: str = "") -> ProviderSetting:
 
 
 def isolation_setting() -> ProviderSetting:
-    """Return how the jobs of different projects share a machine (read by `hosts.isolation`)."""
+    """Return the setting for how jobs of different projects share a machine (read by
+    `hosts.isolation`).
+    """
     return text(
         "isolation",
         "How jobs of different projects share a machine. By default, only jobs of one project run "

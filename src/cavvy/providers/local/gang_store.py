@@ -223,7 +223,7 @@ class LocalGangStore(Struct):
 
     def _prepare(self, spec: GangSpec, configs: Sequence[HostAgentConfig]) -> LocalIntent:
         """Write the intent and all configurations to a folder, and rename the folder, so that all
-        files become visible at once.
+        files become visible at the same time.
         """
         intent = LocalIntent(
             name=spec.name,

@@ -30,14 +30,14 @@ class LocalIntent(Struct, frozen=True, kw_only=True):
 
 
 class LocalRemoval(Struct, frozen=True, kw_only=True):
-    """The removal of a gang. Processes that still run at `kill_at` are killed."""
+    """The record of a gang's removal. Processes that still run at `kill_at` are killed."""
 
     asked_at: datetime
     kill_at: datetime
 
 
 class RankDeath(Struct, frozen=True, kw_only=True):
-    """The record of how one rank ended. `in_order` is True if the agent exited by itself and
+    """The record of how one rank ended. `in_order` is True if the agent exited normally and
     delivered its reports.
     """
 
@@ -56,8 +56,8 @@ class LastDelivery(Struct, frozen=True, kw_only=True):
 
 
 class LocalGangEnd(Struct, frozen=True, kw_only=True):
-    """The record of an ended gang. `seen_at` is the time when Cavvy found the end. Cavvy
-    keeps the record for a fixed period after `seen_at`.
+    """The record of an ended gang. `seen_at` is the time when Cavvy detected that the gang had
+    ended. Cavvy keeps the record for a fixed period after `seen_at`.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Acts as the agent of endpoints, which run no agent themselves. For each running endpoint, a task
 in the server's process claims the rank, reports that the work runs, and receives the order to end
-it.
+the work.
 
 The nonce and the numbers of the messages are always the same, so the control plane applies each
 message once, even if it is sent again after a restart or by another server.

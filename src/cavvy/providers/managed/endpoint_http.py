@@ -80,8 +80,8 @@ class EndpointHttp(EndpointThreads):
 
 
 def read_error(answer: ReplicaAnswer) -> str | None:
-    """Return the message of an error that the cloud itself sent, or None if the answer is the
-    container's. An error from the cloud has the format of the cloud's API.
+    """Return the message of an error that the cloud itself sent, or None if the answer comes from
+    the container. An error from the cloud has the format of the cloud's API.
     """
     try:
         told = json.loads(answer.body)["error"]

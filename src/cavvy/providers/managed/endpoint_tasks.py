@@ -53,7 +53,7 @@ def object_to_files(task: TaskSpec, reason: str, docs: str) -> list[Objection]:
 
 
 def list_variables(gang: GangSpec) -> Mapping[str, str]:
-    """Return the environment of a container. PORT is left out, because an endpoint's container
+    """Return the environment of a container. PORT is omitted, because an endpoint's container
     always listens on port 8080.
     """
     return {name: value for name, value in gang.env.items() if name != "PORT"}

@@ -36,8 +36,9 @@ NOTEBOOK_TRAITS = ServiceTraits(
 
 
 class NotebookEnds:
-    """Remembers each notebook's state when it was first observed as off. The service changes a
-    notebook's times until the notebook is deleted, and does not return the notebook afterwards.
+    """Remembers the state that each notebook had when the notebook was first observed as off. The
+    service changes a notebook's times until the notebook is deleted, and does not return the
+    notebook afterwards.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:

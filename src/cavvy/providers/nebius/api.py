@@ -1,4 +1,4 @@
-"""Calls Nebius's gRPC API with Nebius's own package, which also gets and renews tokens.
+"""Calls Nebius's gRPC API with Nebius's own package, which also obtains and renews tokens.
 
 Requests and replies are the messages' JSON form: https://protobuf.dev/programming-guides/json/. The
 messages are described in https://github.com/nebius/api. The fields of a resource's metadata, such

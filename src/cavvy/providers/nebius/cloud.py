@@ -1,7 +1,7 @@
 """Implements `Cloud` for Nebius AI Cloud. One machine is one instance with a managed boot disk.
 
 The operation that creates an instance can fail after Nebius has accepted the request. The failed
-operation leaves the instance and its disk; `list` reports the instance as stopped, so that
+operation leaves the instance and its disk behind; `list` reports the instance as stopped, so that
 `VmProvider` deletes it.
 """
 

@@ -1,5 +1,5 @@
-"""The Ray provider: each cluster is a region; gangs are jobs of its job API, identified by their
-submission ids.
+"""The Ray provider: each cluster is a region; gangs are jobs of the cluster's job API, identified
+by their submission ids.
 """
 
 import hashlib

@@ -111,7 +111,9 @@ def list_container_options(gang: GangSpec, folders: Sequence[str]) -> Sequence[s
 
 
 def name_for_enroot(image: str) -> str:
-    """Return the image's name in Enroot's form, which has a # between the registry and the rest."""
+    """Return the image's name in Enroot's form, which has a # between the registry and the rest of
+    the name.
+    """
     first, slash, rest = image.partition("/")
     return (
         f"{first}#{rest}"

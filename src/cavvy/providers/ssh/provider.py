@@ -1,5 +1,5 @@
-"""The provider for hosts reached by SSH: agents are processes on them; the control plane allocates
-the devices.
+"""The provider for hosts reached by SSH: agents are processes on the hosts; the control plane
+allocates the devices.
 """
 
 import asyncio
@@ -222,7 +222,7 @@ class SshProvider:
 
     async def _learn(self, patience_s: float, *, of_all: bool = False) -> None:
         """Read the facts of all hosts: wait for hosts whose facts are unknown, and refresh the
-        others in the background.
+        facts of other hosts in the background.
         """
         self._update()
         self._collect()

@@ -2,8 +2,8 @@
 the API: one request creates all hosts of the slice, and one request deletes them.
 
 A request starts an operation. If a zone has no capacity, the node disappears, and only the
-operation reports the reason. If a node is missing, the provider therefore looks for the node's
-operation in the list of the zone's operations.
+operation reports the reason. If a node is missing, the provider looks for the node's operation in
+the list of the zone's operations.
 """
 
 from collections.abc import Callable, Mapping, Sequence

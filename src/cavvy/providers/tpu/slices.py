@@ -1,8 +1,9 @@
 """Determines the names of TPU slices, maps ranks to the hosts of slices, and builds the script with
 which each host determines its rank from its worker number.
 
-The TPU API numbers the hosts of a slice, its workers, from 0. Rank r of a gang is the worker
-r % HOSTS of slice r // HOSTS, where HOSTS is `Offer.hosts`. A slice has the name of its first rank.
+The TPU API calls the hosts of a slice workers, and numbers them from 0. Rank r of a gang is the
+worker r % HOSTS of slice r // HOSTS, where HOSTS is `Offer.hosts`. A slice has the name of its
+first rank.
 """
 
 import asyncio
@@ -17,12 +18,14 @@ _WORKER = "http://169.254.169.254/computeMetadata/v1/instance/attributes/agent-w
 
 
 def first_rank(rank: int, hosts: int) -> int:
-    """Return the first rank of the slice that has this rank."""
+    """Return the first rank of the slice that contains this rank."""
     return rank - rank % hosts
 
 
 def rename(name: str, step: int) -> str:
-    """Return the name of the machine whose rank is higher by `step`. See `vm.records` for names."""
+    """Return the name of the machine whose rank is higher by `step` than the rank in `name`. See
+    `vm.records` for names.
+    """
     head, rank, count = name.rsplit("-", 2)
     return f"{head}-{int(rank) + step}-{count}"
 

@@ -78,7 +78,8 @@ class _Ask(Struct, frozen=True):
     @property
     def memory_mib(self) -> int:
         """The instance's share of the computer's memory. An instance gets the same fraction of the
-        memory as of the GPUs (https://docs.vast.ai/guides/instances/docker-environment).
+        computer's memory as of the computer's GPUs
+        (https://docs.vast.ai/guides/instances/docker-environment).
         """
         return int(float(self.told["cpu_ram"]) * float(self.told.get("gpu_frac") or 1))
 
@@ -195,7 +196,7 @@ class VastCloud:
     async def _search(
         self, purchase: Purchase, where: Mapping[str, object], unknown: set[str]
     ) -> Sequence[_Ask]:
-        """Return the free computers that fit the settings. The names of GPUs that are not in the
+        """Return the free computers that match the settings. The names of GPUs that are not in the
         catalog are added to `unknown`.
         """
         query = self._query(purchase, where)

@@ -3,7 +3,8 @@
 A replica needs a model (image and environment), an endpoint, and the deployment of the model to the
 endpoint. In this module, a job is the deployment, because only the deployment is billed. The model
 and the endpoint have the same name, and are deleted together with the deployment, or later if the
-server stopped in between. Google creates, deploys and removes models and endpoints by operations.
+server stopped in between. Google creates, deploys and removes models and endpoints in long-running
+operations.
 """
 
 import re
@@ -122,9 +123,10 @@ class VertexEndpoints:
         return None if told is None else await self._read(job, told)
 
     async def stop(self, job: str) -> None:
-        """Take the next step of the deletion: cancel the deployment, undeploy the model, which ends
-        the bill, or delete the endpoint and the model. Google refuses a step until the previous
-        step is complete, so `VmProvider` repeats the call until the endpoint is gone.
+        """Execute the next step of the deletion: cancel the deployment, undeploy the model (this
+        step ends the bill), or delete the endpoint and the model. Google refuses a step until the
+        previous step is complete, so `VmProvider` repeats the call until the endpoint no longer
+        exists.
         """
         told = await _find(self.endpoints, job)
         if told is None:

@@ -101,8 +101,8 @@ class CloudTraits(Struct, frozen=True, kw_only=True):
 
 
 class MachineRequest(Struct, frozen=True, kw_only=True):
-    """One request for machines. All machines have the same offer; each has its own name and user
-    data.
+    """One request for machines. All machines have the same offer; each machine has its own name and
+    user data.
     """
 
     gang: GangSpec

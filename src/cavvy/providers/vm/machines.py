@@ -199,7 +199,7 @@ class VmMachines:
         return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
-        """Make a call that names no machine. The status 404 then means that the API's address is
+        """Send a request that names no machine. The status 404 then means that the API's address is
         wrong, so Refused is raised; other faults are handled as in `_ask`.
         """
         try:
@@ -217,8 +217,8 @@ class VmMachines:
 
 
 def _take_error(task: asyncio.Task[GangMachines]) -> None:
-    """Retrieve the exception of a task that lists machines, so that asyncio does not log it if all
-    callers were cancelled.
+    """Retrieve the exception of a task that lists machines, so that asyncio does not log the
+    exception if all callers were cancelled.
     """
     if not task.cancelled():
         task.exception()

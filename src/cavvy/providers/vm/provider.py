@@ -1,7 +1,6 @@
 """The provider that all clouds of virtual machines share: `VmProvider` turns a `Cloud` into a
-`Provider`. The user data of a node can contain a script that fetches and starts the agent, which
-then connects to the server over TLS. Otherwise, the server connects to the node by SSH and starts
-the agent.
+`Provider`. Either the user data of a node starts the agent, which connects to the server over TLS,
+or the server connects to the node by SSH and starts the agent.
 """
 
 import asyncio

@@ -213,7 +213,9 @@ class MachineBill(Struct, frozen=True, kw_only=True):
 
 
 def sight(node: VmNode, machine: CloudMachine, now: datetime, bill: MachineBill) -> VmNode:
-    """Update the node from its machine. Once recorded, the node's start and end never change."""
+    """Update the node's record from the state of its machine. Once recorded, the node's start and
+    end never change.
+    """
     if node.ended_at is not None:
         return node
     if bill.free and node.started_at is None:

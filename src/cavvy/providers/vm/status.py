@@ -105,8 +105,8 @@ class VmStatus:
 
     async def removal(self, name: str) -> None:
         """Mark a gang as removed and delete its machines. The machines in the record are deleted
-        first, because a region that does not answer makes the list fail. The caller holds the
-        gang's lock. Raises TryAgain, Refused.
+        first, because the list fails if a region does not answer. The caller holds the gang's lock.
+        Raises TryAgain, Refused.
         """
         known = self._ledger.get(name)
         if known is not None:

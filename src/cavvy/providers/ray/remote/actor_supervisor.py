@@ -112,7 +112,9 @@ class ActorSupervisor:
         tell(**left)
 
     def clear(self) -> None:
-        """Remove the rank's folder, and the gang's folder if this was its last rank on the node."""
+        """Remove the rank's folder, and also the gang's folder if no other rank of the gang is left
+        on the node.
+        """
         shutil.rmtree(self.home, ignore_errors=True)
         try:
             os.rmdir(os.path.dirname(self.home))

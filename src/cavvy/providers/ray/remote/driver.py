@@ -176,7 +176,7 @@ class RayGang:
         return 0
 
     def reserve(self) -> Any:
-        """Reserve all nodes and return the placement group, or return None if they are not
+        """Reserve all nodes and return the placement group, or return None if the nodes are not
         available.
         """
         options = {}
@@ -278,7 +278,7 @@ class RayGang:
         say("lost", rank=rank, reason=reason, preempted=taken)
 
     def look(self) -> None:
-        """Check for drained nodes and a lost control plane, and stop the agents concerned."""
+        """Check for drained nodes and a lost control plane, and stop the affected agents."""
         if not self.asked and (self.stopped or self.control.lost()):
             lost = "the control plane did not answer for too long"
             say(
