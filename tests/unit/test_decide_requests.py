@@ -152,7 +152,7 @@ def test_only_what_failed_or_was_stopped_is_retried() -> None:
     assert object_to_retry(replace(JOB, phase=JobPhase.FAILED)) is None
     assert object_to_retry(replace(JOB, phase=JobPhase.STOPPED)) is None
     for phase, hint in (
-        (JobPhase.DONE, "use `cavvy rerun` to submit it again"),
+        (JobPhase.DONE, "use `cavvy rerun` to submit the job again"),
         (JobPhase.RUNNING, "the job has not ended"),
     ):
         objection = object_to_retry(replace(JOB, phase=phase))

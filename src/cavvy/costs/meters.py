@@ -22,7 +22,7 @@ class LedgerMeter(Struct, frozen=True, kw_only=True):
 METERS = (
     LedgerMeter(
         kind=EntryKind.NODE,
-        source="the provider's times of each node, at the price of its offer",
+        source="each node's lifetime as its provider reports it, at the price of the node's offer",
     ),
     LedgerMeter(
         kind=EntryKind.DISK,

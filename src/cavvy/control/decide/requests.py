@@ -79,7 +79,7 @@ def object_to_retry(job: JobRecord) -> tuple[str, str] | None:
     done = job.phase is JobPhase.DONE
     return (
         f"job {job.name} is {job.phase}; only failed and stopped jobs can be retried",
-        "use `cavvy rerun` to submit it again" if done else "the job has not ended",
+        "use `cavvy rerun` to submit the job again" if done else "the job has not ended",
     )
 
 

@@ -273,5 +273,5 @@ def object_to(task: TaskSpec) -> Sequence[Objection]:
     named = need and (("vpc" if need.vpc else "") or ("key" if need.key else ""))
     if not named:
         return []
-    reason = "Nebius's machines get a subnet and security groups only; name a subnet by its id"
+    reason = "on Nebius, a task selects its network only by a subnet's id and by security groups"
     return [Objection(f"resources.network.{named}", reason)]

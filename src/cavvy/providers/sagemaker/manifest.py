@@ -64,7 +64,7 @@ MANIFEST = Manifest(
         "job waits until its lease ends",
     },
     options={
-        "image": "the image, as for the setting `image`",
+        "image": "the image for this task; see the setting `image`",
         "hyperparameters": "names and values that SageMaker shows, and writes to "
         "/opt/ml/input/config/hyperparameters.json, in addition to the task's `params`",
         "channels": "S3 URIs by channel; SageMaker copies the objects to "
@@ -134,8 +134,8 @@ MANIFEST = Manifest(
         number(
             "warm_s",
             "SageMaker keeps the instances of an ended job for this long, so that a similar job "
-            "starts sooner. The job's bill contains this time. `cavvy down` ends it. The maximum "
-            "is 21,600. The instances of spot jobs are not kept.",
+            "starts sooner. The job's bill includes this time. `cavvy down` ends these "
+            "instances. The maximum is 21,600. The instances of spot jobs are not kept.",
             default=0,
             unit="seconds",
             whole=True,

@@ -44,7 +44,7 @@ MANIFEST = Manifest(
         Feature.LOGIN: "SageMaker pulls images from Amazon ECR with the rights of the setting "
         f"`role` ({_MODEL})",
     },
-    options={"image": "the image, as for the setting `image`"},
+    options={"image": "the image for this task; see the setting `image`"},
     settings=(
         REGIONS,
         *ACCOUNT,

@@ -51,7 +51,7 @@ MANIFEST = make_manifest(
             "user may use.",
         ),
         text("account", "The account for jobs. The default is the user's default account."),
-        text("qos", "The quality of service of jobs. The default is Slurm's default."),
+        text("qos", "The quality of service of jobs. By default, Slurm selects it."),
         text(
             "sbatch_options",
             "Additional options of `sbatch`, such as `--constraint=ib --exclude=n7`.",

@@ -84,5 +84,5 @@ MANIFEST = replace(
         "service_account",
     ),
     project_key="cavvy.providers.gcp.project_key",
-    options={"runtime": "the software version of hosts, as for the setting `runtime`"},
+    options={"runtime": "the software version of this task's hosts; see the setting `runtime`"},
 )

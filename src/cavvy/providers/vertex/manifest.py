@@ -60,7 +60,7 @@ MANIFEST = Manifest(
         "job waits until its lease ends",
     },
     options={
-        "image": "the image, as for the setting `image`",
+        "image": "the image for this task; see the setting `image`",
         "reservation": "as the setting `reservation`",
     },
     settings=(

@@ -42,7 +42,7 @@ MANIFEST = Manifest(
         Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
         f"service agent ({CONTRACT})",
     },
-    options={"image": "the image, as for the setting `image`"},
+    options={"image": "the image for this task; see the setting `image`"},
     settings=(
         text(
             "project",
