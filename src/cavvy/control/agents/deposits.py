@@ -188,9 +188,9 @@ class Deposits:
         return left
 
     def note(self, job: JobRecord, attempt: Attempt) -> None:
-        """Handle a write of the attempt. The method is called after each write. Once the outcome of
-        the attempt's work is decided, the server stops reading the attempt's results. Once the
-        attempt has ended, its objects are removed from the bucket.
+        """React to a change of the attempt's row. The method is called after each write of the row.
+        Once the outcome of the attempt's work is decided, the server stops reading the attempt's
+        results. Once the attempt has ended, its objects are removed from the bucket.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return

@@ -237,12 +237,12 @@ class AgentSessions:
                 del self._waiters[gang]
 
     def notify(self, gang: str) -> None:
-        """Wake all waiting order requests of this gang."""
+        """Wake all of this gang's waiting requests for orders."""
         self.wake(gang)
         self.notify_others(gang)
 
     def wake(self, gang: str) -> None:
-        """Wake the waiting order requests of this gang that are connected to this server."""
+        """Wake this gang's waiting requests for orders that are connected to this server."""
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 

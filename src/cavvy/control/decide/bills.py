@@ -331,8 +331,8 @@ def _bound_unreported(
     attempt: Attempt, rank: int, look: GangLook, sightings: Sequence[datetime], now: datetime
 ) -> _Life:
     """Return the possible lifetimes of a node whose start its provider did not report. If a machine
-    of the rank was rolled back, the sightings may come from that machine's agent. A second machine
-    of the rank is assumed only if the provider reports a second machine.
+    of the rank was rolled back, the times in `sightings` may come from that machine's agent. A
+    second machine of the rank is assumed only if the provider reports a second machine.
     """
     began, told = attempt.adopted_at or attempt.created_at, look.told
     others = told is not None and any(each.rank == rank for each in told.rolled_back)

@@ -142,7 +142,7 @@ def is_fresh(kept: Attempt, now: datetime) -> bool:
 
 
 def is_kept(attempt: Attempt, now: datetime) -> bool:
-    """Return whether the attempt's gang is kept warm and still waiting for a job."""
+    """Return whether the attempt's gang is kept warm and still waits for a job."""
     until = attempt.kept_until
     return attempt.phase is AttemptPhase.KEPT and until is not None and until > now
 

@@ -54,7 +54,7 @@ class OciMarket:
         return named or [(await asyncio.to_thread(self._credentials.profile)).region]
 
     async def compartment(self) -> str:
-        """Return the compartment of instances. Raises Refused."""
+        """Return the compartment in which instances are created. Raises Refused."""
         named = str(self._settings.get("compartment") or "")
         return named or (await asyncio.to_thread(self._credentials.profile)).tenancy
 

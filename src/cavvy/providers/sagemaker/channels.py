@@ -1,4 +1,4 @@
-"""Chooses the inputs of a task that SageMaker itself copies to the nodes, as data channels.
+"""Selects the task inputs that SageMaker itself copies to the nodes as data channels.
 
 An input becomes a channel under two conditions. The input's target must be the folder of a channel,
 such as `/opt/ml/input/data/train`, and the input's source must be a folder in an S3 bucket that is
