@@ -30,8 +30,8 @@ divided by the total optimum. The page is generated from the runs in `benchmarks
 
 `auto` is Cavvy's own policy. `uniform-progress` is Uniform Progress of *Can't Be Late* (NSDI 2024), with eager failover
 between several markets. `greedy` uses spot whenever it is available and waits otherwise. On this page, all policies
-see when spot becomes available and unavailable in a zone, but nothing from before the job's start. Providers do not
-report this to jobs in production; the next section shows what `auto` costs in production.
+see when spot becomes available and unavailable in a zone, but nothing from before the job's start. In production,
+providers do not report the availability of spot to jobs; the next section shows what `auto` costs in production.
 """
 
 _IN_PRODUCTION = """
@@ -43,8 +43,8 @@ The same policy with the same rules is measured in three settings:
 * *Launches only*: as in production, a job learns about spot only from its own launches that are granted or refused,
   from preemptions and from prices. After a refusal, a market is tried again after one minute. This time doubles with
   each refusal in a row, up to ten minutes.
-* *With margins*: in addition, the policy reserves a minute and 1 % of the work that is left. Before a start on spot it
-  also reserves ten minutes, for work that a preemption repeats. The simulated job needs none of these margins.
+* *With margins*: in addition, the policy reserves a minute and 1 % of the work that is left. Before a start on spot,
+  the policy also reserves ten minutes for work that must be repeated after a preemption. The simulated job needs none of these margins.
 
 """
 
@@ -247,7 +247,7 @@ _HELD_OUT = """
 The policy was tuned on February 2023 only. These {jobs} jobs ran in AWS V100 zones of April (four zones for 177 h) and
 August 2023 (three zones for 305 to 428 h), with spot at 0.3 of the on-demand price
 (`python benchmarks/policies.py held-out`). The price of knowledge is the total cost with margins divided by the total
-cost with full information; the bar is 1.03. Its range is two standard errors for independent jobs. Windows overlap, and
+cost with full information; the bar is 1.03. The range of this price is two standard errors for independent jobs. Windows overlap, and
 the April record holds only three separate windows, so the true range is wider.
 
 """
@@ -294,12 +294,12 @@ _UNSEEN = """
 Each row has {jobs} jobs of ten hours with deadlines of 1.02 to 5 times the work (`python benchmarks/unseen.py`). A
 figure is the total cost divided by the total cost of the best simple policy (on-demand, greedy or Uniform Progress) with
 the same knowledge and margins. In flapping markets, spot appears and disappears within minutes to an hour;
-in steady markets, it stays available for most of a day. These two kinds cannot be distinguished at first, and a wrong guess costs most where spot is
+in steady markets, it stays available for most of a day. Flapping and steady markets cannot be distinguished at first, and a wrong guess costs most where spot is
 hardly cheaper than on-demand: the worst figure here is {worst:.3f}. {missed} deadlines were missed. Two constants of
-the policy were chosen on these markets: the four fifths below, and how much the prior weighs in that question.
+the policy were chosen on these markets: the four fifths below, and how much the prior weighs in the expected saving.
 
 Before a start on spot, and before it leaves on-demand to wait for spot, the policy asks whether spot is expected to save
-four fifths of the price of one launch. For this question, a few short periods with spot outweigh the prior. Before a change from on-demand to spot, it also asks whether spot is expected to save the price
+four fifths of the price of one launch. In the expected saving, a few short periods with spot outweigh the prior. Before a change from on-demand to spot, the policy also asks whether spot is expected to save the price
 of this change, with at most the remaining work. Without the first question, jobs in flapping markets with spot at 0.95 of
 on-demand cost 1.056 (with full information) and 1.046 (as in production).
 
@@ -334,7 +334,7 @@ def _serving(rows: _Rows) -> Iterable[str]:
         "of time with three "
         "replicas ready; no schedule can cost less than the floor. `steady` is Cavvy's own "
         "placement, which gets the target "
-        "availability. Its weights were chosen on other windows of the same traces, because no "
+        "availability. The weights of `steady` were chosen on other windows of the same traces, because no "
         "other traces exist.\n\n"
     )
     heads = (
