@@ -398,8 +398,8 @@ def said(data: bytes) -> str:
 
 
 def complain(text: str) -> None:
-    """Write to the agent's own log, which the node's provider keeps. Do not write to the task's
-    log, which contains only the task's output."""
+    """Write to the agent's own log, which the node's provider stores. The task's log contains only
+    the task's output."""
     try:
         os.write(
             2, f"cavvy-agent: {text}\n".encode()

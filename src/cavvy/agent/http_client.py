@@ -79,8 +79,8 @@ class RetryBudget:
         time.sleep(self._delay.next())
 
     def lose_request(self, name: str, error: Exception, url: object) -> int:
-        """Call `lose` after a request to a storage has raised `error`. Return the response's
-        status, or 0 without a response.
+        """Call `lose` for a storage request that raised `error`. Return the response's status, or 0
+        without a response.
         """
         status = error.code if isinstance(error, urllib.error.HTTPError) else 0
         if isinstance(error, urllib.error.HTTPError):
@@ -193,7 +193,7 @@ class BlockingClient:
 
 class TransferClient:
     """Sends requests about one input, output or checkpoint file. Only one thread may use a client.
-    `tell` gets a message about each long wait.
+    `tell` is called with a message about each long wait.
     """
 
     def __init__(self, config: AgentConfig, route: str, tell: Tell | None = None) -> None:
@@ -323,8 +323,8 @@ class BlockingMailboxConnection(http.client.HTTPConnection):
 
 
 class _MailboxSocket:
-    """The part of the socket interface that http.client uses. Sent bytes are collected; reading
-    posts them to the mailbox as one request and waits for the answer.
+    """The part of the socket interface that http.client uses. The object collects the sent bytes.
+    A read posts these bytes to the mailbox as one request, and waits for the answer.
     """
 
     def __init__(self, mailbox: AgentMailbox) -> None:

@@ -174,8 +174,8 @@ class LogSpool:
             return file.read(length)
 
     def _load(self) -> None:
-        """Load the undelivered output that an earlier agent has stored. The server's answers show
-        later which part the server already has.
+        """Load the undelivered output that an earlier agent has stored. The server's later
+        answers show how much of the output the server already has.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.isdigit())

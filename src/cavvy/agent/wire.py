@@ -104,7 +104,7 @@ class BackOff:
 
     @property
     def fresh(self) -> bool:
-        """Whether no delay has been used since the start or the last success."""
+        """Whether the next delay is the shortest one, as after a success."""
         return self._delay == self._first
 
 

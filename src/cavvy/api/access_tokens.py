@@ -31,7 +31,7 @@ def hash_token(token: str) -> str:
 
 
 def is_token(text: str) -> bool:
-    """Return whether the text has the form of a token. The server need not look up texts of any
-    other form.
+    """Return whether the text has the form of a token. The server looks up only texts of this form
+    in the database.
     """
     return len(text) == _LENGTH and text.startswith(PREFIX)

@@ -135,8 +135,8 @@ def list_routes() -> Sequence[tuple[APIRoute, RouteRule]]:
 def add_routes(app: FastAPI) -> None:
     """Register all routes with an application. Raises TypeError if a route has no rule.
 
-    `include_router` would analyse the parameters of each route a second time for each application,
-    at its first request. The second analysis would take a third of the CPU time of a start.
+    `include_router` would analyse the parameters of all routes a second time, when the application
+    receives its first request. The second analysis would take a third of the CPU time of a start.
     """
     app.router.routes.extend(route for route, _ in list_routes())
 

@@ -1,5 +1,5 @@
-"""The PostgreSQL database of a server: the choice of the database, the registration among the
-servers that share it, and the folder whose files belong to it.
+"""Chooses a server's PostgreSQL database, registers the server with the database's other servers,
+and binds a folder of files to the database.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class BindsFolder(Protocol):
     """A store whose database refers to files on a disk."""
 
     async def bind(self, key: str, value: str) -> str:
-        """Store a fact of the installation unless the fact is known, and return the stored
+        """Store the value of `key` if the database has none for this key, and return the stored
         value.
         """
 
@@ -246,8 +246,8 @@ def check_others(
         if each.host != host and _uses_machine(settings):
             raise StateDirError(
                 "settings-invalid",
-                f"process {each.pid} on {each.host} uses this database, and jobs on the "
-                "server's own machine are enabled, which other machines cannot manage",
+                f"process {each.pid} on {each.host} uses this database, but cannot manage the jobs "
+                "of the provider local on this machine",
                 "set enabled = false in [providers.local] for all servers",
             )
 
@@ -284,8 +284,9 @@ async def bind_folder(
             "settings-invalid",
             f"the keys, logs and uploaded files of this database are in {where}, not in "
             f"{files.path}",
-            "set server.files to that folder to share the work with its servers; or stop them, "
-            "copy the folder, and set CAVVY_HOME to the copy; a new folder needs a new database",
+            "set server.files to that folder to share the work with its servers; or stop these "
+            "servers, copy the folder, and set CAVVY_HOME to the copy. A new folder needs a new "
+            "database",
         )
     await store.bind("files_at", f"{files.path} on {host_name()}")
     if _read(home.file(_REMEMBERED)) != url:

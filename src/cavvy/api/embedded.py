@@ -227,8 +227,8 @@ class _ServerRun:
     async def _join_servers(
         self, address: str
     ) -> "AsyncIterator[tuple[StateDir, ReplicaLeases | None]]":
-        """Join the servers of the PostgreSQL database, if the server uses one. Returns the folder
-        for files, and this server's registration.
+        """Register this server with the other servers of its PostgreSQL database, if it uses one.
+        Returns the folder for files, and this server's registration.
         """
         from cavvy.api.database import choose_database, choose_files, join_servers
 

@@ -1,5 +1,5 @@
-"""The bucket that `server.files` may name, so that servers on several machines need no shared
-folder: its choice, its binding to the database, and what else the servers must have in common.
+"""Chooses the bucket that `server.files` names, binds it to the database, and gives all servers the
+same keys. With a bucket, servers on several machines need no shared folder.
 """
 
 import os

@@ -66,8 +66,8 @@ class HandshakeQueue:
 
 
 class Handshakes:
-    """Accepts connections and starts their handshakes. `make` creates the protocol of a connection,
-    which takes over the connection's place in `waiting` after the handshake.
+    """Accepts connections and starts their handshakes. `make` creates a connection's protocol,
+    which takes the connection's place in `waiting` after the handshake.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from cavvy.store.channel import ServerSignal, SignalKind
 
 
 class SharesSignals(Protocol):
-    """Sends signals to the other servers, and receives the signals of those servers."""
+    """Exchanges signals with the other servers."""
 
     on_signal: Callable[[ServerSignal], None]
 

@@ -186,7 +186,7 @@ class _ServerParts(Struct, frozen=True):
 
     @property
     def on_network(self) -> bool:
-        """Whether each use of a file is a request to another machine."""
+        """Whether the files are on another machine, so that each access sends a request."""
         return self.files.shared or self.bucket is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Commands in jobs whose node is connected to another server of the same database (a peer).
+"""Lets users run commands on nodes that are connected to a peer, another server of the database.
 
 The server that received the user's request keeps the command; the command's ID ends with this
 server's ID. The server announces the command to its peers. The peer to which the node's agent is
@@ -125,7 +125,7 @@ class PeerServers:
         return found
 
     async def pass_on(self, request: Request, keeper: Replica, body: bytes = b"") -> Response:
-        """Return the answer of the server that keeps the command. Raises ApiProblem."""
+        """Forward the request to `keeper`, and return its answer. Raises ApiProblem."""
         scope = request.scope
         target = _target(scope)
         if "gang_token" in scope:

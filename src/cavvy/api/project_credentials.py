@@ -252,7 +252,7 @@ class ProjectCredentials:
         return [each for each in wanted if each not in seen]
 
     async def _list_running(self, account: str) -> list[str]:
-        """Return the gangs of the account that are not known to have ended. If the provider no
+        """Return the account's gangs that may still be running. If the provider no
         longer accepts the credential, return the gangs of unfinished attempts.
         """
         running, pool = await self._list_attempts(account), self._accounts.pool

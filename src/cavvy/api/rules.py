@@ -21,8 +21,8 @@ from cavvy.store.base import ProjectFilter
 
 
 class ProjectSource(StrEnum):
-    """The way in which a route's project is determined or, for a route without a project, who may
-    use the route.
+    """How the server determines a route's project or, for a route without a project, who may use
+    the route.
     """
 
     PATH = "path"  # the project is part of the path

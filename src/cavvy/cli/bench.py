@@ -279,9 +279,9 @@ def read_done(job: "JobDetail") -> float | None:
 
 
 def read_machine(job: "JobDetail") -> tuple[str, float | None]:
-    """Return the machine of the job's last attempt as "PROVIDER/INSTANCE-TYPE:COUNT" ("-" if it has
-    none), and the price of one node in dollars per hour. COUNT is the number of accelerators, or of
-    vCPUs if the job uses no accelerators.
+    """Return the machine of the job's last attempt, and the price of one node in dollars per hour.
+    The machine is "PROVIDER/INSTANCE-TYPE:COUNT", or "-" without an attempt. COUNT is the number of
+    accelerators, or of vCPUs if the job uses no accelerators.
     """
     from msgspec.json import decode
 

@@ -92,8 +92,8 @@ def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     callback=_read_by,
     help="What to add the costs up by: project, user, job, machine, service, key, volume, "
     "provider, account, region, zone, instance, gpu, purchase, kind, month, tag (each tag) or "
-    "tag:NAME; several with commas. Removed jobs are included. With `project`, all projects are "
-    "included.",
+    "tag:NAME; several with commas. Removed jobs are included. `--by project` covers all "
+    "projects.",
 )
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."

@@ -203,8 +203,8 @@ def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
 
 
 def _read_servers(listed: bytes, folder: str) -> list[tuple[int, str]]:
-    """Return the port and the token of each server of this folder that `jupyter server list --json`
-    printed. The list also has servers that the same user started in other folders.
+    """Return the port and the token of each Jupyter server of this folder. `listed` is the output
+    of `jupyter server list --json`, which also lists the user's servers in other folders.
     """
     servers = [json.loads(line) for line in listed.splitlines() if line.startswith(b"{")]
     return [

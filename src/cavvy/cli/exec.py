@@ -17,8 +17,8 @@ from cavvy.cli.reach.tunnel import read_target
 @project_option
 @rank_option
 def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> None:
-    """Run a command in the folder and environment of a running job, while the job continues. The
-    exit code is that of the command.
+    """Run a command in the folder and environment of a running job, while the job continues.
+    `cavvy exec` exits with the command's exit code.
 
     cavvy exec digits -- nvidia-smi
 

@@ -75,8 +75,8 @@ def _read_ports(text: str) -> tuple[int, int]:
 
 
 def _overlap(bind: str, host: str) -> bool:
-    """Return whether a server that listens on `bind` can be reached at `host`, or a server that
-    listens on `host` at `bind`.
+    """Return whether the two addresses overlap: a server that listens on one of them can be reached
+    at the other.
     """
     return bind in ("", "0.0.0.0", host) or {bind, host} <= _LOOPBACK
 

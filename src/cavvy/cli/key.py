@@ -11,7 +11,7 @@ from cavvy.cli.view.token_limits import read_seconds
 
 @click.group("key")
 def command() -> None:
-    """Make, list and revoke keys for calls to a service.
+    """Create, list and revoke keys for calls to a service.
 
     Requests to a service whose file says `keys: true` need a key, as `Authorization: Bearer KEY` or
     `X-API-Key: KEY`. The service's program does not get the key.

@@ -47,7 +47,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "stop": "Stop jobs.",
         "retry": "Queue an ended job again.",
         "rm": "Remove ended jobs with their logs; their bills stay.",
-        "schedules": "List jobs that repeat and when they run next.",
+        "schedules": "List repeating jobs and their next start times.",
     },
     "Serve requests": {
         "serve": "Start a service, or give it a new revision.",
@@ -55,9 +55,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "services": "List services with their replicas and traffic, or show one.",
         "call": "Send a request to a service.",
         "chat": "Talk to the language model of a service.",
-        "key": "Make, list and revoke keys for calls to a service.",
+        "key": "Create, list and revoke keys for calls to a service.",
         "queue": "List, show, retry and delete queued calls to a service.",
-        "unserve": "End a service when its requests are answered.",
+        "unserve": "Stop a service after its pending requests are answered.",
     },
     "Work on nodes": {
         "dev": "Get a machine for interactive work: a shell, VS Code or Jupyter.",

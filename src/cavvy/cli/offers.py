@@ -358,9 +358,7 @@ def _read_spot(given: dict[str, object]) -> "SpotPolicy":
 
 
 def _words(value: object) -> tuple[str, ...]:
-    """Split the values of an option that may be repeated and may hold several values separated by
-    commas.
-    """
+    """Split the comma-separated values of a repeatable option."""
     texts = value if isinstance(value, tuple) else (value,)
     return tuple(word.strip() for text in texts for word in str(text).split(",") if word.strip())
 

@@ -119,7 +119,7 @@ def _put_out(
 
 def show_plan(task: "TaskSpec", file: str) -> None:
     """Print the best offers of the configured providers. Raises CommandFailure if no offer fits.
-    `file` is the name of the task's file, which the error's hint contains.
+    The error's hint contains `file`, the name of the task's file.
     """
     from cavvy.planner.candidates import join_reasons, tasks_of
 

@@ -134,7 +134,7 @@ def retry(name: str, call_id: str | None, project: str) -> None:
 @command.command("trigger")
 @click.argument("platform", type=click.Choice(_PLATFORMS))
 def trigger(platform: str) -> None:
-    """Print a cloud function that passes its events on to a webhook.
+    """Print the code of a cloud function that forwards its events to a webhook.
 
     The function needs only Python. Set the function's variable CAVVY_HOOK_URL to the webhook's URL
     and CAVVY_HOOK_SECRET to the webhook's secret. The webhook must have the signature `standard`.

@@ -12,8 +12,8 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 @any_project_option
 @output_option
 def command(project: str | None, output: str) -> None:
-    """List jobs that repeat and when they run next. `cavvy stop NAME` ends a schedule, but not the
-    runs that it has already started.
+    """List repeating jobs and their next start times. `cavvy stop NAME` ends a schedule, but not
+    the runs that it has already started.
     """
 
     columns = [

@@ -31,8 +31,8 @@ def command(
     """Start a service and print its URL. The file is a task with a section `service`; the service's
     program listens on the port in the variable PORT.
 
-    You can send requests at once: they wait until a replica is ready. If the service exists, each
-    replica of the new revision replaces an old replica when it becomes ready.
+    You can send requests immediately: they wait until a replica is ready. If the service exists,
+    each replica of the new revision replaces an old replica when it becomes ready.
     """
     from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.submission import ask_consent, make_origin

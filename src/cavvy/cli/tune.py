@@ -1,5 +1,5 @@
-"""`cavvy tune`: tries changes to a training script's plan and keeps those that are significantly
-faster.
+"""`cavvy tune`: tries changes to a training script's plan, and keeps a change if the script runs
+significantly faster.
 """
 
 import json

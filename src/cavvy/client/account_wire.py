@@ -1,4 +1,4 @@
-"""The requests and answers of the routes for accounts, tokens, projects and roles."""
+"""Request and response types of the routes for accounts, tokens, projects and roles."""
 
 from datetime import datetime
 

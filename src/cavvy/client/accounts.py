@@ -72,7 +72,7 @@ class AccountClient:
         return self._post(f"{project_path(name)}/archive", ask, wire.ProjectView)
 
     def unarchive_project(self, name: str) -> None:
-        """Put a project in use again. Raises ApiError `project-archived` if the project's parent is
+        """Unarchive a project. Raises ApiError `project-archived` if the project's parent is
         archived."""
         self._change("DELETE", f"{project_path(name)}/archive")
 

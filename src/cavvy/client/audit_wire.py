@@ -1,4 +1,4 @@
-"""The answers of the route for the audit log, and the client's method for it."""
+"""Response types of the audit-log route, and a client function that calls this route."""
 
 from collections.abc import Iterator
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""The requests and answers of the routes for budgets, and the client's methods for them."""
+"""Request and response types of the budget routes, and client functions that call these routes."""
 
 from datetime import datetime
 

@@ -147,7 +147,7 @@ class ApiClient:
         return self._ask(job_path(project, name) + asked, wire.JobDetail)
 
     def forecast(self, project: str, name: str) -> wire.ForecastView:
-        """Return the expected cost of the rest of a job with a deadline. Raises ApiError
+        """Return the expected remaining cost of a job with a deadline. Raises ApiError
         `job-not-found`.
         """
         return self._ask(job_path(project, name) + "/forecast", wire.ForecastView)
@@ -384,8 +384,8 @@ class ApiClient:
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
     ) -> wire.Submitted:
-        """Start a stopped machine. The server submits a job that requests the machine's nodes again
-        but does no work. Raises ApiError `machine-not-found`, `consent-needed`.
+        """Start a stopped machine. The server submits an empty job that requests the machine's
+        nodes again. Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)

@@ -1,5 +1,5 @@
-"""The requests and answers of the API routes that manage a project's provider credentials, and the
-client methods that call these routes."""
+"""Request and response types of the routes for projects' provider credentials, and client functions
+that call these routes."""
 
 from datetime import datetime
 

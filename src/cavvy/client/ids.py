@@ -31,7 +31,7 @@ def make_id(now_s: float, noise: bytes) -> str:
 
 
 def make_key() -> str:
-    """Make an idempotency key, to be used for one submission and its retries."""
+    """Create an idempotency key for one submission and its retries."""
     return make_id(time.time(), os.urandom(4))
 
 

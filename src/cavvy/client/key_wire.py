@@ -1,4 +1,4 @@
-"""The answers of the routes for the keys of secrets, and the client's methods for them."""
+"""Response types of the routes for encryption keys, and client functions that call these routes."""
 
 from msgspec.json import decode
 
@@ -7,9 +7,10 @@ from cavvy.client.wire import Answer
 
 
 class SecretKeyRow(Answer, frozen=True, kw_only=True):
-    """A key that encrypts the data keys of secrets and files, with the number of secrets and of
-    files' data keys that it protects. `place` is None if the server does not have the key. `id` is
-    empty if the row counts secrets from an older version of Cavvy, which have no data key.
+    """A key that encrypts the data keys of secrets and files. `secrets` and `files` count the
+    secrets and the files' data keys that the key protects. `place` is None if the server does not
+    have the key. `id` is empty if the row counts secrets from an older version of Cavvy, which have
+    no data key.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""The answers of the routes for the ledger, and the client's methods for them."""
+"""Response types of the ledger routes, and client functions that call these routes."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""The requests and answers of the routes for policies, and the client's methods for them."""
+"""Request and response types of the policy routes, and client functions that call these routes."""
 
 from msgspec import field
 from msgspec.json import decode, encode

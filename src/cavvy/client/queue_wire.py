@@ -1,4 +1,4 @@
-"""The requests and answers of the routes for queued calls, and the client's functions."""
+"""Request and response types of the queue routes, and client functions that call these routes."""
 
 from collections.abc import Mapping
 from datetime import datetime

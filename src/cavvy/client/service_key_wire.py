@@ -1,4 +1,4 @@
-"""The requests and answers of the routes for keys of services, and the client's functions."""
+"""Request and response types of the service-key routes, and client functions that call them."""
 
 from datetime import datetime
 

@@ -1,5 +1,5 @@
-"""The answers of the routes for services, and the client's methods for them. A service is submitted
-like a job, with a `SubmitRequest`.
+"""Response types of the service routes, and client functions that call these routes. Clients submit
+a service like a job, with a `SubmitRequest`.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class ReplicaView(Answer, frozen=True, kw_only=True):
 
 
 class ServiceTrafficView(Answer, frozen=True, kw_only=True):
-    """The gateway's counts since it was started. Rates are those of the last 10 seconds.
+    """The gateway's counts since it was started. Rates cover the last 10 seconds.
     Percentiles cover all requests, from their arrival to the last byte of the answer. `joined` is
     the number of requests that were sent in the `batches`.
     """
@@ -97,9 +97,9 @@ class TrialView(Answer, frozen=True, kw_only=True):
 
 
 class UnplacedView(Answer, frozen=True, kw_only=True):
-    """Requests that must stay in all of `places` and wait for a replica in these places. The
-    service has its maximum number of replicas, so a replica in `places` can start only after the
-    replica `instead` has ended.
+    """The number of requests that wait for a replica in `places`, because their data must stay in
+    all of these places. The service has its maximum number of replicas, so a replica in `places`
+    can start only after the replica `instead` has ended.
     """
 
     places: list[str]

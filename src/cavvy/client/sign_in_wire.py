@@ -1,5 +1,4 @@
-"""The requests and answers of the routes for sign-ins with ID tokens, and the client's methods for
-them."""
+"""Request and response types of the sign-in routes, and client functions that call these routes."""
 
 from datetime import datetime
 

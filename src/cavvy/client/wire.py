@@ -53,7 +53,7 @@ class SubmitRequest(Ask, frozen=True, kw_only=True):
 
 
 class Submitted(Answer, frozen=True, kw_only=True):
-    """The job that was created by this submission, or by an earlier one with the same key."""
+    """The job that this submission, or an earlier submission with the same key, has created."""
 
     id: str
     project: str

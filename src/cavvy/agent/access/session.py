@@ -418,8 +418,8 @@ def control(channel: SessionChannel, asked: Fields) -> None:
 
 
 def _connect_streams(channel: SessionChannel, terminal: Fields | None) -> tuple[int, int, int]:
-    """Connect the channel to a new terminal or to three pipes. Return the ends that the process
-    receives: standard input, output and error.
+    """Connect the channel to a new terminal or to three pipes. Return the process's descriptors for
+    standard input, output and error.
     """
     if terminal:
         ours, theirs = os.openpty()

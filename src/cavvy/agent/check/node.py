@@ -39,7 +39,7 @@ def _check_gpus(config: AgentConfig, work: WorkConfig, channel: int) -> None:
     if not work.accelerators_per_node:
         return
     if config.vendor not in ("", "nvidia"):
-        _tell(channel, f"only NVIDIA GPUs can be checked, not those of {config.vendor}")
+        _tell(channel, f"only NVIDIA GPUs can be checked, not {config.vendor} GPUs")
         return
     fault = read_kernel(time.monotonic() - LATELY_S)
     if fault:

@@ -48,7 +48,7 @@ class OutputSync(SidecarProcess):
         self._last = False  # whether this check is the last
 
     def hurry(self) -> None:
-        """Check the outputs at once, because the node will be reclaimed soon."""
+        """Check the outputs immediately, because the node will be reclaimed soon."""
         if self._done is None:
             self._look()
 

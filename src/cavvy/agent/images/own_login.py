@@ -1,5 +1,5 @@
-"""Logs in to a cloud's image registry with the identity of the node: the role of an EC2 instance's
-profile, the service account of a Google machine, the managed identity of an Azure machine.
+"""Logs in to a cloud's image registry with the node's own identity. The identity is the role of an
+EC2 instance, the service account of a Google machine, or the managed identity of an Azure machine.
 
 The node's metadata service supplies short-lived credentials. Amazon's and Azure's registries
 exchange these credentials for a login:

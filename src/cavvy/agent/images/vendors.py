@@ -102,9 +102,9 @@ def explain_packages(found: dict[str, list[str]], vendor: str, *, inf1: bool | N
     if vendor not in found:
         names = " and ".join(VENDORS[name] for name in found)
         return (
-            f"{next(iter(found.values()))[0]} needs accelerators of {names}, but the machine's "
-            f"accelerators are of {VENDORS.get(vendor, vendor)}: install the build for this "
-            "vendor, or request other accelerators"
+            f"{next(iter(found.values()))[0]} needs {names} accelerators, but the machine has "
+            f"{VENDORS.get(vendor, vendor)} accelerators: install the build for this vendor, or "
+            "request other accelerators"
         )
     if inf1 is None:
         return None
@@ -123,9 +123,9 @@ def explain_image(image: str, vendor: str) -> str | None:
     if wanted is None or wanted == vendor:
         return None
     return (
-        f"the image {image} was built for accelerators of {VENDORS[wanted]}, but the machine's "
-        f"accelerators are of {VENDORS.get(vendor, vendor)}: name an image for this vendor, or "
-        "request other accelerators"
+        f"the image {image} was built for {VENDORS[wanted]} accelerators, but the machine has "
+        f"{VENDORS.get(vendor, vendor)} accelerators: name another image, or request "
+        f"{VENDORS[wanted]} accelerators"
     )
 
 

@@ -84,8 +84,8 @@ def _has_hidden(pid: int, folder: str) -> bool:
 
 
 def is_hidden(folder: str, shown: list[str], path: str) -> bool:
-    """Return whether `path` is in the hidden folder, but not in a folder of `shown`, or contains
-    the hidden folder."""
+    """Return whether `path` contains the hidden folder, or is in the hidden folder but outside the
+    folders in `shown`."""
     real, folder = os.path.realpath(path), os.path.realpath(folder)
     if any(_contains(os.path.realpath(each), real) for each in shown):
         return False

@@ -23,8 +23,8 @@ _CONNECT_S = 0.7  # a metadata service is on the machine or one hop away
 
 
 def find_obstacle(folder: str, shown: str) -> str:
-    """Return what prevents the separation of work in which `folder` is hidden, except the folder
-    `shown`. Blocks.
+    """Return the obstacle that prevents the separation of the work from its machine, or NONE. The
+    separation hides `folder`, except the folder `shown`. Blocks.
     """
     if os.geteuid() == 0:
         return ROOT

@@ -19,10 +19,10 @@ def _ignore(*_: object) -> None:
 class WorkProcess:
     """Starts the command under its own reaper and calls back.
 
-    The callbacks are `wrote(bytes)` for output, `heard(line)` for lines that the command's function
-    writes to its channel, and `ended(code)` for the end of the first process (None if the reaper
-    was killed). `gone()` is called last, when all processes have ended and all output was passed
-    on.
+    `wrote(bytes)` is called with output, and `heard(line)` with each line that the command's
+    function writes to its channel. `ended(code)` is called when the first process has ended; `code`
+    is None if the reaper was killed. `gone()` is called last, when all processes have ended and all
+    output was passed on.
     """
 
     def __init__(

@@ -220,8 +220,8 @@ class ImageRepository:
             raise RegistrySilent(f"{urlsplit(url).hostname} does not answer: {reason}") from error
 
     def _answer(self, reply: HTTPResponse) -> WebAnswer:
-        """Read an answer, within the limits on its size and on the time of all answers. Raises
-        ValueError.
+        """Read an answer. Raises ValueError if the answer is too large, or if all answers together
+        take too long.
         """
         body = b""
         while part := reply.read1(1 << 16):

@@ -104,8 +104,8 @@ def read_key(pem: str) -> str:
 
 
 def find_signatures(repository: ImageRepository, digest: str) -> SignaturesFound:
-    """Return the statements about an image in its repository: those under cosign's tag, and those
-    in the manifests that refer to the image. Raises RegistrySilent.
+    """Return the statements about an image: from the manifest with cosign's tag, and from the
+    manifests that refer to the image. Raises RegistrySilent.
     """
     tagged = repository.read_manifest(f"{digest.replace(':', '-')}.sig")
     manifests = [] if tagged is None else [tagged]

@@ -28,7 +28,7 @@ ONLY_DOWNLOADS = "cavvy.only_downloads"
 
 
 class NodeListener:
-    """A TCP socket that is bound but does not accept connections yet, with its certificate."""
+    """A certificate, and a TCP socket that is bound but does not accept connections yet."""
 
     def __init__(
         self, sock: socket.socket, address: str, certificate: Certificate, own_address: str

@@ -21,9 +21,9 @@ router = APIRouter(tags=["audit log"])
 @router.get(
     "/v1/audit-log",
     **document(
-        "Get the records of changes and refusals in the caller's projects, by number: the "
-        "oldest ones after `after` or, with `newest`, the newest. The hashes can be checked "
-        "only if all records are visible.",
+        "Get records of changes and refusals in the caller's projects, ordered by number: the "
+        "oldest records after `after` or, with `newest`, the newest records. The hashes can be "
+        "checked only if all records are visible.",
         rule=in_query(Permission.AUDIT),
         answer=wire.AuditLogPage,
     ),

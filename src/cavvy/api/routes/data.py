@@ -73,7 +73,7 @@ class UploadAsk(Struct, frozen=True, kw_only=True):
 
 
 class UploadAnswer(Answer, frozen=True, kw_only=True):
-    """The way to upload the file: in parts of `part_bytes` bytes, or in one request if `upload` is
+    """How to upload the file: in parts of `part_bytes` bytes, or in one request if `upload` is
     "". If `relay` is true, the agent sends the file to the control plane, which passes it on.
     """
 

@@ -167,9 +167,9 @@ async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wir
 async def _wait(
     app_state: AppState, listener: ChangeListener, found: JobExec, wait_s: float
 ) -> bool:
-    """Wait for output. Until the agent has the command, repeat its announcement to other servers,
-    because signals may be lost and the agent may connect to another server. Returns False if no
-    output arrived.
+    """Wait for output. Repeat the command's announcement to other servers until the agent has
+    received the command, because signals may be lost and the agent may connect to another server.
+    Returns False if no output arrived.
     """
     left = wait_s
     while not found.taken and app_state.peers.exist and left > _ANNOUNCE_S:

@@ -29,7 +29,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 @router.post(
     "/projects/{project}/jobs/{name}/model",
     **document(
-        "Make a working folder with the files of the job's newest checkpoint, for a service.",
+        "Create a service's working folder from the files of the job's newest checkpoint.",
         rule=in_path(Permission.RUN),
         ask=wire.ModelFolderAsk,
         answer=wire.ModelFolderView,

@@ -178,7 +178,7 @@ def _view(call: QueuedCall, running: Collection[str] = ()) -> wire.QueuedCallVie
 
 
 def _check(ask: wire.QueuedCallAsk) -> None:
-    """Raise ApiProblem if a request cannot be sent as it is."""
+    """Raise ApiProblem if a field of the call is invalid."""
     if ask.id and not re.fullmatch(ID_PATTERN, ask.id):
         raise ApiProblem("invalid-request", f"`id` must match {ID_PATTERN}")
     if not re.fullmatch(_TOKEN, ask.method):

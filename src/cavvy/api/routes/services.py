@@ -184,7 +184,7 @@ async def _check_webhook_secrets(app_state: AppState, task: TaskSpec) -> None:
                 "secret-too-short",
                 f"the secret {each.secret} of webhook {each.name} has fewer than {LEAST} bytes, "
                 "so the webhook would refuse all requests",
-                f"set a longer one: cavvy secret set {each.secret} -p {task.project}",
+                f"set a longer secret: cavvy secret set {each.secret} -p {task.project}",
             )
 
 

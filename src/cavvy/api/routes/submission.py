@@ -184,8 +184,8 @@ async def _made_before(app_state: AppState, project: str, key: str, origin: RunO
 
 
 def read_text(ask: wire.SubmitRequest) -> str:
-    """Return the submitted text of the task. If an object was submitted instead, return it as JSON,
-    which is also valid YAML. Raises ApiProblem.
+    """Return the submitted text of the task. If the task was submitted as an object, return the
+    object's JSON, which is also valid YAML. Raises ApiProblem.
     """
     if ask.text is not None and isinstance(ask.task, msgspec.UnsetType):
         return ask.text

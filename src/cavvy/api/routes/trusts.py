@@ -145,7 +145,8 @@ def _check_limits(trust: IssuerTrust) -> None:
     )
     if shared := SHARED_ISSUERS.get(trust.issuer.rstrip("/")):
         message += (
-            f"; give a fixed value, or one such as OWNER/*, to one of {', '.join(sorted(shared))}"
+            f"; restrict one of {', '.join(sorted(shared))} to a fixed value or to a pattern such "
+            "as OWNER/*"
         )
     raise ApiProblem("invalid-request", message)
 

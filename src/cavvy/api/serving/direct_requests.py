@@ -1,4 +1,4 @@
-"""Counts the requests that HAProxy passes to replicas by itself.
+"""Counts the requests that HAProxy sends directly to replicas, without the gateway.
 
 HAProxy counts the requests of each of its servers, whose names differ between its processes, and
 loses the counts when its process ends. The server therefore keeps the counts in a file, by service,

@@ -152,7 +152,7 @@ class EndpointRelay:
 
 
 class _Incoming:
-    """One request as the callbacks of httptools collect it."""
+    """A request that the callbacks of httptools assemble."""
 
     def __init__(self) -> None:
         self.method, self.target, self.body = b"", b"", bytearray()

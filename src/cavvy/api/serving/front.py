@@ -288,7 +288,7 @@ class GatewayFront:
                     self._wake(self._published[name].service)
 
     async def _look(self, link: GatewayLink) -> None:
-        """Send tiers that have changed, and wake the services whose traffic has changed."""
+        """Send changed tiers to the gateway, and wake the services whose traffic has changed."""
         await self._send_tiers(link)
         await self._keep_plane()
         done = dict(self._done)

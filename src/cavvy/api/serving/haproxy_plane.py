@@ -1,4 +1,4 @@
-"""Keeps HAProxy running in front of the gateway, for the services that HAProxy can serve by itself.
+"""Runs HAProxy in front of the gateway, for services that HAProxy can serve without the gateway.
 
 HAProxy gets new replicas over its runtime API. A new HAProxy process is started only if the set of
 HAProxy's services, a certificate or the gateway's port changes. The new process takes over the

@@ -107,8 +107,8 @@ async def probe(port: int, how: ReadinessProbe) -> bool:
 
 
 async def read_metric(port: int, name: str, timeout_s: float) -> float | None:
-    """Return the sum of the samples of a metric that a program reports in Prometheus's text format,
-    or None if the program reports no sample in time. The request uses HTTP/1.0, so that the answer
+    """Request a program's metrics in Prometheus's text format, and return the sum of the samples of
+    one metric, or None if no sample arrives in time. The request uses HTTP/1.0, so that the answer
     is not chunked.
     """
     writer = None

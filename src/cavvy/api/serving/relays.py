@@ -3,8 +3,8 @@ machine, whose connections are relayed through a tunnel to the replica's node. T
 managed endpoint are passed to its provider instead.
 
 The node's agent opens the tunnel to the server, as for `cavvy forward`, so relays work on every
-provider. The port listens only while the tunnel is open and the program listens. While the port
-does not listen, the gateway's connections are refused, so no request is lost.
+provider. The port is open only while the tunnel is open and the program listens. The gateway's
+connections to a closed port are refused, so no request is lost.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class ReplicaRelays:
         self._relays.clear()
 
     def _reach(self, replica: ServiceReplica) -> NodeTunnel:
-        """Return the tunnel to the node of a replica, not yet open."""
+        """Return an unopened tunnel to the node of a replica."""
 
         async def open_carrier(
             heard: Callable[[bytes], None], over: Callable[[str], None]

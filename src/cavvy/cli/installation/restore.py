@@ -32,8 +32,8 @@ _COLUMNS = (
 @click.option("--dry-run", is_flag=True, help="Check and compare only; change nothing.")
 @output_option
 def command(archive: str | None, database: str | None, dry_run: bool, output: str) -> None:
-    """Restore a server from ARCHIVE, a file of `cavvy server backup` or - for standard input, into
-    a new state folder, and compare its database with the nodes that the providers report.
+    """Restore a server into a new state folder, and compare its database with the nodes that the
+    providers report. ARCHIVE is a file of `cavvy server backup`, or - for standard input.
 
     Without ARCHIVE, the command only compares. If you have restored the database with its own
     tools, for example to a point in time, run the comparison before you start the server.

@@ -1,4 +1,4 @@
-"""Creates the first admin of a server that a team shares, and the token with which they sign in."""
+"""Creates the first admin of a server that a team shares, and the admin's first token."""
 
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ _VALID_S = 90 * 24 * 3600
 
 
 def show_first_admin(admin: str | None, url: str | None) -> None:
-    """Start the server if it is not running, create the first admin, and print the command with
-    which they sign in. Without a name, ask for it. Raises CommandFailure.
+    """Start the server if it is not running, create the first admin, and print the admin's
+    sign-in command. Without `admin`, ask for a name. Raises CommandFailure.
     """
     from getpass import getuser
 

@@ -141,7 +141,7 @@ async def _read_offers(name: str) -> "Sequence[Offer]":
 
 
 def _submit(client: "ApiClient", offer: "Offer", limit: "Money") -> "Submitted":
-    """Submit the job, which may use only this offer, is tried once, and costs at most the limit."""
+    """Submit the check's job, with only this offer, a single attempt and the cost limit."""
     import getpass
 
     from cavvy.providers.recording import TAG

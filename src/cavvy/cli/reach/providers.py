@@ -27,8 +27,8 @@ def load_settings() -> "Settings":
 
 
 def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provider]":
-    """Load the configured providers, or only those named in `only`. The result can be used only to
-    read offers. Raises CommandFailure.
+    """Load the configured providers, or only the providers named in `only`. The result can be used
+    only to read offers. Raises CommandFailure.
     """
     from cavvy.providers import registry
     from cavvy.providers.base import ProviderContext, ProviderError
@@ -57,7 +57,9 @@ def load_providers(only: Collection[str] | None = None) -> "Mapping[str, Provide
 
 
 def list_prices(provider: str) -> "Sequence[Offer]":
-    """Return a provider's prices in the catalog, which is opened only if a provider reads them."""
+    """Return a provider's prices from the catalog. The catalog is opened only if a provider calls
+    this function.
+    """
     from cavvy.store.snapshot import prices
 
     return prices.list_prices(provider)

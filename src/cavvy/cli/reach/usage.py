@@ -93,7 +93,7 @@ def add_up(lines: Iterable[LedgerLine]) -> Mapping[str, ChargedAttempt]:
 
 
 def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) -> "ObservedRun":
-    """Return the resource use of the attempt, from its nodes' telemetry, and its cost."""
+    """Return the attempt's cost, and its resource use according to the nodes' telemetry."""
     from cavvy.planner.advice import IDLE_PERCENT, ObservedRun
 
     task = decode(job.task, type=TaskSpec)

@@ -89,7 +89,7 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     multiple=True,
     default=(0.95,),
     metavar="SHARE",
-    help="The target of cavvy for the share of requests on time; repeatable.",
+    help="The share of requests that cavvy tries to answer on time; repeatable.",
 )
 @click.option(
     "--service-time",

@@ -33,8 +33,8 @@ def _format_option(*formats: str) -> Callable[[_F], _F]:
 
 
 def _read_format(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Read --output for the command. The value `wide` is stored in the context, and the command
-    gets `table`.
+    """Return the value of --output for the command. For `wide`, return `table`, and store in the
+    context that all columns are shown.
     """
     context.meta[_WIDE] = value == "wide"
     return "table" if value == "wide" else value
