@@ -223,7 +223,7 @@ def test_other_ranks_are_told_that_their_files_are_not_kept() -> None:
         assert rig.finish() == 0
         assert rig.stub.commits == []
         assert [text.partition(",")[0] for text in events(rig)] == [
-            "rank 1 writes to a checkpoint folder of its own"
+            "rank 1 writes to its own checkpoint folder"
         ]
 
 

@@ -24,7 +24,8 @@ def make_command() -> list[str]:
 
 
 def make_archive(folder: str = HERE) -> bytes:
-    """Return a zip application that contains the files of `folder`, by default the agent's. The
+    """Return a zip application that contains the files of `folder`, by default the agent's folder.
+    The
     archive's entries are sorted and have no timestamps, so that equal sources give equal bytes.
 
     Python 3.8 or later runs the archive with `python -I -S agent.pyz CONFIG`.

@@ -116,9 +116,9 @@ class CheckpointSync(SidecarProcess):
         """Warn that this rank's files are lost with the node: only rank 0's folder is uploaded."""
         self._off = True
         self._warn(
-            f"rank {self._config.rank} writes to a checkpoint folder of its own, but the nodes "
-            "share no storage: these files are lost with their node, because only rank 0's folder "
-            "is saved"
+            f"rank {self._config.rank} writes to its own checkpoint folder, but the nodes share no "
+            "storage and only rank 0's folder is saved: the files of this rank are lost with its "
+            "node"
         )
 
     def _start(self) -> None:

@@ -218,7 +218,7 @@ class ControlPlaneClient:
         self.loop.after(ORDERS_DELAY_S, self.listen)
 
     def listen(self) -> None:
-        """Long-poll the control plane for the next order, as long as the agent runs."""
+        """Long-poll the control plane for orders while the agent runs."""
         wait_s = max(
             1.0, min(ORDERS_WAIT_S, self._lease_s / 3)
         )  # each answer renews the lease, so an answer must arrive before the lease expires
@@ -251,8 +251,8 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Return whether to wait for more log output before sending. If waiting is useful, start
-        the timer that ends the wait. A separate request for each line would cost too much.
+        """Return whether to wait for more log output, because a separate request for each line
+        would cost too much. If so, start the timer that ends the wait.
         """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:

@@ -57,7 +57,7 @@ def describe_failure(fields: ConfigFields) -> str:
 
 def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
     """Return the outcome, exit code and reason of work that has ended. `ending` is the outcome and
-    reason if the agent ended the work, or None if the work ended by itself.
+    reason if the agent ended the work, or None if the agent did not end the work.
 
     If the agent has sent the work a signal, this function does not treat exit code 0 as success,
     because the control plane decides from the work's reports.

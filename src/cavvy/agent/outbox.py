@@ -87,9 +87,8 @@ class MessageOutbox:
         return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
 
     def finish(self, exit: dict[str, object]) -> list[str]:
-        """Return all undelivered messages, each as JSON. If none of these messages is of the kind
-        `exited`, an `exited` message with the fields of `exit` is added to the list, but not to the
-        queue.
+        """Return all undelivered messages, each as JSON. If the list has no `exited` message, add
+        an `exited` message with the fields of `exit` to the list, but not to the queue.
         """
         self.settle()
         lines = [line for _, line in self._unsent]

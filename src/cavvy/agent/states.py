@@ -29,7 +29,7 @@ MOVES: dict[tuple[AgentState, AgentState], str] = {
         AgentState.WAITING,
         AgentState.OVER,
     ): "an earlier agent began the work, or this agent cannot start it",
-    (AgentState.WAITING, AgentState.EXITED): "an earlier agent put the exit in the outbox",
+    (AgentState.WAITING, AgentState.EXITED): "an earlier agent queued the report of the exit",
     (
         AgentState.WORKING,
         AgentState.ENDING,

@@ -203,7 +203,7 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
-        """Make a user's program unable to see the folder that is hidden from the work. While the
+        """Hide the folder that is hidden from the work from a user's program, too. While the
         work runs, the program also enters the work's namespaces.
         """
         if self._config.covers:

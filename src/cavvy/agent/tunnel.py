@@ -1,5 +1,5 @@
-"""Encrypts the traffic between the ranks of a gang with WireGuard. The private key is made on the
-node and never leaves the node; the public key is sent to the control plane with the claim.
+"""Encrypts the traffic between the ranks of a gang with WireGuard. The private key is created
+on the node and never leaves the node; the public key is sent to the control plane with the claim.
 
 The kernel's WireGuard is used if the kernel supports it, otherwise the program wireguard-go. No
 work runs without the tunnel: if a requirement is missing, the attempt ends and its reason names the

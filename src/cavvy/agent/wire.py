@@ -76,9 +76,8 @@ class ServerAddress:
 
 
 class BackOff:
-    """Growing delays between tries. If `chance` is given, a function that returns numbers in [0,
-    1), each delay is shortened by up to a half, so that nodes that have failed together do not all
-    retry together.
+    """Growing delays between tries. `chance` returns numbers in [0, 1). If `chance` is given, each
+    delay is shortened by up to a half, so that nodes that failed together retry at different times.
     """
 
     __slots__ = ("_chance", "_delay", "_first", "_growth", "_last")

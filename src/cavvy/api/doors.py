@@ -46,7 +46,9 @@ class ListenerTls(Protocol):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with limits on the size, number and time of a request's head."""
+    """uvicorn's HTTP protocol, with limits on a request's head: its bytes, the number of headers,
+    and the time until the head is complete.
+    """
 
     waiting: Waiting
     turns: Turns

@@ -105,7 +105,7 @@ def _load_modules() -> None:
 
 
 def _serve(home: StateDir, configured: settings.Settings, word: "_Word") -> bool:
-    """Serve until stopped. Returns True if the server must restart at once."""
+    """Serve until stopped. Returns True if the server must restart immediately."""
     import uvloop
 
     from cavvy.providers.base import ProviderError
@@ -164,7 +164,7 @@ class _ServerRun:
         self._broken = False
 
     async def run(self) -> bool:
-        """Serve until stopped. Returns True if the server must restart at once."""
+        """Serve until stopped. Returns True if the server must restart immediately."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
@@ -192,7 +192,7 @@ class _ServerRun:
         files: StateDir,
         leases: "ReplicaLeases | None",
     ) -> bool:
-        """Serve until stopped. Returns True if the server must restart at once."""
+        """Serve until stopped. Returns True if the server must restart immediately."""
         from cavvy.api.node_listener.listener import listen_for_nodes
         from cavvy.api.open_state import open_state
         from cavvy.domain.values import replace
@@ -381,7 +381,7 @@ class _Word:
 
 
 def _make_apps(app_state: "AppState", token: str) -> "tuple[AuthMiddleware, AuditMiddleware]":
-    """Make the application with its token check, alone and wrapped in the audit log."""
+    """Return the application with its token check, without and with the audit log around it."""
     from cavvy.api.app import make_app
     from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware
@@ -397,8 +397,8 @@ def _make_servers(
     user_listener: "UserListener | None",
     node_endpoint: "NodeListener | None",
 ) -> "list[tuple[BoundedServer, list[socket.socket]]]":
-    """Make the servers for the Unix socket `own`, for users and for outside nodes, each with the
-    sockets that it listens on.
+    """Create the servers for the Unix socket `own`, for users and for outside nodes, each with its
+    listening sockets.
     """
     from cavvy.api.doors import BoundedServer
     from cavvy.api.node_listener.listener import ONLY_DOWNLOADS, NodeRouteFilter

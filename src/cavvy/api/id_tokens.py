@@ -137,7 +137,7 @@ class IdTokenVerifier:
             # A key without `alg` is used for the token's algorithm if the kind of key permits this.
             key = jwt.PyJWK(dict(row), algorithm=row.get("alg", algorithm))
         except (jwt.PyJWTError, ValueError, TypeError) as error:
-            raise IdTokenRefused("the token's algorithm is not that of the issuer's key") from error
+            raise IdTokenRefused("the issuer's key does not fit the token's algorithm") from error
         return _decode(text, key, theirs)
 
 

@@ -162,7 +162,7 @@ def _make_shared(share: WorkShare) -> SharedTraffic:
 
 
 class _ServerParts(Struct, frozen=True):
-    """The parts from which the application state is built."""
+    """The components from which the application state is built."""
 
     home: StateDir
     files: StateDir
@@ -295,8 +295,8 @@ def _serve_nodes(
     tokens: GangTokens,
     parts: _ServerParts,
 ) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
-    """Return the downloads for nodes outside this machine and the address at which these nodes
-    reach the server, or None if they cannot reach the server.
+    """Return the downloads for nodes outside this machine, and the address at which these nodes
+    reach the server. Both are None without a listener for nodes.
     """
     if listener is None:
         return None, None
@@ -350,7 +350,7 @@ def make_context(
 def load_providers(
     settings: Settings, context: ProviderContext, store: Store
 ) -> dict[str, Provider]:
-    """Make the providers that the settings enable. Raises ProviderError."""
+    """Create the providers that the settings enable. Raises ProviderError."""
     return registry.load(settings.providers, context, partial(_make_documents, store))
 
 
@@ -456,8 +456,8 @@ def make_dependencies(
     files: StoredFiles,
     address: str,
 ) -> ControlPlaneDependencies:
-    """Make the services that the control plane needs from the server: the address that agents use,
-    decrypted secrets, and the folders that are kept between attempts.
+    """Return the dependencies of the control plane that the server provides, such as the agents'
+    address, decrypted secrets, and the folders that are kept between attempts.
     """
 
     async def open_secrets(project: str, names: Sequence[str]) -> dict[str, str]:
@@ -485,8 +485,8 @@ def make_dependencies(
 
 
 def make_tidy(store: Store, blobs: ProjectBlobs) -> Callable[[datetime], Awaitable[None]]:
-    """Make a function that removes blobs of working folders that belong to no job, at most once a
-    day.
+    """Return a function that removes, at most once a day, the blobs of working folders that belong
+    to no job.
     """
     swept: list[datetime] = []
 

@@ -96,7 +96,7 @@ class PeerServers:
         return server.host == self._share.me.host or bool(self._share.me.peer)
 
     def announce(self, exec_id: str, gang: str, rank: int) -> None:
-        """Tell the peers that this server keeps a command for this rank."""
+        """Announce to the peers a command that this server has for a rank."""
         if self._share is not None:
             self._share.send(SignalKind.EXEC, f"{gang} {rank} {exec_id}")
 

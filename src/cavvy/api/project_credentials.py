@@ -131,8 +131,8 @@ class ProjectCredentials:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Open the stored credentials, and regularly retry those that fail. At the end, close all
-        credentials.
+        """Open the stored credentials, and regularly retry the credentials that fail. At the end,
+        close all credentials.
         """
         await self.open_changed()
         retrying = asyncio.create_task(self._keep_open())
@@ -331,7 +331,7 @@ async def _try(provider: Provider) -> None:
 
 
 def _make_file(text: str, files: list[int]) -> str:
-    """Make a file that exists only in the memory of this process, and return its path."""
+    """Create a file that exists only in the memory of this process, and return its path."""
     try:
         fd = os.memfd_create("key", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:

@@ -93,8 +93,8 @@ def read_batch(body: bytes, now: datetime, form: type[B]) -> tuple[B, list[Agent
 
 
 def _read_message(said: Mapping[str, Any], now: datetime) -> AgentMessage | None:
-    """Decode a message. Returns None if the message has no valid number, because its number could
-    be that of another message.
+    """Decode a message. Returns None if the message has no valid number, because the number could
+    belong to another message.
     """
     fields: dict[str, Any] = {"at": now}
     faults = []

@@ -161,9 +161,7 @@ async def _compare(
 
 
 class _Accounts:
-    """The accounts that are compared: those of the settings and those of the projects'
-    credentials.
-    """
+    """The accounts to compare: the accounts in the settings and in the projects' credentials."""
 
     def __init__(self, providers: dict[str, Provider], clock: WallClock) -> None:
         self.pool = ProviderPool(providers, clock)

@@ -303,7 +303,7 @@ def peer_is_us(connection: socket.socket) -> bool:
 
 
 def home_error(path: str, error: OSError) -> StateDirError:
-    """Make the StateDirError for an error of the operating system."""
+    """Return the StateDirError for an error of the operating system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StateDirError(
             "disk-full",

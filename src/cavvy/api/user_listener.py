@@ -76,6 +76,6 @@ def _read_tls(settings: Settings) -> UserTls | None:
         raise StateDirError(
             "settings-invalid",
             f"server.tls_{given} is set, but server.tls_{missing} is not",
-            "set both: the certificate and those of its authorities, and its key",
+            "set server.tls_cert to the certificate with its chain, and server.tls_key to its key",
         )
     return UserTls(certificate, key)

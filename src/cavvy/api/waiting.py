@@ -41,8 +41,9 @@ class Waiting:
 
     def make_room(self, address: str, *, patient: bool = True) -> bool:
         """Return whether one more connection of this address may wait. If too many connections
-        wait, the oldest one is cut, because a client normally sends its request at once. If the new
-        connection is `patient`, the oldest connection is cut only after its time limit.
+        wait, the oldest connection is closed, because a client normally sends its request
+        immediately. If the new connection is `patient`, the oldest connection is closed only after
+        its time limit.
         """
         own = self._each.get(address, {})
         if address and len(own) >= WAITING_EACH:

@@ -24,12 +24,12 @@ PositionQuery = Annotated[int, Query(ge=0, le=1 << 62)]
 
 
 def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Make a JSON response."""
+    """Return a JSON response with this value as the body."""
     return Response(_encode(value), status, headers, "application/json")
 
 
 def view(kind: type[T], source: object, /, **given: object) -> T:
-    """Make a struct of type `kind`. The value of a field comes from `given`, or else from the
+    """Create a struct of type `kind`. The value of a field comes from `given`, or else from the
     attribute of `source` with the same name, or else from the field's default.
     """
     for name in cast(type[msgspec.Struct], kind).__struct_fields__:

@@ -306,7 +306,8 @@ def _list(findings: Sequence[ProviderFinding], output: str) -> None:
     if output == "table":
         click.echo(f"\nThe settings are in {findings[0].file}.")
         text_out(
-            "`cavvy check NAME` shows a provider's settings and what it does not support, and why."
+            "`cavvy check NAME` shows a provider's settings, and why the provider does not support "
+            "a feature."
         )
 
 

@@ -10,7 +10,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 @click.group("context")
 def command() -> None:
-    """List the servers that you signed in to, and choose the one that commands use.
+    """List the servers that you signed in to, and choose the server that commands use.
 
     `cavvy login` adds a server. `local` is this machine's own server. `cavvy --context NAME` and
     CAVVY_CONTEXT choose a server for one command or one shell.

@@ -355,8 +355,8 @@ def reconcile(
     """Compare a cloud's bill with the ledger, by resource, day and kind.
 
     The command reads AWS Cost and Usage Reports (CSV, and CUR 2.0 in CSV or Parquet), Azure cost
-    exports, Google's detailed billing export (CSV or lines of JSON), and other tables, whose
-    columns are named with --map. Files may be compressed with gzip. By default, the days of the
+    exports, and Google's detailed billing export (CSV or lines of JSON). For other tables, name the
+    columns with --map. Files may be compressed with gzip. By default, the days of the
     bill are compared. The exit code is 1 if there are differences.
     """
     from cavvy.cli.reach.reconciliation import reconcile_file

@@ -57,7 +57,7 @@ def set_credential(
 @project_option
 @output_option
 def list_own(project: str, output: str) -> None:
-    """List the providers for which the project has a credential of its own."""
+    """List the providers for which the project has its own credential."""
     from cavvy.client.credential_wire import list_credentials
 
     with session() as client:

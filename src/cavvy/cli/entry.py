@@ -1,6 +1,6 @@
 """The entry point of the `cavvy` command. Python imports this module first. Before the command runs
-and after it has ended, Ctrl-C ends the process at once. By default, Python would print a traceback
-if Ctrl-C interrupted an import or the exit.
+and after it has ended, Ctrl-C ends the process immediately. By default, Python would print a
+traceback if Ctrl-C interrupted an import or the exit.
 """
 
 import _signal  # type: ignore[import-not-found]  # built in; `signal` needs milliseconds to import
@@ -33,10 +33,10 @@ def main() -> None:
 
 
 def _report(fault: "UnraisableHookArgs") -> None:
-    """Handle an exception in a function that the interpreter calls by itself, such as the callback
-    of a weak reference. Python prints an exception in a callback and continues, so Ctrl-C during
-    the callback would be ignored. This hook makes Ctrl-C end the process. The hook first writes the
-    command's buffered output; `finally` clauses do not run.
+    """Handle an exception in a function that the interpreter calls automatically, such as the
+    callback of a weak reference. Python prints an exception in a callback and continues, so Ctrl-C
+    during the callback would be ignored. This hook makes Ctrl-C end the process. The hook first
+    writes the command's buffered output; `finally` clauses do not run.
     """
     if fault.exc_type is KeyboardInterrupt:
         for stream in (sys.stdout, sys.stderr):

@@ -22,8 +22,8 @@ def command(name: str, arguments: tuple[str, ...], project: str, rank: int) -> N
 
     cavvy exec digits -- nvidia-smi
 
-    NAME:RANK selects a node; the default is the first. Use `cavvy ssh` for a command that needs
-    input or a terminal.
+    NAME:RANK selects a node; the default is the first node. Use `cavvy ssh` for a command that
+    needs input or a terminal.
     """
     exit_code = 0
     name, wanted = read_target(name)

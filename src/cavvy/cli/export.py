@@ -71,7 +71,7 @@ def _write_dockerfile(task: "TaskSpec") -> str:
     if task.image_build is not None:
         own = f"{task.image_build.path}/{task.image_build.dockerfile}"
         raise CommandFailure(
-            "the task has a Dockerfile of its own",
+            "the task has its own Dockerfile",
             f"build {own} in the working folder instead",
             exit_code=2,
         )

@@ -99,7 +99,7 @@ def _recipe(task: "TaskSpec", base: str) -> "DockerfileRecipe":
         return make_recipe(task, base=base)
     if base:
         raise CommandFailure(
-            "the task has a Dockerfile of its own, which sets the base image",
+            "the base image is set in the task's own Dockerfile",
             "omit --base",
             exit_code=2,
         )

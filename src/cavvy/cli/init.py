@@ -204,7 +204,7 @@ def _ask(file: Path) -> "StarterAnswers":
 
 def _checked(template: str) -> Callable[[str], str]:
     """Return a function that checks an answer by the rules of the task file. If the answer is
-    invalid, the question is asked again at once.
+    invalid, the function raises an error, so that the question is repeated.
     """
 
     def check(answer: str) -> str:

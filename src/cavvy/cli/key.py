@@ -47,7 +47,7 @@ def create(
     residency: str | None,
     expires: str,
 ) -> None:
-    """Make a key and print it. The key cannot be shown again."""
+    """Create a key and print it. The key cannot be shown again."""
     from cavvy.client.service_key_wire import ServiceKeyAsk, create_service_key
 
     ask = ServiceKeyAsk(
@@ -96,7 +96,7 @@ def list_keys(name: str, project: str, output: str) -> None:
 @click.argument("key_id", metavar="ID")
 @project_option
 def revoke(name: str, key_id: str, project: str) -> None:
-    """Revoke a key at once."""
+    """Revoke a key immediately."""
     from cavvy.client.service_key_wire import revoke_service_key
 
     with session() as client:

@@ -51,10 +51,10 @@ def command(
     """Sign in to a server, such as https://cavvy.example.org. Later commands use this server, until
     `cavvy context use` chooses another one.
 
-    Without a token, a job of a CI system signs in with its own ID token, and a person signs in with
-    a browser, which may be on another machine, if the server offers sign-in by browser. Otherwise
-    the command asks for a token, which an admin creates with `cavvy token create --user NAME`. The
-    token is stored in the state folder, in a file that only you can read.
+    Without a token, a CI job signs in with its own ID token. A person signs in with a browser on
+    any machine, if the server offers this. Otherwise the command asks for a token, which an admin
+    creates with `cavvy token create --user NAME`. The token is stored in the state folder, in a
+    file that only you can read.
     """
     from cavvy.client.addresses import check_address
     from cavvy.client.contexts import LOCAL, Context, read_contexts, write_contexts

@@ -29,7 +29,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "estimate": "Estimate memory, step time and cost of a training run on every accelerator.",
         "bench": "Run your own script for a minute on chosen accelerators and save its speed.",
         "profile": "Show where a training script's time and money go, and what to fix.",
-        "tune": "Try changes to a training script's plan and keep those that help.",
+        "tune": "Try changes to a training script's plan, and keep the changes that help.",
         "simulate": "Run the policies over recorded spot markets and queues.",
         "export": "Write a task as a provider's own job file, for use without Cavvy.",
         "image": "Build container images of tasks.",
@@ -50,7 +50,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "schedules": "List repeating jobs and their next start times.",
     },
     "Serve requests": {
-        "serve": "Start a service, or give it a new revision.",
+        "serve": "Start a service, or deploy a new revision of it.",
         "deploy": "Serve the model that a job has trained.",
         "services": "List services with their replicas and traffic, or show one.",
         "call": "Send a request to a service.",

@@ -182,9 +182,9 @@ def _offers_out(
 def _ask_configured(
     snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bool
 ) -> "LiveMatches":
-    """If `ready`, return the current offers of all configured providers. If not `ready`, return the
-    offers of the configured providers that `need` names and that the catalog lacks, and only check
-    whether the other configured providers can be used.
+    """Return current offers of configured providers: of all providers if `ready`, otherwise of the
+    providers that `need` names and that the catalog lacks. The other providers are queried only to
+    check whether they can be used.
     """
     from cavvy.cli.task.configured import match_configured
 

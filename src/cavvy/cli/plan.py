@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--here",
     "ready",
     is_flag=True,
-    help="Show only offers that a job can use now: those of configured providers.",
+    help="Show only offers that a job can use now: the offers of configured providers.",
 )
 @click.option(
     "--output-size",

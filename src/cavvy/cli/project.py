@@ -92,9 +92,7 @@ def archive(name: str, stop: bool) -> None:
 @command.command("unarchive")
 @click.argument("name")
 def unarchive(name: str) -> None:
-    """Put an archived project in use again, with the subprojects that were archived at the same
-    time.
-    """
+    """Unarchive a project, with the subprojects that were archived at the same time."""
     from cavvy.client.accounts import AccountClient
 
     with session() as client:

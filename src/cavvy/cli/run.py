@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @detach_option
 @yes_option
 @click.option(
-    "-p", "--project", default=None, help="The project; the default is the one in the file."
+    "-p", "--project", default=None, help="The project; the default is the project in the file."
 )
-@click.option("--name", default=None, help="The job's name; the default is the one in the file.")
+@click.option("--name", default=None, help="The job's name; the default is the name in the file.")
 @click.option("--dry-run", is_flag=True, help="Show the task and its offers; submit nothing.")
 @json_option
 def command(

@@ -1,4 +1,4 @@
-"""`cavvy serve`: starts a service, or gives it a new revision."""
+"""`cavvy serve`: starts a service, or deploys a new revision of it."""
 
 import getpass
 import sys
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 @param_option
 @yes_option
 @click.option(
-    "-p", "--project", default=None, help="The project; the default is the one in the file."
+    "-p", "--project", default=None, help="The project; the default is the project in the file."
 )
 @click.option(
-    "--name", default=None, help="The service's name; the default is the one in the file."
+    "--name", default=None, help="The service's name; the default is the name in the file."
 )
 @json_option
 def command(

@@ -15,8 +15,8 @@ from cavvy.cli.view.output import json_option
 def command() -> None:
     """Start, stop and inspect the embedded server.
 
-    Commands start the server when they need it. The server stops by itself after a while without
-    work. Jobs keep running while the server is stopped.
+    Commands start the server when they need it. The server stops automatically after a while
+    without work. Jobs keep running while the server is stopped.
     """
 
 
@@ -91,9 +91,9 @@ def run(wait: bool, **chosen: str | None) -> None:
 
 @command.command("init")
 @click.option("--admin", metavar="NAME", help="The name of the admin's account.")
-@click.option("--url", help="The URL at which users reach the server, such as that of a proxy.")
+@click.option("--url", help="The URL at which users reach the server, such as a proxy's URL.")
 def init(admin: str | None, url: str | None) -> None:
-    """Create the first admin of a shared server, and print the command with which they sign in.
+    """Create the first admin of a shared server, and print the admin's sign-in command.
 
     Run this command once, as the user who runs the server. Without --admin, the command asks for
     the name.

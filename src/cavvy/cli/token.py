@@ -73,7 +73,7 @@ def list_tokens(user: str | None, output: str) -> None:
 @command.command("revoke")
 @click.argument("token_id", metavar="ID")
 def revoke(token_id: str) -> None:
-    """Revoke a token at once."""
+    """Revoke a token immediately."""
     from cavvy.client.accounts import AccountClient
 
     with session() as client:

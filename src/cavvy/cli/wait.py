@@ -25,7 +25,7 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
     "what",
     type=click.Choice(["end", "running"]),
     default="end",
-    help="Wait until all jobs have ended (end), or until each one is running or has ended "
+    help="Wait until all jobs have ended (end), or until each job is running or has ended "
     "(running).",
 )
 @click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")

@@ -140,7 +140,7 @@ class ApiClient:
 
     def job(self, project: str, name: str, *, session: bool = False) -> wire.JobDetail:
         """Return a job by its name or ID. If `session` is set and no unfinished job has this name,
-        return the newest unfinished session of the machine with this name, if there is one. Raises
+        return the newest unfinished session of the machine with this name. Raises
         ApiError `job-not-found`.
         """
         asked = query(session=session)
@@ -273,7 +273,7 @@ class ApiClient:
     def stop(
         self, project: str, name: str, *, reason: str = "stopped by the user"
     ) -> wire.JobListing:
-        """Request that the job stops, and return at once. An ended job is not changed."""
+        """Request that the job stops, and return immediately. An ended job is not changed."""
         return self._ask(
             job_path(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )

@@ -18,8 +18,8 @@ PATTERN = f"^{_FORM.pattern}$"
 
 
 def make_id(now_s: float, noise: bytes) -> str:
-    """Make an ID. IDs sort by time. `now_s` is in seconds since 1970; `noise` consists of at least
-    four random bytes.
+    """Create an ID. IDs sort by time. `now_s` is in seconds since 1970; `noise` consists of at
+    least four random bytes.
     """
     random = int.from_bytes(noise[:4], "big") >> 2
     number = (round(now_s * 1000) << (5 * _RANDOM)) | random

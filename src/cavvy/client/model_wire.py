@@ -1,4 +1,6 @@
-"""The request and answer of the route that makes a service's working folder from a job's files."""
+"""Request and response types of the route that creates a service's working folder from a job's
+files.
+"""
 
 from msgspec.json import decode, encode
 
@@ -33,8 +35,9 @@ class ModelFolderView(Answer, frozen=True, kw_only=True):
 def make_model_folder(
     client: ApiClient, project: str, job: str, snapshots: list[str], below: str | None
 ) -> ModelFolderView:
-    """Make the folder. Raises ApiError `job-not-found`, `no-model`, `snapshot-missing`,
-    `disk-full`."""
+    """Create the working folder of the model. Raises ApiError `job-not-found`, `no-model`,
+    `snapshot-missing`, `disk-full`.
+    """
     path = f"{project_path(project)}/jobs/{segment('job', job)}/model"
     body = encode(ModelFolderAsk(snapshots=snapshots, below=below))
     return decode(client.repeat(lambda: client.send("POST", path, body)).body, type=ModelFolderView)

@@ -127,8 +127,8 @@ class CronView(Answer, frozen=True, kw_only=True):
 
 
 class QueueView(Answer, frozen=True, kw_only=True):
-    """The number of calls in the queue of a service. The waiting calls include those that are
-    running; `running` is null if another server sends the calls.
+    """The number of calls in the queue of a service. The waiting calls include running calls;
+    `running` is null if another server sends the calls.
     """
 
     waiting: int
@@ -193,7 +193,9 @@ def put_service(
     user: str,
     consent: bool,
 ) -> ServedView:
-    """Start a service or give it a new revision. Raises the same errors as `ApiClient.submit`."""
+    """Start a service, or deploy a new revision of it. Raises the same errors as
+    `ApiClient.submit`.
+    """
     ask = wire.SubmitRequest(
         text=text,
         path=path,

@@ -68,8 +68,8 @@ def read_token(home: str) -> str:
 
 
 def server_holds_lock(home: str) -> bool:
-    """Return whether a server for this state folder is running on this host, which is the case if a
-    process holds the folder's lock.
+    """Return whether a server for this state folder is running on this host. A running server holds
+    the folder's lock.
     """
     try:
         fd = os.open(os.path.join(home, "server.lock"), os.O_RDWR)

@@ -560,7 +560,7 @@ class MachineView(Answer, frozen=True, kw_only=True):
 
 
 class MachineStartAsk(Ask, frozen=True, kw_only=True):
-    """Starts a stopped machine by getting new nodes for it. `consent` allows offers that cost
+    """Starts a stopped machine with new nodes. `consent` allows offers that cost
     money."""
 
     user: str = ""

@@ -33,8 +33,8 @@ def fetch_input(
     target: str,
     tell: Callable[[str], None],
 ) -> None:
-    """Download everything at the URL `source` to `target`, which must be in `folders`. Raises
-    TransferFailed, LeadsOutside, OSError."""
+    """Download all files of the input at the URL `source` to `target`, which must be in `folders`.
+    Raises TransferFailed, LeadsOutside, OSError."""
     meter = TransferProgress(f"input {source}", tell)
     pool = ThreadPoolExecutor(WORKERS)
     waiting: list[Future[None]] = []

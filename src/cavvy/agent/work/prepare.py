@@ -1,12 +1,13 @@
 """Prepares the working folder and runs the setup, in a separate process because both steps may take
 long.
 
-A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` keeps the
-results of a setup: `venv`, the virtual environment that comes first in the PATH of the setup and
-the task; `dir`, a folder for the setup's own files, whose path is in the variable CAVVY_SETUP_DIR;
-and `tree`, a copy of the working folder after the setup, with which later attempts start. The file
-`finished` is written last. KEY is a hash of the setup and of the files that the setup uses. If
-several agents need the setup with the same key, one agent runs it and the others wait.
+A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` contains the
+results of a setup. `venv` is the virtual environment that comes first in the PATH of the setup and
+the task. `dir` is a folder for the setup's own files; the variable CAVVY_SETUP_DIR contains the
+folder's path. `tree` is a copy of the working folder after the setup; later attempts start with
+this copy. The file `finished` is written last. KEY is a hash of the setup and of the files that the
+setup uses. If several agents need the setup with the same key, one agent runs it and the others
+wait.
 
 If a setup lists the files that it uses, the setup runs in a folder with only these files. The
 results of the setup are then copied into the whole folder.
@@ -302,8 +303,8 @@ def _keep(kept: str, folder: str) -> None:
 
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a setup. If the setup does not mention the task's parameters, they
-    are not in the environment, because their values are then not part of the setup's key.
+    """Return the environment of a setup. The environment contains the task's parameters only if the
+    setup mentions parameters, because only then the setup's key includes the parameters' values.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env

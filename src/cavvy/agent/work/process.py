@@ -84,8 +84,9 @@ class WorkProcess:
         self._ended(code)
 
     def _finish(self) -> None:
-        """Pass on the remaining output. The method is called when the reaper and all processes of
-        the work have ended."""
+        """Pass the remaining output to the callbacks. The method is called when the reaper and all
+        processes of the work have ended.
+        """
         if self._reported:
             reap()
         else:

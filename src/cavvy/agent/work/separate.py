@@ -146,7 +146,7 @@ def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> N
 
 
 def _make_place(path: str, fd: int) -> None:
-    """Make the folder or empty file on which the open file is mounted, unless it exists."""
+    """Create the folder or empty file on which the open file is mounted, unless it exists."""
     if os.path.exists(path):
         return
     is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)

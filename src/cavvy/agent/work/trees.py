@@ -118,8 +118,8 @@ def _copy_entry(here: int, name: str, there: int, marker: bytes) -> bool:
 
 
 def _make_folder(folder: int, name: str) -> None:
-    """Make a folder, or use the existing folder. A file of that name that is not a folder is
-    removed first. Raises OSError."""
+    """Create a folder, or use the existing folder. Any other file with this name is removed first.
+    Raises OSError."""
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             return

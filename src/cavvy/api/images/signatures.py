@@ -168,7 +168,7 @@ def read_bundle(bundle: bytes, digest: str) -> tuple[SignedStatement | None, boo
 
 
 def list_signers(statements: Sequence[SignedStatement], keys: Sequence[str]) -> Sequence[str]:
-    """Return those of `keys` that signed a statement about the image."""
+    """Return the keys in `keys` that signed a statement about the image."""
     return [key for key in keys if any(_is_signed(_load(key), each) for each in statements)]
 
 

@@ -213,8 +213,8 @@ async def list_tokens(
 @router.post(
     "/tokens",
     **document(
-        "Create a token. The answer contains its secret, which cannot be read again. Admins of "
-        "the installation can create tokens for every account.",
+        "Create a token. The answer contains the token's secret, which cannot be read again. "
+        "Admins of the installation can create tokens for every account.",
         rule=SIGNED_IN,
         ask=wire.TokenAsk,
         answer=wire.TokenMade,

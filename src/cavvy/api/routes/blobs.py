@@ -54,8 +54,8 @@ async def missing(request: Request, project: ProjectPath) -> Response:
 @router.put(  # must be registered before the route whose path matches any name
     "/pack",
     **document(
-        "Upload a pack of small blobs (256 KiB each, 8 MiB in all): for each, its SHA-256, size, a "
-        "newline and its bytes.",
+        "Upload a pack of small blobs (at most 256 KiB each, 8 MiB in all). Each blob is sent as "
+        "its SHA-256, its size, a newline and its bytes.",
         rule=in_path(Permission.RUN),
         sends=True,
         answer=wire.BlobsStored,

@@ -218,7 +218,7 @@ def _check(ask: wire.BudgetAsk) -> None:
     elif len(stops) == 2 and stops[0] > stops[1]:
         problem = (
             f"the hard share, {stops[1]}%, is below the soft share, {stops[0]}%: between these "
-            "shares, work would be started and stopped at once"
+            "shares, new work would be started and immediately stopped"
         )
     elif ask.webhook and not is_web_address(ask.webhook):
         problem = f"the webhook {ask.webhook[:200]!r} is not an http or https address"

@@ -26,7 +26,7 @@ ProviderPath = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", m
 @router.get(
     "",
     **document(
-        "List the providers for which a project has a credential of its own.",
+        "List the providers for which a project has its own credential.",
         rule=in_path(Permission.RUN),
         answer=list[wire.CredentialRow],
     ),

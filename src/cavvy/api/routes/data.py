@@ -74,7 +74,7 @@ class UploadAsk(Struct, frozen=True, kw_only=True):
 
 class UploadAnswer(Answer, frozen=True, kw_only=True):
     """How to upload the file: in parts of `part_bytes` bytes, or in one request if `upload` is
-    "". If `relay` is true, the agent sends the file to the control plane, which passes it on.
+    "". If `relay` is true, the agent sends the file to the control plane, which forwards it.
     """
 
     upload: str

@@ -80,7 +80,7 @@ def _read_dimensions(by: str) -> list[str]:
 @router.get(
     "/ledger",
     **document(
-        "List the entries of the ledger that overlap a period, in the order of their numbers.",
+        "List the ledger entries that overlap a period, ordered by number.",
         rule=in_query(Permission.SPENDING),
         answer=list[wire.LedgerEntryView],
     ),

@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 RankQuery = Annotated[int, Query(ge=0, le=1_000_000)]
 AttemptQuery = Annotated[
     int | None,
-    Query(ge=0, le=1_000_000, description="The attempt to start at; by default the first."),
+    Query(ge=0, le=1_000_000, description="The first attempt to return; by default, attempt 1."),
 ]
 TailQuery = Annotated[
     int | None, Query(ge=0, le=1 << 62, description="Start this many bytes before the end.")

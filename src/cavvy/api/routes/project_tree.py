@@ -93,7 +93,7 @@ async def archive(request: Request, project: ProjectPath) -> Response:
 @router.delete(
     "/archive",
     **document(
-        "Put an archived project in use again, with those that were archived with it.",
+        "Unarchive a project, with the subprojects that were archived at the same time.",
         rule=in_path(Permission.MANAGE),
         status=204,
         errors=("project-archived",),
@@ -156,7 +156,7 @@ async def _check_budgets(request: Request, former: Project, ask: wire.ProjectMov
         if each
     ]
     if told:
-        spent = f"what {former.name} spends, this month's costs included"
+        spent = f"the spending of {former.name}, including this month's costs"
         raise ApiProblem("project-budgets", f"{spent}, would {', and '.join(told)}")
 
 

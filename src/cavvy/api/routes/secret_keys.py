@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/secret-keys", tags=["secrets"])
 @router.get(
     "",
     **document(
-        "List the keys that encrypt secrets, with the number of secrets of each.",
+        "List the keys that encrypt secrets, with the number of secrets for each key.",
         rule=on_installation(Permission.MANAGE),
         answer=list[wire.SecretKeyRow],
     ),

@@ -93,7 +93,7 @@ async def make(request: Request, project: ProjectPath, name: ServicePath) -> Res
 @router.delete(
     "/{key}",
     **document(
-        "Revoke a key at once.",
+        "Revoke a key immediately.",
         rule=in_path(Permission.RUN),
         status=204,
         errors=("service-not-found", "service-key-not-found"),

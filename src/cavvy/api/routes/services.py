@@ -91,7 +91,7 @@ async def get(request: Request, project: ProjectPath, name: ServicePath) -> Resp
 @router.put(
     "/projects/{project}/services/{name}",
     **document(
-        "Start a service, or give it a new revision.",
+        "Start a service, or deploy a new revision of it.",
         rule=in_path(Permission.RUN),
         ask=wire.SubmitRequest,
         answer=ServedView,

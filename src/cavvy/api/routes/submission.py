@@ -61,7 +61,8 @@ async def submit_task(
     announce: Callable[[str, TaskSpec], None],
 ) -> tuple[JobRecord, bool]:
     """Store the job. The second returned value is False if an earlier request with the same `key`
-    has already created the job. `announce` gets the ID and the task before anything is stored.
+    has already created the job. `announce` is called with the ID and the task before the job
+    is stored.
     Raises ApiProblem, SpecError.
     """
     now = app_state.now()
@@ -262,8 +263,8 @@ async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
 
 async def place_buckets(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, str]:
     """Return the task with the regions of its buckets, as reported by their storages. Also return a
-    sentence about the buckets that may be outside the regions that the task allows, or "" if there
-    are none. Raises ApiProblem if a bucket is outside the allowed regions.
+    warning about buckets that may be outside the allowed regions, or "" without such buckets.
+    Raises ApiProblem if a bucket is outside the allowed regions.
     """
     urls = list_unknown(task)
     if not urls:
@@ -363,7 +364,7 @@ def _look(
 
 def describe_price(task: TaskSpec, offer: Offer) -> str:
     """Describe the best offer's cost per hour and the spending limit. The hourly cost includes
-    disks and public addresses, and the limit also the minimum charge.
+    disks and public addresses. The limit also includes the minimum charge.
     """
     need = task.resources
     extras = expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)

@@ -42,7 +42,7 @@ def job_row(job: JobSummary) -> wire.JobListing:
 
 
 def changed_row(job: JobRecord, attempts: Sequence[Attempt], spent: Money) -> wire.JobListing:
-    """Make the list entry of a job that was just read or written."""
+    """Return the list entry of a job that was just read or written."""
     # Use the offer of the job's own gang, because the latest attempt may be a standby gang.
     own = (attempt.offer.key for attempt in attempts if attempt.number == job.attempt)
     return job_row(summarize(job, next(own, None), spent))

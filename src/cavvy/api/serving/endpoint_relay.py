@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class EndpointRelay:
-    """The port of one endpoint. The port stays the same as long as the replica is kept."""
+    """The port of one endpoint. The port stays the same while the replica exists."""
 
     def __init__(
         self, service: str, replica: ServiceReplica, find: Callable[[], AnswersRequests | None]

@@ -278,7 +278,7 @@ class GatewayFront:
             cold.close()
 
     async def _listen(self, cold: GatewayLink, link: GatewayLink) -> None:
-        """Wake services at once when a request finds no replica. Raises GatewayLost."""
+        """Wake services immediately when a request finds no replica. Raises GatewayLost."""
         while True:
             told = await cold.ask(AwaitCold(), timeout_s=None)
             if self._shared is not None:

@@ -27,7 +27,7 @@ _DROPPED = frozenset(
 
 
 class GatewayCaller:
-    """Sends queued calls. For a service with keys, the caller has a key of its own, which is
+    """Sends queued calls. For a service with keys, the caller has its own key, which is
     derived from a secret of this process and is not stored.
     """
 

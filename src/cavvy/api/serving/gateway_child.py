@@ -46,9 +46,9 @@ class GatewayChild:
         return self._process is not None
 
     async def reach(self, routes: Sequence[ServiceRoute] = ()) -> GatewayLink:
-        """Return a link to the gateway. If no gateway answers, start one. A new gateway gets these
-        services before it listens, so that it does not refuse requests for services that it does
-        not know yet. Raises OSError, GatewayLost.
+        """Return a link to the gateway. If no gateway answers, start one. A new gateway
+        receives `routes` before it listens, so that it refuses no requests for known services.
+        Raises OSError, GatewayLost.
         """
         self._routes = routes
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class GatewayChild:
         return find_obstacle(listener.host, listener.port, reuse_port=listener.shared)
 
     def _runs(self) -> bool:
-        """Return whether a process of the gateway exists, started by this server or another one."""
+        """Return whether a gateway process of this server or of another server runs."""
         if self._process is not None and self._process.returncode is None:
             return True
         with socket.socket(socket.AF_UNIX) as tried, suppress(OSError):

@@ -41,7 +41,7 @@ def _answer_options(command: click.decorators.FC) -> click.decorators.FC:
 )
 def command(jobs_here: bool | None, starts: bool, **given: str | None) -> None:
     """Set up a server for a team: write its settings, start it, create the first admin, and print
-    the command with which they sign in.
+    the admin's sign-in command.
 
     Run this command once, as the user who runs the server. The command asks for missing options.
     """

@@ -133,7 +133,7 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
         raise CommandFailure(
             "these links may lead out of the folder and were skipped: "
             + escape_controls(", ".join(out[:_NAMED]) + more),
-            "everything else was copied; to copy these too, give the paths that they lead to",
+            "all other files were copied; to copy the links' targets too, give the targets' paths",
         )
 
 

@@ -59,7 +59,8 @@ def find_serving(project: str, name: str) -> "ServedView":
 
 @contextmanager
 def tell_state(project: str, name: str) -> Iterator[None]:
-    """While the block waits for an answer, say on standard error why the service has no replica."""
+    """While the block waits for an answer, print to standard error why the service has no
+    replica."""
     answered = threading.Event()
 
     def look() -> None:

@@ -45,7 +45,7 @@ _OVERRIDES = (
         "--machine",
         "machine",
         "NAME",
-        "Run on the machine with this name, or get a new machine with it.",
+        "Run on the machine with this name, or on a new machine with this name.",
     ),
     ("--keep", "keep", "TIME", "How long idle nodes are kept, and billed, for the next job."),
     ("--image", "image", "IMAGE", "The container image."),

@@ -60,7 +60,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def read(data: object, where: str) -> "WorkProfile":
-    """Make a profile from decoded data. Raises CommandFailure."""
+    """Return a work profile from decoded data. Raises CommandFailure."""
 
     try:
         return read_profile(data)

@@ -67,7 +67,7 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     "--concurrency",
     type=WholeRange(min=1),
     default=4,
-    help="Number of requests that a replica processes at once.",
+    help="Number of requests that a replica processes at the same time.",
 )
 @click.option(
     "--cold-start",

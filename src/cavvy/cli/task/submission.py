@@ -123,7 +123,7 @@ def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
 def upload_files(
     client: "ApiClient", project: str, task: TaskSpec, parts: Mapping[str, Path]
 ) -> str:
-    """Make a snapshot of the working folder and of the task's local files outside this folder, and
+    """Take a snapshot of the working folder and of the task's local files outside this folder, and
     upload the files that the server lacks. Returns the hash of the snapshot. Raises CommandFailure.
     """
     from cavvy.cli.view.formatting import show_size

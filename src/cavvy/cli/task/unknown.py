@@ -33,7 +33,7 @@ def unknown_names(
     """Return one line for each unknown name in `need`, with a suggestion.
 
     `providers` are names of configured providers that the catalog lacks. `live` are offers that the
-    catalog lacks, such as those of this machine.
+    catalog lacks, such as the offers of this machine.
     """
     from difflib import get_close_matches
 
