@@ -3,8 +3,7 @@ task.
 
 `home/log/` contains the undelivered output in files, called segments. A segment's name is the
 position of its first byte in the whole output. If all segments together exceed the limit, the
-oldest segments are dropped, except for the start of the output: it is kept, up to a tenth of the
-limit.
+oldest segments are dropped. The start of the output, up to a tenth of the limit, is kept.
 """
 
 from __future__ import annotations

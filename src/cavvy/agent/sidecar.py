@@ -23,9 +23,9 @@ class SidecarProcess(ABC):
     """Runs a helper process, at most one at a time. Each line that the process prints is a JSON
     object. `finish` starts the last run, and `kill` ends the last run early.
 
-    Subclasses implement `_look` (called every `every_s` seconds; starts a process if needed),
-    `_heard` (handles a line), `_over` (handles the end of a process) and `_finish` (completes the
-    sidecar's task after the work has ended, then calls `done`).
+    Subclasses implement four methods. `_look` is called every `every_s` seconds, and starts a
+    process if needed. `_heard` handles a line, and `_over` handles the end of a process. `_finish`
+    completes the sidecar's task after the work has ended, then calls `done`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SidecarProcess(ABC):
             self._finish(done)
 
     def kill(self) -> None:
-        """Kill the running process and start no further one."""
+        """Kill the running process and start no further process."""
         self._off = True
         if self._process is not None:
             self._process.kill()

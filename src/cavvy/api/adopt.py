@@ -175,9 +175,9 @@ class _Move:
                 "jobs-running",
                 f"jobs of {self._origin.path} are running ({names}), and their agents "
                 "connect to the server through that folder",
-                f"wait for them or stop them, or leave the server in its folder: CAVVY_HOME="
-                f"{self._origin.path} cavvy server adopt, without --from, and with server.files "
-                "empty",
+                "wait for these jobs or stop them; or leave the server in its folder: run "
+                f"CAVVY_HOME={self._origin.path} cavvy server adopt without --from, with an empty "
+                "server.files",
             )
 
     def _mark(self) -> None:

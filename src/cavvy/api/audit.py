@@ -1,7 +1,7 @@
 """Writes the audit log: a record of each request that changes something, and of each refusal.
 
-Routes need no code for the audit log. The middleware derives from the method whether a request
-changes something, and from the answer whether it was refused. The store appends the record in the
+Routes need no code for the audit log. The middleware recognises a change by the request's
+method, and a refusal by the answer. The store appends the record in the
 transaction of the request's first write. For a request that changes something outside of the
 database, the record is written before the answer is sent. Routes can describe the change by
 `note_change`.

@@ -118,8 +118,8 @@ def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -
         if uses and not (root / name).is_file():
             raise StateDirError(
                 "key-missing",
-                f"the folder {root} has no {name}, without which an archive of this server cannot "
-                "be used",
+                f"the folder {root} has no {name}, and a server that is restored without this file "
+                "cannot work",
                 "use the settings of the server, in particular server.files and "
                 "secrets.key, or restore the key",
             )

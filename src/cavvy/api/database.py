@@ -154,8 +154,8 @@ def _claim(home: StateDir, url: str | None) -> str:
 async def join_servers(
     url: str, home: StateDir, files: StateDir, settings: Settings, address: str
 ) -> AsyncIterator[ReplicaLeases]:
-    """Register with the servers that use the database. Raises StateDirError if these servers cannot
-    share the database with this server, and StoreError.
+    """Register with the servers that use the database. Raises StoreError, or StateDirError if these
+    servers cannot share the database with this server.
     """
     me = Replica(
         id=secrets.token_hex(16),
@@ -180,8 +180,8 @@ async def join_servers(
 @asynccontextmanager
 async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
     """Exclude all servers from the database, for a command that changes the whole database. The
-    fence permits writes only while it is certain that no server has joined. Raises StateDirError if
-    a server uses the database, and StoreError.
+    fence permits writes only while it is certain that no server has joined. Raises StoreError, or
+    StateDirError if a server uses the database.
     """
     me = Replica(
         id=secrets.token_hex(16),

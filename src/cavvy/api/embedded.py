@@ -84,9 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def raise_file_limit() -> None:
-    """Let the process have more open files than the usual 1,024, as far as the hard limit
-    permits.
-    """
+    """Raise the limit of open files above the usual 1,024, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

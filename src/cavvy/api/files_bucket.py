@@ -37,7 +37,7 @@ class BindsFiles(Protocol):
     """A store whose database refers to files."""
 
     async def bind(self, key: str, value: str) -> str:
-        """Store a fact of the installation unless the fact is known, and return the stored
+        """Store the value of `key` if the database has none for this key, and return the stored
         value.
         """
 

@@ -3,8 +3,8 @@
 The server that received the user's request keeps the command; the command's ID ends with this
 server's ID. The server announces the command to its peers. The peer to which the node's agent is
 connected requests the command with the agent's own token, and sends it to the agent. If a request
-about the command, from its agent or its user, reaches another server, that server forwards it to
-the server that keeps the command.
+of the agent or the user about the command reaches another server, that server forwards the request
+to the command's server.
 
 Peers on one machine use their Unix sockets. Peers on other machines use their listeners for nodes,
 which all have the same certificate. A user's request is forwarded with a short-lived token for this
@@ -83,7 +83,7 @@ class PeerServers:
         return token_hex(8) if self._share is None else f"{token_hex(8)}-{self._share.me.id}"
 
     def find_keeper(self, exec_id: str) -> Replica | None:
-        """Return the other server that keeps this command, if it is alive."""
+        """Return the other server that has this command, or None if that server is not alive."""
         server = exec_id.partition("-")[2]
         if self._share is None or not server or server == self._share.me.id:
             return None

@@ -52,8 +52,8 @@ _UNPACKED = "restore.part"
 
 
 class RestoreReport(Struct, frozen=True, kw_only=True):
-    """The restored data, or with a dry run the data that would be restored; its differences from
-    the nodes that the providers report; and the providers that did not answer. `made_at` is None if
+    """The restored data (with a dry run, the data to restore), its differences from the nodes that
+    the providers report, and the providers that did not answer. `made_at` is None if
     the database was restored by other means.
     """
 

@@ -159,7 +159,7 @@ class StateDir:
 
     def socket_path(self) -> str:
         """Return the path of the socket. The socket is in the state folder or, if that file system
-        cannot have sockets, in a folder of this user on a local disk.
+        does not support sockets, in a folder of this user on a local disk.
         """
         path = self.file("server.sock")
         if _fits(path) and not self.shared:

@@ -30,8 +30,8 @@ class UserTls:
                 "settings-invalid",
                 f"server.tls_cert {certificate} and server.tls_key {key} cannot be used: "
                 f"{_explain(error)}",
-                "both files must be in PEM; the certificate's file also contains the certificates "
-                "of the authorities, after its own",
+                "both files must be in PEM; in the file server.tls_cert, the certificates of the "
+                "authorities follow the server's certificate",
             ) from error
         self.strict = _make(certificate, key)
         self.strict.sni_callback = self._choose

@@ -215,7 +215,7 @@ def request(name: str, amount: int, project: str, reason: str) -> None:
 @click.argument("name")
 @click.argument("amount", metavar="USD", callback=_read_usd)
 def approve(name: str, amount: int) -> None:
-    """Approve the requested amount of a budget, which `cavvy budget show` shows.
+    """Approve the requested amount of a budget (see `cavvy budget show`).
 
     The command fails if the request has changed to another amount.
     """

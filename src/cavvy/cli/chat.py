@@ -32,7 +32,7 @@ _DATA = b"data:"
 @click.argument("message", required=False)
 @project_option
 @service_key_option
-@click.option("--model", default=None, help="The model; the default is the service's first one.")
+@click.option("--model", default=None, help="The model; the default is the service's first model.")
 @click.option(
     "--system",
     default=None,

@@ -294,8 +294,8 @@ def _write_statement(
 @command.command("meters")
 @output_option
 def meters(output: str) -> None:
-    """Show what the ledger meters, at which providers, and what it cannot observe, with the reason.
-    Needs no server.
+    """Show which kinds of use the ledger meters, at which providers, and what the ledger cannot
+    observe and why. Needs no server.
     """
     from cavvy.costs.meters import METERS
 

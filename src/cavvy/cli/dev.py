@@ -97,7 +97,7 @@ def command(
 ) -> None:
     """Get a machine for interactive work, and open a shell, VS Code or Jupyter on it.
 
-    The machine is called dev unless --machine names it. Run the command again to reconnect. The
+    The machine's name is --machine (default: dev). Run the command again to reconnect. The
     session and its machine end after they have been idle for --keep (default: 30m): no output, no
     CPU use by your programs and no connection. Before the session ends, a warning appears in the
     job's events. With --idle-gpu 5%, the session also ends when the GPUs have been idle for the

@@ -39,7 +39,7 @@ def command(first: str, second: str, project: str, output: str) -> None:
 
 
 def _facts(job: "JobDetail") -> Iterator[tuple[str, object]]:
-    """Yield every fact about a run, by its dotted name."""
+    """Yield the dotted name and the value of every property of a run."""
     from msgspec.json import decode
 
     yield from _flat("task", decode(job.task))

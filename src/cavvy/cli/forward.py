@@ -135,8 +135,8 @@ def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailu
 
 
 async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, there: int) -> int:
-    """Forward port `here` of this machine to port `there` of the node. Returns the local port,
-    which is a free one if `here` is 0. Raises CommandFailure.
+    """Forward port `here` of this machine to port `there` of the node. Returns the local port;
+    if `here` is 0, this is a free port. Raises CommandFailure.
     """
     import asyncio
 

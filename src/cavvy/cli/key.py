@@ -61,7 +61,9 @@ def create(
     )
     with session() as client:
         made = create_service_key(client, project, name, ask)
-    click.echo(f"key {made.view.id} of {name}; keep it, it cannot be shown again:", err=True)
+    click.echo(
+        f"key {made.view.id} of {name}; save it, because it cannot be shown again:", err=True
+    )
     click.echo(made.key)
 
 

@@ -1,4 +1,4 @@
-"""`cavvy login`: signs in to a server, and makes it the server of later commands."""
+"""`cavvy login`: signs in to a server, which later commands then use."""
 
 from typing import TYPE_CHECKING
 

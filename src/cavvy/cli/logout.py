@@ -8,8 +8,8 @@ from cavvy.cli.reach.session import failures
 @click.command("logout")
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
-    """Forget a server and the token for it; the default is the server that commands use. The token
-    stays valid: The token stays valid until `cavvy token revoke` revokes it.
+    """Forget a server and its token; the default is the server that commands use. The token stays
+    valid until `cavvy token revoke` revokes it.
     """
     from cavvy.client.contexts import LOCAL, read_contexts, write_contexts
     from cavvy.client.state import default_home

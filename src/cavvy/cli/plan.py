@@ -188,8 +188,8 @@ def _answer(
 
 
 def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> str:
-    """Return why there is no offer if the task's requirements are not the reason; otherwise return
-    "". The reason can be an unknown name in the task or, with `ready`, providers that did not
+    """Return why no offer was found, or "" if the task's requirements are the reason. The returned
+    reason can be an unknown name in the task or, with `ready`, providers that did not
     answer.
     """
     from cavvy.planner.candidates import say_unread
@@ -202,8 +202,7 @@ def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> s
 
 def _warn_of_waits(task: "TaskSpec", offered: "AvailableOffers") -> tuple[str, ...]:
     """Warn about providers whose nodes keep running, and are billed, if the server is unreachable
-    when the work ends. The warning is for configured providers for which no bucket for results is
-    set.
+    when the work ends. These are the configured providers without a bucket for results.
     """
     from cavvy.cli.reach.providers import load_settings
     from cavvy.domain.units import format_duration

@@ -176,8 +176,8 @@ def _show_unplaced(found: "ServedView", each: "UnplacedView") -> str:
     where = " and ".join(each.places)
     return (
         f"no replica starts in {where} for waiting requests ({each.waiting}), because the "
-        f"service has its maximum of {found.most}; raise `replicas.max`, or stop a replica that "
-        f"runs elsewhere: `cavvy stop {each.instead}`"
+        f"service has its maximum of {found.most} replicas; raise `replicas.max`, or stop another "
+        f"replica: `cavvy stop {each.instead}`"
     )
 
 

@@ -36,7 +36,7 @@ class BudgetRequestAsk(Ask, frozen=True, kw_only=True):
 
 
 class BudgetApprovalAsk(Ask, frozen=True, kw_only=True):
-    """Approves the pending request, if its amount equals this amount."""
+    """Approves the pending request, if it requests the amount `limit_micros`."""
 
     limit_micros: int
 

@@ -142,8 +142,8 @@ def _stop(home: str, server: ServerFile, patience: Patience) -> None:
     """Stop the server by its API, or by a signal to its process, and wait until the process has
     ended.
 
-    When this function returns, another server may already have the lock, because a command that
-    follows a job's progress starts a new server as soon as the old one stops answering.
+    When this function returns, another server may already have the lock: a command that follows a
+    job starts a new server when the old server stops answering.
     """
     try:
         with ApiClient(

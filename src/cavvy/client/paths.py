@@ -1,4 +1,4 @@
-"""Makes the paths and queries of requests."""
+"""Builds the paths and queries of requests."""
 
 from collections.abc import Collection
 

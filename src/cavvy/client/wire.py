@@ -152,7 +152,7 @@ class PlanStateView(Answer, frozen=True, kw_only=True):
 
 
 class ForecastView(Answer, frozen=True, kw_only=True):
-    """The expected cost and duration of the rest of a job, computed from `runs` simulated runs. If
+    """The expected remaining cost and duration of a job, computed from `runs` simulated runs. If
     `runs` is 0, there is no forecast, and `reason` says why.
     """
 

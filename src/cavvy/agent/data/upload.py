@@ -74,7 +74,7 @@ def list_files(
     folders: AllowedFolders, source: str, target: str, refuse: Callable[[str], None]
 ) -> list[tuple[str, str]]:
     """Yield the path of each file on this node, and its path relative to the target. A symbolic
-    link to a file is sent as that file if it leads to one of `folders`. Raises LeadsOutside,
+    link to a file in one of `folders` is sent as that file. Raises LeadsOutside,
     OSError."""
     if not stat.S_ISDIR(folders.stat(source).st_mode):
         return [(source, os.path.basename(source) if target.endswith("/") else "")]

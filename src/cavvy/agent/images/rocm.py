@@ -27,7 +27,7 @@ def read_driver() -> str | None:
 
 def find_rocm(names: list[str]) -> tuple[int, ...] | None:
     """Return the ROCm version in the names of packages or images, such as `torch==2.6.0+rocm6.2.4`
-    or `rocm/dev-ubuntu-24.04:6.4`, or None if no name contains one.
+    or `rocm/dev-ubuntu-24.04:6.4`, or None if no name contains a version.
     """
     for name in names:
         found = re.search(r"rocm[-_]?(\d+\.\d+)", name) or re.search(

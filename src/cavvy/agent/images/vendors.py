@@ -86,8 +86,8 @@ def list_requirement_files(setup: str) -> list[str]:
 
 
 def find_image_vendor(image: str) -> str | None:
-    """Return the vendor whose accelerators an image was built for, or None if its name does not
-    say."""
+    """Return the vendor whose accelerators an image was built for, or None if the image's
+    name shows no vendor."""
     found = [vendor for vendor, pattern in IMAGES.items() if re.search(pattern, image)]
     return found[0] if len(found) == 1 else None
 

@@ -86,7 +86,7 @@ def _list_files(folder: str) -> list[Part]:
 
 
 def _list_setups(folder: str) -> list[Part]:
-    """Yield the setups in the cache. A setup that is being made is listed too, but
+    """Yield the setups in the cache. A setup that is being created is listed too, but
     is locked."""
     found = []
     for entry in _scan(folder):

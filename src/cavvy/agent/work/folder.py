@@ -136,7 +136,7 @@ def check_seen(config: AgentConfig, path: str) -> None:
             if is_hidden(cover, config.shown, path):
                 raise CannotBuild(
                     f"{os.path.realpath(path)} is in {cover} or contains it; that folder is hidden "
-                    "from jobs on this machine, which separates the jobs of projects"
+                    "from jobs on this machine, because the machine separates the jobs of projects"
                 )
 
 

@@ -46,8 +46,8 @@ class RankLink:
         self._writing = threading.Lock()
 
     def greet(self, caller: bool) -> None:
-        """Derive this connection's key from the gang's key and a random value from each end. Only
-        an end that knows the gang's key can send a valid first message.
+        """Derive this connection's key from the gang's key and a random value from each peer. Only
+        a peer that knows the gang's key can send a valid first message.
         """
         mine = os.urandom(16).hex()
         self._file.write(mine.encode() + b"\n")
@@ -85,8 +85,8 @@ class RankLink:
 
 
 class LaunchHub:
-    """The side of rank 0: the connections of the other ranks, and the commands that the launcher
-    runs on them.
+    """Rank 0's connections to the other ranks, and the commands that the launcher runs on these
+    ranks.
     """
 
     def __init__(self, hosts: list[str]) -> None:
@@ -175,7 +175,8 @@ class LaunchHub:
 
 
 def lead(command: list[str], hosts: list[str], key: bytes) -> int:
-    """Act as rank 0: wait for the other ranks, run the launcher, and send them its exit code."""
+    """Act as rank 0: wait for the other ranks, run the launcher, and send its exit code to
+    them."""
     home = os.path.dirname(os.path.abspath(__file__))
     shells = os.path.join(home, "mpi.sock")
     hub = LaunchHub(hosts)

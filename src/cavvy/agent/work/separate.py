@@ -230,7 +230,7 @@ def _code(status: int) -> int:
 
 
 def _close_abstract_sockets() -> bool:
-    """Let this process and its children connect only to abstract sockets that they have made.
+    """Let this process and its children connect only to abstract sockets that they have created.
     Return False if the system cannot enforce this restriction.
     """
     import ctypes

@@ -43,7 +43,7 @@ _LONGEST = 2000  # characters of a text
     "/budgets",
     **document(
         "List the budgets with this month's spending and a forecast. Budgets of all "
-        "projects are listed only for those who may see the costs of all projects.",
+        "projects are listed only for callers who may see the costs of all projects.",
         rule=in_query(Permission.SPENDING),
         answer=list[wire.BudgetView],
     ),
@@ -137,7 +137,7 @@ async def request_amount(request: Request, project: ProjectPath, name: NamePath)
 @router.post(
     "/budgets/{name}/approve",
     **document(
-        "Approve the request for another amount, if the requested amount equals this amount.",
+        "Approve the pending request for another amount, if it requests `limit_micros`.",
         rule=on_installation(Permission.MANAGE),
         ask=wire.BudgetApprovalAsk,
         status=204,

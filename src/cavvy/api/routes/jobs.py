@@ -50,7 +50,7 @@ SessionQuery = Annotated[
     bool,
     Query(
         description="If no unfinished job has this name, return the newest unfinished session of "
-        "the machine with this name, if there is one."
+        "the machine with this name."
     ),
 ]
 KeyHeader = Annotated[str | None, Header(alias="Idempotency-Key", pattern=PATTERN)]

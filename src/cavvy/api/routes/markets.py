@@ -1,4 +1,4 @@
-"""Routes for market observations, and for forecasts of the rest of a job."""
+"""Routes for market observations, and for forecasts of a job's remaining cost."""
 
 from asyncio import to_thread
 
@@ -41,8 +41,8 @@ async def markets(request: Request) -> Response:
 @router.get(
     "/projects/{project}/jobs/{name}/forecast",
     **document(
-        "Get the forecast cost of the rest of a job with a deadline, and the probability "
-        "that it ends in time.",
+        "Get the forecast remaining cost of a job with a deadline, and the probability "
+        "that the job ends in time.",
         rule=in_path(Permission.VIEW),
         answer=wire.ForecastView,
         errors=("job-not-found",),

@@ -1,4 +1,4 @@
-"""The routes that move a project to another place in the tree, and archive it."""
+"""Routes that move a project below another parent, and archive or unarchive a project."""
 
 from collections.abc import Sequence
 
@@ -65,7 +65,7 @@ async def move_project(request: Request, project: ProjectPath) -> Response:
 @router.post(
     "/archive",
     **document(
-        "Archive a project and those below it: nothing new starts in them, and all their data "
+        "Archive a project and its subprojects: nothing new starts in them, and all their data "
         "stays readable.",
         rule=in_path(Permission.MANAGE),
         ask=wire.ProjectArchiveAsk,

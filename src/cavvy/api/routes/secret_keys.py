@@ -33,7 +33,7 @@ async def list_used(request: Request) -> Response:
 @router.post(
     "/rotate",
     **document(
-        "Make a new key, unless the settings name a key, and encrypt all secrets again.",
+        "Create a new key, unless the settings name a key, and encrypt all secrets again.",
         rule=on_installation(Permission.MANAGE),
         answer=wire.RotationView,
         errors=("disk-full",),

@@ -120,7 +120,7 @@ async def put(request: Request, project: ProjectPath, name: ServicePath) -> Resp
 @router.delete(
     "/projects/{project}/services/{name}",
     **document(
-        "End a service. Its replicas finish their requests; then the replicas and the "
+        "End a service. The service's replicas finish their requests; then the replicas and the "
         "service are removed.",
         rule=in_path(Permission.RUN),
         answer=ServedView,

@@ -1,4 +1,4 @@
-"""Holds a port of this machine for one replica, also while no socket listens on it."""
+"""Reserves a port of this machine for one replica, even while no socket listens on the port."""
 
 import socket
 

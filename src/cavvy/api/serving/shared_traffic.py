@@ -47,7 +47,7 @@ class SharedTraffic:
         self, service: StoredService, mine: GatewayCount | None
     ) -> ServiceTraffic | None:
         """Return the traffic of all gateways whose server is alive, or None if no gateway has
-        reported any. The traffic is `whole` if all gateways have this version of the service.
+        reported traffic. The traffic is `whole` if all gateways have this version of the service.
         Raises StoreError.
         """
         alive = {each.id for each in self._share.servers} - {self._share.me.id}
@@ -67,8 +67,8 @@ class SharedTraffic:
         return totals.sum
 
     async def read_work(self, service: str, mine: RequestWork | None) -> RequestWork | None:
-        """Return the counts of requests of all gateways, including those whose server has ended, or
-        None if there are none. `mine` contains the counts of this server's gateway. Raises
+        """Return the request counts of all gateways, including gateways of ended servers, or None
+        without any counts. `mine` contains the counts of this server's gateway. Raises
         StoreError.
         """
         told = [_decode(each.document).traffic.work for each in await self._reports.list(service)]

@@ -16,7 +16,7 @@ _SHOWN = {
 
 
 @click.command("adopt")
-@click.option("--database", metavar="URL", help="The empty PostgreSQL database that gets the jobs.")
+@click.option("--database", metavar="URL", help="The empty PostgreSQL database for the jobs.")
 @click.option(
     "--from",
     "source",

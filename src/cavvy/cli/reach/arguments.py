@@ -120,14 +120,14 @@ since_option = click.option(
     "--since",
     metavar="TIME",
     callback=_read_time,
-    help="Include only the time after this: a duration before now such as 10m or 7d, or a local "
+    help="Include only the time after TIME: a duration before now such as 10m or 7d, or a local "
     "date and time.",
 )
 until_option = click.option(
     "--until",
     metavar="TIME",
     callback=_read_time,
-    help="Include only the time before this, in the same format.",
+    help="Include only the time before TIME, which has the same format as for --since.",
 )
 
 providers_option = click.option(

@@ -77,7 +77,7 @@ def price_of(offer: "Offer") -> "Money":
 
 
 def _warn(name: str) -> str:
-    """Return a warning to keep this computer on, or "" if the provider's machines end by
+    """Return a warning to keep this computer on, or "" if the provider's machines can terminate
     themselves.
     """
     from cavvy.providers.base import Feature

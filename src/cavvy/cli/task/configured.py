@@ -43,7 +43,7 @@ class LiveMatches(Struct, frozen=True, kw_only=True):
 
 
 def match_configured(need: ResourceSpec, names: Collection[str] | None) -> LiveMatches:
-    """Query the configured providers, or only those named in `names`. Raises CommandFailure."""
+    """Query the configured providers, or only the providers in `names`. Raises CommandFailure."""
     providers = load_providers(names)
     matches, problems, usable = dict[str, OfferMatches](), list[str](), set[tuple[str, str]]()
     offers: list[Offer] = []

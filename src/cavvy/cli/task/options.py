@@ -56,7 +56,7 @@ _OVERRIDES = (
         "NAME=VALUE +",
         "Set an environment variable; NAME alone copies its local value.",
     ),
-    ("--secret", "secrets", "NAME +", "Give the job a secret of the project."),
+    ("--secret", "secrets", "NAME +", "Pass a secret of the project to the job."),
     ("--budget", "limits.budget", "USD", "The maximum cost of the job."),
     (
         "--deadline",

@@ -114,8 +114,8 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
     "--spot",
     metavar="FOLDER",
     type=click.Path(exists=True, path_type=Path),
-    help="Recorded spot capacity of several zones. The rules for spot (skyserve, cavvy) use it, "
-    "with faults and with on-demand as a fallback.",
+    help="Recorded spot capacity of several zones. The rules for spot (skyserve, cavvy) use this "
+    "capacity, with faults and with on-demand as a fallback.",
 )
 @click.option(
     "--on-demand", type=_POSITIVE, default=3.0, metavar="USD", help="On-demand price per hour."

@@ -33,7 +33,7 @@ class FollowScreen(Protocol):
 
 @contextmanager
 def open_screen(job: "JobDetail") -> Iterator[FollowScreen]:
-    """Open a live screen on a terminal, or a plain one in a pipe or a terminal without cursor
+    """Open a live screen on a terminal, or a plain screen in a pipe or on a terminal without cursor
     control.
     """
     import os
