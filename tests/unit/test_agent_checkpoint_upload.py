@@ -219,7 +219,9 @@ def test_another_rank_says_once_that_its_files_are_lost(
         checkpoint_sync.write(text)
     checkpoint_sync.finish(checkpoint_sync.done)
     assert (checkpoint_sync.asked, checkpoint_sync.ended, len(checkpoint_sync.said)) == ([], 1, 1)
-    assert checkpoint_sync.said[0][1]["text"].startswith("rank 1 writes to its own checkpoint folder")
+    assert checkpoint_sync.said[0][1]["text"].startswith(
+        "rank 1 writes to its own checkpoint folder"
+    )
 
 
 def test_a_file_that_vanishes_before_it_is_opened_makes_the_checkpoint_void(

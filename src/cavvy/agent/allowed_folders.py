@@ -38,9 +38,9 @@ class AllowedFolders:
     followed. `given` are folders that the user named; their paths may contain links. A path in
     `given` may also be the path of a file.
 
-    `seen` is used to resolve links and folders on a path: it maps the path at which the work sees a
-    folder to the folder's path on this machine. The paths on this machine must be in `own` or
-    `given`.
+    `seen` maps the path at which the work sees a folder to the folder's path on this machine. The
+    mapping is used to resolve links and folders on a path. The paths on this machine must be in
+    `own` or `given`.
     """
 
     def __init__(

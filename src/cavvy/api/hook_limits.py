@@ -1,7 +1,7 @@
 """Limits the load that callers without a token can cause at webhooks: the number of requests in
-progress, whose bodies are held in memory, and the number of wrong signatures of each address.
-Senders such as GitHub have the same addresses for all webhooks, so wrong signatures at one webhook
-must not stop the others.
+progress, and the number of wrong signatures of each address. The bodies of requests in progress are
+held in memory. Senders such as GitHub have the same addresses for all webhooks, so wrong signatures
+at one webhook must not stop the others.
 """
 
 from collections.abc import Iterator, Sequence

@@ -28,8 +28,8 @@ class ChangeNotifier:
         self._others: SharesSignals | None = None
 
     def share_with(self, others: SharesSignals) -> None:
-        """Also wake requests on other servers, and wake requests here when another server signals a
-        change.
+        """Also wake requests on other servers, and wake this server's requests when another server
+        signals a change.
         """
         self._others = others
         others.on_signal = self._receive

@@ -105,9 +105,9 @@ async def open_state(
     bucket: BucketFolder | None = None,
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
-    """Open the application state and start its control plane. `database` is the URL of a store, or
-    this server's registration among the servers that share a PostgreSQL database; None means the
-    database file in the state folder. `files` is the folder with keys, logs and uploads, by default
+    """Open the application state and start its control plane. `database` is the URL of a store,
+    this server's registration at a shared PostgreSQL database, or None for the database file in the
+    state folder. `files` is the folder with keys, logs and uploads, by default
     `home`; with a `bucket`, the folder has copies of its files.
 
     Raises StoreError, ProviderError, StateDirError.
@@ -296,7 +296,7 @@ def _serve_nodes(
     parts: _ServerParts,
 ) -> tuple[NodeDownloads | None, NodeEndpoint | None]:
     """Return the downloads for nodes outside this machine, and the address at which these nodes
-    reach the server. Both are None without a listener for nodes.
+    reach the server. Without a listener for nodes, the downloads and the address are None.
     """
     if listener is None:
         return None, None

@@ -1,7 +1,7 @@
 """Adds the bodies and answers of routes, which are msgspec structs, to the OpenAPI document.
 
-FastAPI documents paths and parameters. The schemas are made from the structs when the document is
-first requested.
+FastAPI documents paths and parameters. The schemas are generated from the structs when the document
+is first requested.
 """
 
 from collections.abc import Sequence

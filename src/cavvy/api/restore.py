@@ -1,10 +1,10 @@
 """`cavvy server restore`: restores a server from an archive, or checks a server whose database was
 restored by other means.
 
-The archive is unpacked next to its final location and checked there. Before the database is moved
-to its final location, it is compared with the providers and marked as restored, so a server never
-uses a database that was not compared. The file `cavvy.db`, or the rows in PostgreSQL, are written
-last. If the command fails before the database is written, it can be repeated.
+The archive is unpacked next to its final location and checked there. The database is compared with
+the providers and marked as restored before it is moved to its final location. A server therefore
+never uses a database that was not compared. The file `cavvy.db`, or the rows in PostgreSQL, are
+written last. The command can be repeated if it fails before the database is written.
 """
 
 import asyncio

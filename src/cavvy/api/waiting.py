@@ -63,7 +63,7 @@ class Waiting:
 
 def find_origin(peer: object) -> str:
     """Return the address for which a connection is counted: the peer's address or, for IPv6, the
-    peer's /64 network, because one machine may have all addresses of a /64 network. Returns "" for
+    peer's /64 network. One machine may have all addresses of a /64 network. Returns "" for
     a Unix socket.
     """
     if not isinstance(peer, tuple) or not peer:

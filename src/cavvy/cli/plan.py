@@ -201,8 +201,8 @@ def _say_missing(task: "TaskSpec", offered: "AvailableOffers", ready: bool) -> s
 
 
 def _warn_of_waits(task: "TaskSpec", offered: "AvailableOffers") -> tuple[str, ...]:
-    """Warn about providers whose nodes keep running, and are billed, if the server is unreachable
-    when the work ends. These are the configured providers without a bucket for results.
+    """Warn about configured providers without a bucket for results: if the server is unreachable
+    when the work ends, the providers' nodes keep running and are billed.
     """
     from cavvy.cli.reach.providers import load_settings
     from cavvy.domain.units import format_duration
@@ -241,7 +241,7 @@ def _csv_out(answers: Sequence[_Alternative]) -> None:
 
 def _show(answers: Sequence[_Alternative], ordered: bool, all_locations: bool) -> None:
     which = "" if all_locations else " (the best location of each machine type)"
-    order = "the first available one is used" if ordered else "the cheapest one is used"
+    order = "the first available alternative is used" if ordered else "the cheapest is used"
     for at, each in enumerate(answers, 1):
         if len(answers) > 1:
             click.echo(f"Alternative {at} of {len(answers)} ({order})")

@@ -79,8 +79,8 @@ def move(
 def archive(name: str, stop: bool) -> None:
     """Archive a project and its subprojects, so that nothing new can start in them.
 
-    Jobs, logs, costs, statements, budgets, policies and roles stay. New projects cannot have the
-    names of archived projects. `cavvy project unarchive` puts the projects in use again.
+    Jobs, logs, costs, statements, budgets, policies and roles are kept. New projects cannot have
+    the names of archived projects. `cavvy project unarchive` unarchives the projects.
     """
     from cavvy.client.accounts import AccountClient
 

@@ -8,7 +8,7 @@ from cavvy.client.wire import Answer, Ask
 
 
 class RoleView(Answer, frozen=True, kw_only=True):
-    """A role of an account in a project. An empty project stands for the installation. If the role
+    """A role of an account in a project. An empty `project` means the installation. If the role
     comes from a group of the account, `trust` is the name of the trust, and the role ends at
     `until`.
     """

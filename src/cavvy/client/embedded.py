@@ -1,7 +1,7 @@
 """Finds the embedded server, and starts it in the background if it is not running.
 
-If two commands start a server at the same time, both use the server that gets the lock. A server of
-an older version is replaced; jobs and their nodes keep running meanwhile.
+If two commands start a server at the same time, both commands use the server that gets the lock. A
+server of an older version is replaced; jobs and their nodes keep running meanwhile.
 """
 
 import os

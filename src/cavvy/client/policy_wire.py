@@ -24,7 +24,7 @@ class PolicyAsk(Ask, frozen=True, kw_only=True):
 
 
 class ProjectPolicyView(Answer, frozen=True, kw_only=True):
-    """A policy and its project. An empty project stands for the installation."""
+    """A policy and its project. An empty `project` means the installation."""
 
     project: str
     providers: list[str]

@@ -84,8 +84,8 @@ class SessionTarget:
 
 
 class SessionChannel:
-    """One shell, command or connection. Data is read from the file descriptors `sources` and
-    written to the file descriptor `sink`.
+    """One shell, command or connection of a user's session. Data is read from the file descriptors
+    `sources` and written to the file descriptor `sink`.
     """
 
     def __init__(self, number: int) -> None:

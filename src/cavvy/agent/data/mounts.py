@@ -157,8 +157,8 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
 
 def list_home_links(config: AgentConfig, work: WorkConfig) -> list[tuple[str, str]]:
     """Return the inputs and volumes that the work sees in its home folder, as (source, path
-    relative to the home folder). An image has its own home folder, so the container of the work
-    makes the links to the inputs and volumes itself. Raises CannotBuild, OSError.
+    relative to the home folder). An image has its own home folder, so the work's container
+    itself creates the links to the inputs and volumes. Raises CannotBuild, OSError.
     """
     inputs = [
         (f"{config.home}/inputs/{index}", each.target) for index, each in enumerate(work.inputs)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class CannotBuild(Exception):
-    """Raised if the working folder or the image cannot be made as the task requires. The message
-    tells the user why the folder or image cannot be made."""
+    """Raised if the working folder or the image cannot be created as the task requires. The message
+    tells the user the reason."""
 
 
 def build_folder(

@@ -73,7 +73,7 @@ def copy_below(
     marker: bytes = b"",
     takes_link: Callable[[str], bool] = lambda path: True,
 ) -> list[str]:
-    """Do the same as `copy_tree`, between two open folders. A link is omitted if `takes_link`
+    """Copy a tree like `copy_tree`, but between two open folders. A link is omitted if `takes_link`
     returns False for the link's path. Raises OSError.
     """
     marked, modes = [], [("", os.fstat(source).st_mode)]

@@ -1,5 +1,6 @@
-"""Describes what the work sees of the machine: a folder is hidden from the work and, if the machine
-separates projects, also all other processes and the folders through which processes communicate.
+"""Describes what the work sees of the machine. A folder is hidden from the work. If the machine
+separates projects, all other processes and the folders through which processes communicate are
+hidden, too.
 """
 
 from __future__ import annotations

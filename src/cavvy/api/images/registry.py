@@ -41,7 +41,7 @@ _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 class RegistrySilent(Exception):
-    """Raised if the registry gives no usable answer. The message says what is wrong."""
+    """Raised if the registry returns no usable answer. The message says what is wrong."""
 
 
 class ImageName(Struct, frozen=True, kw_only=True):

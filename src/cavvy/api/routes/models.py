@@ -1,4 +1,4 @@
-"""A route for `cavvy deploy`: it makes the working folder of a service from a job's files."""
+"""A route for `cavvy deploy`, which creates a service's working folder from a job's files."""
 
 import re
 

@@ -125,7 +125,8 @@ class EndpointRelay:
             self._idle.discard(writer)
 
     async def _answer(self, got: "_Incoming") -> ReplicaAnswer:
-        """Return the endpoint's answer, or why there is none. Raises ProviderError."""
+        """Return the endpoint's answer, or an answer that explains the error. Raises
+        ProviderError."""
         provider, path = self._find(), got.target.partition(b"?")[0]
         if provider is None:
             raise NotFound("the provider's account was removed")

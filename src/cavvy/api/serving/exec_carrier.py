@@ -74,9 +74,9 @@ class ExecCarrier:
                 await listener.wait(self._announce())
 
     def _announce(self) -> float:
-        """Notify the other servers about the session until the node's agent has accepted it,
-        because the agent may be connected to another server, and signals may be lost. Returns how
-        long to wait.
+        """Notify the other servers about the session until the node's agent has accepted it. The
+        agent may be connected to another server, and signals may be lost. Returns the time to wait
+        in seconds.
         """
         session, peers = self._session, self._peers
         if session.taken or peers is None or not peers.exist:

@@ -204,7 +204,7 @@ class ReplicaRelay:
         self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Relay one connection. If the program has ended, the port refuses new connections before
-        the gateway sees the end of this connection, so that a repeated request is not lost on the
+        the gateway sees the end of this connection. A repeated request is therefore not lost on the
         same port.
         """
         self._writers.add(writer)

@@ -223,8 +223,7 @@ async def _common_start(
     tunnel: "NodeTunnel", path: str, file: BinaryIO, length: int, item: CopyItem
 ) -> int:
     """Return the number of bytes that need not be copied again. The number is `length`, the size of
-    a partial copy, if the first `length` bytes of the local file and of the node's file are equal;
-    otherwise 0.
+    the partial copy, if both files begin with the same `length` bytes, else 0.
     """
     if not 0 < length <= item.size:
         return 0

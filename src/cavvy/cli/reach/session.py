@@ -102,7 +102,7 @@ def named(project: str, name: str) -> str:
 def list_jobs(
     client: "ApiClient", project: str | None, phases: Collection[str] = (), limit: int | None = None
 ) -> "tuple[list[JobListing], bool]":
-    """Return at most `limit` jobs, newest first, and whether there are more."""
+    """Return at most `limit` jobs, newest first, and whether more jobs exist."""
     rows: list[JobListing] = []
     cursor = None
     while True:

@@ -1,5 +1,5 @@
 """Work profiles for `cavvy estimate`, `plan` and `bench`. A profile is built in, read from a file,
-or made by tracing a script.
+or created by tracing a script.
 """
 
 import json

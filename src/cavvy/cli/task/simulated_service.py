@@ -142,8 +142,8 @@ def serve(**given: Any) -> None:
     """Replay recorded requests against a simulated service, and show the cost and the waiting times
     of each scaling rule.
 
-    `cavvy` is the autoscaler that runs real services; the others are simplified re-implementations
-    of the rules of other systems.
+    `cavvy` is the autoscaler that runs real services; the other rules are simplified
+    re-implementations of the rules of other systems.
     """
     from cavvy.sim.traces.readers import TraceError
 

@@ -84,8 +84,8 @@ def bill_text(
         return bill
     more = show(cost.unsure_micros)
     return (
-        f"{bill}, and up to {more} more because a provider did not report when each node started "
-        "or ended, or a node was lost while it sent a checkpoint; see `cavvy events`"
+        f"{bill}, and up to {more} more: a provider did not report the times of all nodes, or a "
+        "node was lost while it sent a checkpoint; see `cavvy events`"
     )
 
 

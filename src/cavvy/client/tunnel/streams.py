@@ -17,7 +17,7 @@ _PIECE = 512 * 1024
 
 
 class TunnelStreams:
-    """Sends the data that is passed to `put` to the node. Calls `heard` with data from the node,
+    """Sends the data that `put` receives to the node. Calls `heard` with data from the node,
     and `over(problem)` when either stream ends, both in the event loop.
     """
 
