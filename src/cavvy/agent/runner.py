@@ -371,7 +371,7 @@ class RankRunner:
             self._steps.run(work, self._env, reused=reused)
 
     def _may_go_on(self) -> WorkConfig | None:
-        """Return the work if its next step may start; otherwise end it and return None."""
+        """Return the work if its next step may start; otherwise end the work and return None."""
         if self._work is None or self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:
@@ -553,7 +553,7 @@ class RankRunner:
 
     def _tick(self) -> None:
         """Check once a second whether the lease has expired, whether the work is idle, and whether
-        there is news to report.
+        the work has new facts to report.
         """
         self._loop.after(1, self._tick)
         self.link.pump()

@@ -431,7 +431,7 @@ def wrap_tls(connection: socket.socket, address: ServerAddress) -> ssl.SSLSocket
 
 def make_context(address: ServerAddress) -> ssl.SSLContext:
     """Return a TLS context that trusts the system's certificate authorities. If the hash of the
-    server's certificate is configured, the context accepts any certificate instead, and `check_pin`
+    server's certificate is configured, the context accepts any certificate, and `check_pin`
     must verify the hash.
     """
     import ssl  # imported only by agents that use TLS

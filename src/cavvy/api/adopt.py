@@ -181,8 +181,8 @@ class _Move:
             )
 
     def _mark(self) -> None:
-        """Rename the file, so that no server uses it any more. A server that is started later in
-        the old folder refuses to start and names the new location of the jobs.
+        """Rename the database file, so that no server uses the file any more. A server that is
+        started later in the old folder refuses to start and names the new location of the jobs.
         """
         if self._origin is not self._home:
             write_private(self._origin.file("database"), self._url.encode())

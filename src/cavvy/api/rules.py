@@ -67,9 +67,7 @@ OPEN = RouteRule(ProjectSource.OPEN)
 
 
 class RuleCheck:
-    """The check of one route's rule. FastAPI calls the check before it reads the route's
-    parameters.
-    """
+    """Checks one route's rule. FastAPI calls the check before it reads the route's parameters."""
 
     def __init__(self, rule: RouteRule) -> None:
         self.rule = rule

@@ -74,7 +74,7 @@ def _read_headers(
     "call_id",
     default="",
     metavar="ID",
-    help="With --queue: an ID of your own. If a call with this ID exists, no call is added.",
+    help="With --queue: your own ID for the call. If a call with this ID exists, no call is added.",
 )
 @service_key_option
 @answer_timeout_option

@@ -65,7 +65,7 @@ def info(output: str) -> None:
     rows_out(columns, rows)
     click.echo()
     _sources_out(sources)
-    click.echo("\nAccelerated instance types without a price of some kind:")
+    click.echo("\nAccelerated instance types that lack a price for a purchase option:")
     columns = [TableColumn(name, wrap=name == "reason") for name in _UNLISTED]
     rows_out(columns, [[each[name] for name in _UNLISTED] for each in unlisted])
 

@@ -38,7 +38,7 @@ def command() -> None:
 def set_credential(
     provider: str, project: str, key_file: IO[bytes], settings: tuple[str, ...]
 ) -> None:
-    """Set the project's credential for a provider, after the server has tried it."""
+    """Set the project's credential for a provider, after the server has tested the credential."""
     from cavvy.client.credential_wire import CredentialAsk, put_credential
 
     values = dict(_read_setting(each) for each in settings)

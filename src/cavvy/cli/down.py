@@ -45,7 +45,7 @@ def command(
             found_out(found, "table", "")
             if not sys.stdin.isatty():
                 raise CommandFailure(
-                    "confirmation needs a terminal, and there is none",
+                    "there is no terminal to ask for confirmation",
                     "add --yes, or use --dry-run to see what would be stopped and removed",
                     exit_code=2,
                 )

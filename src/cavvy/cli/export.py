@@ -113,7 +113,7 @@ async def _export(name: str, task: "TaskSpec", ask: bool) -> str:
             exports = ability(provider, EXPORTS_TASKS)
             if exports is None:
                 raise CommandFailure(
-                    f"{name} has no job format of its own, so it cannot export tasks", exit_code=2
+                    f"{name} has no job format, so Cavvy cannot export tasks for it", exit_code=2
                 )
             offer = await _choose(provider, task) if ask and name in known.providers else None
             return exports.export(task, offer, task.nodes)

@@ -55,7 +55,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
         columns,
         rows,
         output,
-        empty="no machines yet; get one with `cavvy run --machine NAME -- COMMAND`",
+        empty="no machines yet; create one with `cavvy run --machine NAME -- COMMAND`",
     )
 
 

@@ -34,9 +34,7 @@ def command(names: tuple[str, ...], project: str, ended: bool, yes: bool) -> Non
             found = tuple(_find_ended(client, project, name) for name in names)
         if found and not yes:
             if not sys.stdin.isatty():
-                raise CommandFailure(
-                    "confirmation needs a terminal, and there is none", "add --yes", 2
-                )
+                raise CommandFailure("there is no terminal to ask for confirmation", "add --yes", 2)
             click.confirm(f"remove {', '.join(found)}, with logs and checkpoints?", abort=True)
         for name in found:
             _remove(client, project, name, skip_busy=ended)

@@ -18,7 +18,7 @@ def connect(
 ) -> ApiClient:
     """Connect to the server of the chosen context (see `contexts.py`). Without a context, or if
     `home` names a state folder, connect to the embedded server; it is started if it is not running,
-    unless `start` is False. If the server stops answering later, requests are repeated until the
+    unless `start` is False. If the server later stops answering, requests are repeated until the
     time limit of `patience`.
 
     Raises ApiError `context-unknown`; Unreachable (the embedded server is not running and `start`

@@ -33,7 +33,7 @@ def connect(
     patience: Patience | None = None,
 ) -> ApiClient:
     """Connect to the embedded server. If the server is not running, it is started, unless `start`
-    is False. If the server stops answering later, requests are repeated until the time limit of
+    is False. If the server later stops answering, requests are repeated until the time limit of
     `patience`.
 
     Raises Unreachable (the server is not running and `start` is False), StartFailed,

@@ -43,8 +43,9 @@ class GroupRoleAsk(Ask, frozen=True, kw_only=True):
 
 
 class TrustAsk(Ask, frozen=True, kw_only=True):
-    """Trust in an issuer's ID tokens. Either `account` or `account_claim` is given. `accounts` is
-    "create" or "existing". If `replace` is set, an existing trust with the same name is replaced.
+    """Makes the server trust an issuer's ID tokens. Either `account` or `account_claim` is given.
+    `accounts` is "create" or "existing". If `replace` is set, an existing trust with the same name
+    is replaced.
     """
 
     name: str
@@ -70,7 +71,7 @@ class GroupRoleView(Answer, frozen=True, kw_only=True):
 
 
 class TrustView(Answer, frozen=True, kw_only=True):
-    """Trust in an issuer's ID tokens."""
+    """A trust, by which the server accepts an issuer's ID tokens."""
 
     name: str
     issuer: str

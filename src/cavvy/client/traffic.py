@@ -1,4 +1,4 @@
-"""The data that nodes sent, as a part of a job's costs."""
+"""The data traffic of nodes, which is a part of a job's costs."""
 
 from datetime import date
 

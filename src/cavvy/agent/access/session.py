@@ -53,7 +53,7 @@ FROM_HERE = 1 << 31
 
 
 class SessionTarget:
-    """The environment where commands run and files are found: this node or a container on it."""
+    """The environment of the session's commands and files: this node or a container on it."""
 
     def __init__(
         self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]

@@ -139,7 +139,7 @@ def _identity(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
 
 
 def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
-    """Return the environment variables about the gang that torchrun and similar launchers need."""
+    """Return the gang's environment variables, which torchrun and similar launchers need."""
     return {
         "MASTER_ADDR": work.addresses[0],
         "MASTER_PORT": str(work.master_port),

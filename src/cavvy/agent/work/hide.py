@@ -4,8 +4,8 @@ database.
 The work gets its own mount namespace, in which an empty file system is mounted over the folder;
 some folders below this folder stay visible. The work also gets its own user namespace, in which
 user IDs stay the same. The user namespace prevents the work from unmounting the empty file system,
-and from reading the memory and files of processes outside. Hiding a folder requires Linux, and
-permission to create mount and user namespaces.
+and from reading the memory and files of processes outside the namespace. Hiding a folder requires
+Linux, and permission to create mount and user namespaces.
 
 Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden here.
 """

@@ -141,8 +141,8 @@ def read_simple(payload: bytes, signature: str | None, digest: str) -> SignedSta
 
 
 def read_bundle(bundle: bytes, digest: str) -> tuple[SignedStatement | None, bool]:
-    """Return the statement of a Sigstore bundle, or None if it is unreadable, and whether the
-    bundle is signed with a key rather than with a certificate.
+    """Return the statement of a Sigstore bundle, and whether the bundle is signed with a key rather
+    than with a certificate. The statement is None if it is unreadable.
     """
     try:
         found = msgspec.json.decode(bundle, type=_Bundle)

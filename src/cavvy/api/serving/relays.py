@@ -1,6 +1,6 @@
 """Makes the ports of replicas on other machines reachable. This machine listens on a port for each
-replica, and relays the port's connections through a tunnel to the replica's node. The requests for
-a managed endpoint are passed to its provider instead.
+replica, and relays the port's connections through a tunnel to the replica's node. Requests for a
+managed endpoint are forwarded to the endpoint's provider.
 
 The node's agent opens the tunnel to the server, as for `cavvy forward`, so relays work on every
 provider. The port is open only while the tunnel is open and the program listens. The gateway's

@@ -102,7 +102,7 @@ class _Bar:
 
 async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: _Bar) -> None:
     """Copy from the node to this machine. If `to_path` is an existing folder, the copy is created
-    in it as `name`.
+    in this folder as `name`.
     """
     top = read_item("", (await tunnel.call("stat", path=path))[0])
     target, items = Path(to_path).expanduser(), [top]

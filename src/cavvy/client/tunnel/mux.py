@@ -387,7 +387,7 @@ class AsyncWriter(Protocol):
 
 async def join(channel: TunnelChannel, reader: AsyncReader, writer: AsyncWriter) -> None:
     """Copy bytes between the channel and the streams until both directions have ended or one side
-    is lost. Then close both sides."""
+    disconnects. Then close both sides."""
 
     async def out() -> None:
         while data := await reader.read(CHUNK):
