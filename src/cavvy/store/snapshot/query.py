@@ -16,8 +16,10 @@ from cavvy.domain.values import Struct, field, replace
 from cavvy.store.snapshot.layout import PURCHASE_COLUMNS, PURCHASE_NUMBERS
 
 # Measured times in microseconds per row: to skip a row because of its shape, to skip a row because
-# of its price, and to build a row for the caller.
-_BY_SHAPE_US, _BY_RATE_US, _BUILD_US = 0.1, 0.25, 2.5
+# of its price, to sort the key of a row, and to build a row for the caller.
+_BY_SHAPE_US, _BY_RATE_US, _SORT_US, _BUILD_US = 0.1, 0.25, 0.05, 2.5
+# Measured share of all rows that cost less than the first machine of a requested size.
+_CHEAPER = 0.2
 _FABRIC = "has_fabric"  # the name of `has_fabric` as an SQL function
 _ASKED = 60  # how many rows a reader without a limit is assumed to read
 
@@ -186,7 +188,7 @@ def count(connection: sqlite3.Connection, filters: NeedFilters) -> MatchCounts:
         else:
             rejected[constraint_or_none] = rows
     if fitting and (filters.places is not None or filters.max_rate is not None):
-        elsewhere, dear = _tally_rows(connection, filters)
+        elsewhere, dear = _tally_rows(connection, filters, fitting)
         rejected |= {Constraint.REGION: elsewhere, Constraint.PRICE: dear}
         fitting -= elsewhere + dear
     ordered = {
@@ -202,15 +204,25 @@ def walk(
     read only as the caller consumes them.
     """
     shapes, values = selection.shapes_sql()
-    if _is_sorting_quicker(connection, selection, limit or _ASKED):
-        tables = "shape CROSS JOIN offer ON offer.shape = shape.id"
-    else:
-        tables = "offer INDEXED BY offer_by_rate CROSS JOIN shape ON shape.id = offer.shape"
-    sql = (
-        f"SELECT {_COLUMNS} FROM {tables} CROSS JOIN place ON place.id = offer.place "
-        f"CROSS JOIN pack ON pack.id = shape.pack WHERE {shapes} AND {selection.rows_sql()} "
+    tests = f"WHERE {shapes} AND {selection.rows_sql()}"
+    order = (
         "ORDER BY offer.rate, offer.place, offer.shape, offer.purchase LIMIT "
         f"{-1 if limit is None else limit:d}"
+    )
+    by_shape = "shape CROSS JOIN offer ON offer.shape = shape.id"
+    if not _is_sorting_quicker(connection, selection, limit):
+        tables = "offer INDEXED BY offer_by_rate CROSS JOIN shape ON shape.id = offer.shape"
+    elif limit is None:
+        tables = by_shape
+    else:  # sort without the columns of other tables, which are read only for the rows that remain
+        tables = (
+            f"(SELECT offer.* FROM {by_shape} {tests} {order}) AS offer "
+            "CROSS JOIN shape ON shape.id = offer.shape"
+        )
+        tests = ""
+    sql = (
+        f"SELECT {_COLUMNS} FROM {tables} CROSS JOIN place ON place.id = offer.place "
+        f"CROSS JOIN pack ON pack.id = shape.pack {tests} {order}"
     )
     return map(OfferRow._make, connection.execute(sql, values))
 
@@ -226,10 +238,10 @@ def replace_condition(
 
 
 def _is_sorting_quicker(
-    connection: sqlite3.Connection, selection: RowSelection, asked: int
+    connection: sqlite3.Connection, selection: RowSelection, limit: int | None
 ) -> bool:
     """Return whether it is faster to read and sort all rows of the selected shapes than to read
-    rows in the order of their prices until enough of them match.
+    rows in the order of their prices until `limit` of them match.
     """
     shapes, values = selection.shapes_sql()
     columns = " + ".join(
@@ -243,9 +255,12 @@ def _is_sorting_quicker(
         values,
     ).fetchone()
     hits = (of_shapes or 0) * (1 - selection.share if selection.outside else selection.share)
-    taken = min(asked, hits)
-    sorting = (of_shapes or 0) * _BY_SHAPE_US + hits * _BUILD_US
-    walking = int(all_rows) * _BY_RATE_US * (taken / hits if hits else 1) + taken * _BUILD_US
+    taken = min(limit or _ASKED, hits)
+    built = hits if limit is None else taken
+    sorting = (of_shapes or 0) * _BY_SHAPE_US + hits * _SORT_US + built * _BUILD_US
+    skipped = 0.0 if selection.max_rate is not None else _CHEAPER
+    walking = int(all_rows) * _BY_RATE_US * (min(1, skipped + taken / hits) if hits else 1)
+    walking += taken * _BUILD_US
     return sorting <= walking
 
 
@@ -402,18 +417,19 @@ def _tally(
         yield (filters.conditions[number].constraint if number >= 0 else None), rows or 0
 
 
-def _tally_rows(connection: sqlite3.Connection, filters: NeedFilters) -> tuple[int, int]:
+def _tally_rows(
+    connection: sqlite3.Connection, filters: NeedFilters, fitting: int
+) -> tuple[int, int]:
     """Count the rows outside the requested locations, and the rows inside these locations that cost
-    too much. Only rows that meet all other conditions are counted.
+    too much. Only rows that meet all other conditions are counted; `fitting` is their number.
     """
-    selection = replace(filters.fitting(), places=None, max_rate=None)
+    selection = replace(filters.fitting(), max_rate=None)
     shapes, values = selection.shapes_sql()
-    inside = f"offer.place IN {_list(filters.places)}" if filters.places is not None else "1"
-    dear = f"offer.rate > {filters.max_rate:d}" if filters.max_rate is not None else "0"
-    elsewhere, too_dear = connection.execute(
-        f"SELECT COALESCE(SUM(NOT {inside}), 0), COALESCE(SUM({inside} AND {dear}), 0) "
+    dear = "0" if filters.max_rate is None else f"offer.rate > {filters.max_rate:d}"
+    inside, too_dear = connection.execute(
+        f"SELECT COUNT(*), COALESCE(SUM({dear}), 0) "
         f"FROM shape CROSS JOIN offer ON offer.shape = shape.id WHERE {shapes} AND "
         f"{selection.rows_sql()}",
         values,
     ).fetchone()
-    return elsewhere, too_dear
+    return fitting - inside, too_dear
