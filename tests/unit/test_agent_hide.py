@@ -17,7 +17,7 @@ from cavvy.agent.data.transfer import TransferProgress
 from cavvy.agent.data.upload import send_file
 from cavvy.agent.work import hide
 from cavvy.agent.work.folder import CannotBuild, transfer
-from cavvy.agent.work.prepare import list_shown
+from cavvy.agent.work.view import list_shown
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.providers.local.tasks import check_task
 

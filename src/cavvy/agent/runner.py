@@ -292,7 +292,7 @@ class RankRunner:
                 f"{self._config.storage}/{work.project}/{work.job_id}/checkpoint"
             )
         if self._config.hides:
-            from .work.prepare import list_shown
+            from .work.view import list_shown
 
             self._config.shown = list_shown(self._config, work)
         self._open_channels(work)

@@ -126,9 +126,11 @@ class StepRunner:
     def prepare(self, work: WorkConfig, env: dict[str, str]) -> None:
         """Create the working folder and run the setup; then call the owner's `prepared` or
         `failed`."""
-        from .work.prepare import find_setup, prepare
+        from .work.prepare import prepare
 
         if work.setup is not None and work.image is None:
+            from .work.setup_folder import find_setup
+
             kept = find_setup(self._config, work)
             env["CAVVY_SETUP_DIR"] = kept + "/dir"
             if not self._config.boxed:  # an image has its own Python
@@ -308,7 +310,7 @@ class StepRunner:
             return
         self._touched = time.monotonic()
         if self._work.image is None:
-            from .work.prepare import find_setup
+            from .work.setup_folder import find_setup
 
             touch(find_setup(self._config, self._work) + "/finished")
         else:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 
@@ -32,6 +31,7 @@ from .cache import touch
 from .environment import SHELL_LINE, find_shell
 from .folder import CannotBuild, build_folder, inside, link_checkpoint, run, transfer
 from .reaper import report
+from .setup_folder import find_setup
 from .trees import copy_tree, remove_tree, replace_in
 from .venv import make_venv
 from .view import make_view
@@ -166,35 +166,6 @@ def bring_inputs(config: AgentConfig, work: WorkConfig, channel: int) -> None:
                 remember(config, index, path)
         if work.image is None:
             link_input(config, path, target)
-
-
-def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
-    """Return the folders below `config.hides` that the work sees: its setup, checkpoints and
-    volumes, and the folders of all ranks of its gang on this machine. The folders of other ranks
-    are included because a rank may use links that lead to files of another rank.
-    """
-    gang = os.path.dirname(config.home)
-    # Show each rank's home folder separately, because the work cannot replace a mounted folder with
-    # a link.
-    ranks = [f"{gang}/{name}" for name in sorted(os.listdir(gang)) if name.isdigit()]
-    shown = [gang, *ranks, config.cache + "/mounts"]
-    if work.setup is not None:  # do not show `tree`, because the agent copies from it later
-        shown += [f"{find_setup(config, work)}/{name}" for name in ("dir", "venv")]
-    if work.checkpoint is not None and work.checkpoint.storage is not None:
-        shown.append(work.checkpoint.storage)
-    return shown
-
-
-def find_setup(config: AgentConfig, work: WorkConfig) -> str:
-    """Return the folder that keeps the work's setup. The folder's name contains the host's name,
-    because hosts may share the cache while a setup may install files on the host itself.
-    """
-    folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
-    key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
-    name = f"{key}@{os.uname().nodename}"
-    return os.path.join(
-        config.cache, "setups", "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
-    )
 
 
 def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel: int) -> bool:

@@ -5,13 +5,15 @@ hidden, too.
 
 from __future__ import annotations
 
+import os
+
 from . import hide, separate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..config import AgentConfig
+    from ..config import AgentConfig, WorkConfig
 
 
 class WorkView:
@@ -48,3 +50,22 @@ def make_view(config: AgentConfig) -> WorkView | None:
         return None
     devices = separate.list_other_gpus(config.devices) if config.separates else []
     return WorkView(config.hides, config.shown, separated=config.separates, devices=devices)
+
+
+def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
+    """Return the folders below `config.hides` that the work sees: its setup, checkpoints and
+    volumes, and the folders of all ranks of its gang on this machine. The folders of other ranks
+    are included because a rank may use links that lead to files of another rank.
+    """
+    gang = os.path.dirname(config.home)
+    # Show each rank's home folder separately, because the work cannot replace a mounted folder with
+    # a link.
+    ranks = [f"{gang}/{name}" for name in sorted(os.listdir(gang)) if name.isdigit()]
+    shown = [gang, *ranks, config.cache + "/mounts"]
+    if work.setup is not None:  # do not show `tree`, because the agent copies from it later
+        from .setup_folder import find_setup
+
+        shown += [f"{find_setup(config, work)}/{name}" for name in ("dir", "venv")]
+    if work.checkpoint is not None and work.checkpoint.storage is not None:
+        shown.append(work.checkpoint.storage)
+    return shown

@@ -1,0 +1,25 @@
+"""Finds the folder that keeps the results of a setup, for the agent and the programs that it
+starts. The module `prepare` describes what is in the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..config import AgentConfig, WorkConfig
+
+
+def find_setup(config: AgentConfig, work: WorkConfig) -> str:
+    """Return the folder that keeps the work's setup. The folder's name contains the host's name,
+    because hosts may share the cache while a setup may install files on the host itself.
+    """
+    folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
+    key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()
+    name = f"{key}@{os.uname().nodename}"
+    return os.path.join(
+        config.cache, "setups", "".join(c if c.isalnum() or c in "-_.@" else "_" for c in name)
+    )
