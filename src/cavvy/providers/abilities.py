@@ -171,7 +171,7 @@ class RelaysAgents(Protocol):
     """A provider that relays its agents' requests, because its nodes cannot reach the control
     plane.
 
-    The provider makes the tunnels, mailboxes or streams that its nodes need. The provider passes
+    The provider creates the tunnels, mailboxes or streams that its nodes need. The provider passes
     each request to `ProviderContext.server_address` unchanged. The provider writes into each
     agent's configuration the address of the relay on the agent's node.
     """
@@ -267,14 +267,14 @@ SHARES_HOSTS: Ability[SharesHosts] = Ability(
 HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
     name="holds volumes",
     methods=("volumes",),
-    purpose="Lists named volumes, each of which exists in one location; Cavvy runs a task that "
-    "mounts a volume in the location of the volume.",
+    purpose="Lists the named volumes with their locations; Cavvy runs a task in the location of "
+    "the volumes that the task mounts.",
 )
 BILLS_VOLUMES: Ability[BillsVolumes] = Ability(
     name="bills volumes",
     methods=("kept_volumes",),
-    purpose="Lists the volumes that Cavvy has made, with their sizes and prices; Cavvy records "
-    "their cost between jobs in the ledger.",
+    purpose="Lists the volumes that Cavvy has created, with their sizes and prices; Cavvy records "
+    "the volumes' cost between jobs in the ledger.",
 )
 HAS_PARTS: Ability[HasParts] = Ability(
     name="has parts",
@@ -333,8 +333,8 @@ EXPORTS_TASKS: Ability[ExportsTasks] = Ability(
 RELAYS_AGENTS: Ability[RelaysAgents] = Ability(
     name="relays agents",
     methods=("relay",),
-    purpose="Relays the requests of nodes that cannot reach the control plane to "
-    "`context.server_address`.",
+    purpose="Relays requests to `context.server_address` for nodes that cannot reach the control "
+    "plane.",
 )
 SERVES_NODES: Ability[ServesNodes] = Ability(
     name="serves nodes",
@@ -344,8 +344,8 @@ SERVES_NODES: Ability[ServesNodes] = Ability(
 KEEPS_NODES: Ability[KeepsNodes] = Ability(
     name="keeps nodes",
     methods=("release",),
-    purpose="Ends the nodes that the infrastructure keeps after a gang's work for the next gang. "
-    "`cavvy down` uses this ability; `remove` does not end these nodes.",
+    purpose="Terminates the idle nodes that the infrastructure keeps for the next gang. "
+    "`cavvy down` uses this ability; `remove` does not terminate these nodes.",
 )
 CLOSEABLE: Ability[Closeable] = Ability(
     name="closeable", methods=("close",), purpose="Closes files and connections."

@@ -63,8 +63,8 @@ class QuotaTooSmall(Refused):
 
 
 class PartlyUnknown(TryAgain):
-    """Raised if only some parts of the provider reported their gangs. `seen` are the reported
-    gangs; further gangs may exist.
+    """Raised if only some of the provider's clusters, regions or hosts reported their gangs. `seen`
+    are the reported gangs; further gangs may exist.
     """
 
     def __init__(self, message: str, seen: "Sequence[GangSeen]") -> None:

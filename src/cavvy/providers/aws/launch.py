@@ -401,8 +401,8 @@ def _order_names(
     subnets: Sequence[Json], *, free: bool, zone: str | None
 ) -> tuple[str | None, Sequence[str]]:
     """Return the name of the subnet to try first (None lets EC2 choose), and the names to try next.
-    If `free` is True, EC2 chooses the subnet to try first. If `free` is True and `zone` is not
-    None, no other subnet is tried.
+    If `free` is True, EC2 chooses the first subnet, and a given `zone` means that no other subnet
+    is tried.
     """
     names = [str(each["SubnetId"]) for each in subnets]
     if free:

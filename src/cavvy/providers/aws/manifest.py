@@ -24,8 +24,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
     "If the server is unreachable when the work ends, the results are stored in "
     "the bucket in `checkpoint.storage` or `server.results_url`; without a "
     "bucket, the instance waits until its lease ends",
-    Feature.CAPACITY: "EC2 does not report free capacity; if a launch finds none, Cavvy tries the "
-    "next best offer at once "
+    Feature.CAPACITY: "EC2 does not report free capacity; if a launch fails for lack of capacity, "
+    "Cavvy immediately tries the next best offer "
     "(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html)",
 }
 
@@ -165,9 +165,9 @@ MANIFEST = Manifest(
         ),
         flag(
             "efa",
-            "If `true`, gangs get Elastic Fabric Adapters on instance types that have them. A "
-            "type with several network cards needs a subnet with a route to the server, since "
-            "its nodes get no public address. If `false`, gangs get no adapters.",
+            "If `true`, gangs get Elastic Fabric Adapters on instance types that have them. "
+            "Nodes with several network cards get no public address, so their subnet needs "
+            "another route to the server. If `false`, gangs get no adapters.",
             default=True,
         ),
         flag(

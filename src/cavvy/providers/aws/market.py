@@ -220,8 +220,8 @@ class AwsMarket:
             raise TryAgain(f"no answer from {region} within {_PATIENCE_S:.0f} s") from None
 
     async def _fresh(self, region: str) -> None:
-        """Refresh the cached data about the region that is out of date. If the caller is cancelled,
-        the requests continue, and the next caller gets the results.
+        """Refresh the region's outdated cached data. If the caller is cancelled, the requests
+        continue, and the next caller gets the results.
         """
         task = self._reading.get(region)
         if task is None or task.done():
@@ -349,14 +349,14 @@ class AwsMarket:
         return [_read_reservation(each, region, names) for each in mine]
 
     def reserved(self, region: str) -> Mapping[str, str]:
-        """Return a description, as of the last call of `offers`, of each reservation that the
-        settings list for the region. The keys are reservation ids.
+        """Return descriptions of the reservations that the settings list for the region, as the
+        last call of `offers` read them. The keys are reservation ids.
         """
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}
 
     def disk_price(self, region: str, kind: str) -> ExtraPrice | None:
-        """Return the price of this disk type that the last call of `offers` read, or None if the
+        """Return the price that the last call of `offers` read for this disk type, or None if that
         price is unknown.
         """
         known = self._regions.get(region)

@@ -182,7 +182,7 @@ class AwsProvider:
         await self._recorder.end_finished(self._ledger, is_over)
 
     async def close(self) -> None:
-        """Close the provider. First try once more to remove the objects of ended gangs, because the
+        """Close the provider. Before that, retry the removal of ended gangs' objects, because the
         server may not start again for a long time.
         """
         if any(

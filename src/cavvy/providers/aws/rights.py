@@ -57,7 +57,7 @@ def describe_rights(refused: Sequence[str]) -> str:
     """Write one line for `cavvy check` about the refused calls."""
     if not refused:
         return "EC2 refused none of the calls that it checks by a dry run"
-    return f"refused: {', '.join(refused)}; `cavvy check aws --policy` prints what Cavvy needs"
+    return f"refused: {', '.join(refused)}; `cavvy check aws --policy` prints the required policy"
 
 
 async def _try_all(

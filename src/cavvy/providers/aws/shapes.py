@@ -37,7 +37,7 @@ class InstanceShape(Struct, frozen=True, kw_only=True):
 
 def list_unknown(told: Json) -> Sequence[str]:
     """Return the names of the type's GPUs and Neuron devices that are not in the catalog's table of
-    accelerators. `read_shape` returns None for a type with such a device.
+    accelerators. For a type with an unknown device, `read_shape` returns None.
     """
     names = {str(each.get("Name", "")) for each in _list_devices(told)}
     return sorted(name for name in names if name and identify(name) is None)

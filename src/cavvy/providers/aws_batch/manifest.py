@@ -35,7 +35,7 @@ MANIFEST = Manifest(
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "AWS Batch pulls images with the rights of the compute environment's "
-        "instances or of the setting `execution_role`; secrets for other registries are not "
+        "instances or of the role in `execution_role`; secrets for other registries are not "
         f"supported yet ({_GUIDE}/private-registry.html)",
         Feature.CAPACITY: "AWS Batch does not report free capacity; a job without capacity waits "
         f"({_GUIDE}/job_stuck_in_runnable_capacity.html)",

@@ -41,7 +41,7 @@ _ENDED = frozenset({"SUCCEEDED", "FAILED"})
 
 
 class _Share(TypedDict):
-    """Those fields of a BatchJobRequest that AWS Batch accepts only for queues with a fair-share
+    """The fields of a BatchJobRequest that AWS Batch accepts only for queues with a fair-share
     policy.
     """
 

@@ -187,7 +187,7 @@ class AzureAccount:
         except errors.ClientAuthenticationError as error:
             text = " ".join(str(error).split())[:1000]
             if self._file:
-                raise Refused(f"{self._table} key_file: Azure refuses it: {text}") from error
+                raise Refused(f"{self._table} key_file: Azure refuses the key: {text}") from error
             raise Refused(
                 f"{self._table}: Azure accepts no credential on this server; sign in with `az "
                 f"login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET: {text}"

@@ -137,8 +137,9 @@ class AzureCloud:
         self._account.close()
 
     def identity(self) -> Sequence[tuple[str, str]]:
-        """Return facts for `cavvy check`. The caller must first call `offers`, which finds the
-        sizes."""
+        """Return facts for `cavvy check`. The caller must first call `offers`, which reads the
+        sizes.
+        """
         sizes = [each for _, found in self._sizes.values() for each in found]
         why = {each.why_not for each in sizes if each.why_not}
         facts = [("resource group", self._account.group)]

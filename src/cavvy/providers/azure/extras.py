@@ -73,7 +73,7 @@ def read_extras(
 
 
 def _read(item: Item) -> ExtraPrice | None:
-    """Return the price of an item, or None for items of other kinds."""
+    """Return the price of a disk or an address, or None if the item is neither."""
     meter, unit, usd = (item.get(each) for each in ("meterName", "unitOfMeasure", "retailPrice"))
     if item.get("currencyCode") != "USD" or not isinstance(usd, int | float) or usd <= 0:
         return None

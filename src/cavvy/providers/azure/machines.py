@@ -176,8 +176,8 @@ def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]
 
 
 def read_power(told: Json) -> MachineState | None:
-    """Read from the field `instanceView` of a machine's entry whether the machine runs. Returns
-    None if the entry does not state the power state.
+    """Return the power state in the field `instanceView` of a machine's entry, or None if the entry
+    contains no power state.
     """
     codes = {each.get("code") for each in _statuses(told)}
     if codes & _OFF:

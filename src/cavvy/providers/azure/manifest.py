@@ -132,8 +132,8 @@ MANIFEST = Manifest(
         ),
         text(
             "identity",
-            "The resource id of a user-assigned managed identity that nodes get, so that work on "
-            "the nodes uses Azure without keys. By default, nodes have no identity.",
+            "The resource id of the user-assigned managed identity with which work on nodes uses "
+            "Azure without keys. By default, nodes have no identity.",
         ),
         RESOURCE_MANAGER,
         text(

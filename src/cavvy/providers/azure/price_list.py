@@ -163,7 +163,9 @@ def _is_sold_by_the_hour(item: Item) -> bool:
 
 
 def _read_item(item: Item, machines: Mapping[str, Offer], today: date) -> Offer | None:
-    """Return the offer for an item of the list, or None for items of other kinds."""
+    """Return the offer for an item of the list, or None if the item is not the hourly price of a
+    known machine.
+    """
     region = item.get("armRegionName")
     machine = machines.get(str(item.get("armSkuName")))
     price = item.get("retailPrice")

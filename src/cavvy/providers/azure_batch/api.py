@@ -31,7 +31,7 @@ class BatchApi:
         settings: Mapping[str, Scalar],
         make_credential: Callable[[], Credential] | None,
     ) -> None:
-        """If `make_credential` is None, azure-identity finds the credential."""
+        """If `make_credential` is None, use azure-identity's default credential."""
         self._settings = settings
         self._credentials = AzureAccount(
             {"endpoint": _RESOURCE, "key_file": str(settings.get("key_file") or "")},

@@ -34,8 +34,8 @@ MANIFEST = Manifest(
     "Microsoft.Batch/batchAccounts/jobs/read, write and delete",
     unsupported={
         Feature.BUILD: _CONTAINER,
-        Feature.LOGIN: "a pool that a job makes has no managed identity, so Cavvy uses public "
-        f"images only ({_CONTAINERS})",
+        Feature.LOGIN: "a pool that Azure Batch creates for a job has no managed identity, so "
+        f"Cavvy uses public images only ({_CONTAINERS})",
         Feature.CAPACITY: "Azure Batch does not report free capacity; a pool that does not get "
         "its machines reports an error, and Cavvy tries the next best offer "
         f"({_DOCS}/batch-pool-node-error-checking)",

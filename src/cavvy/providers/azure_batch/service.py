@@ -73,7 +73,7 @@ class AzureBatchService:
         context: ProviderContext,
         make_credential: Callable[[], Credential] | None = None,
     ) -> None:
-        """If `make_credential` is None, azure-identity finds the credential."""
+        """If `make_credential` is None, use azure-identity's default credential."""
         self._settings, self._now = context.settings, context.now
         self._list_prices = context.list_prices
         self._spot = SpotPrices(self._settings, self._now) if self._settings.get("spot") else None
@@ -238,8 +238,8 @@ class AzureBatchService:
         return job
 
     def _remember_start(self, job: ServiceJob) -> ServiceJob:
-        """Return the job with the start time that was read first. Azure reports no start time while
-        it briefly lists no nodes.
+        """Return the job with the first start time that Azure reported. Azure reports no start time
+        while it briefly lists no nodes.
         """
         if job.name not in self._started:
             return job

@@ -36,7 +36,7 @@ MANIFEST = Manifest(
     notice=timedelta(seconds=30),
     rights="Microsoft.MachineLearningServices/workspaces/read, jobs/read, write and "
     "cancel/action, computes/read, environments/versions/read and write, and "
-    "experiments/runs/read (the role AzureML Data Scientist contains them)",
+    "experiments/runs/read (the role AzureML Data Scientist contains these actions)",
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "Azure Machine Learning pulls images with the rights of the workspace and "

@@ -36,7 +36,7 @@ MANIFEST = Manifest(
     rights="Microsoft.MachineLearningServices/workspaces/read, workspaces/computes/read, "
     "workspaces/environments/versions/read and write, workspaces/onlineEndpoints/read, write, "
     "delete and score/action, and workspaces/onlineEndpoints/deployments/read and write (the role "
-    "AzureML Data Scientist contains them), and locations/vmSizes/read and "
+    "AzureML Data Scientist contains these actions), and locations/vmSizes/read and "
     "locations/mfeOperationsStatus/read",
     unsupported={
         **list_unsupported_of_endpoints("Azure", container=CONTRACT, api=_API),
@@ -65,7 +65,7 @@ MANIFEST = Manifest(
         text(
             "identity",
             "The resource id of a user-assigned managed identity. Endpoints pull their image "
-            "with this identity, and containers run with it. By default, Azure makes an identity "
+            "with this identity, and containers run with it. By default, Azure creates an identity "
             "for each endpoint; such an identity may pull images from the workspace's own "
             "registry.",
         ),

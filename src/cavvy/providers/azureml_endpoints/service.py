@@ -96,7 +96,7 @@ class AzureMlEndpoints:
         own = str(self._settings.get("identity") or "")
         return [
             ("workspace", str(self._settings["workspace"])),
-            ("containers run as", own or "an identity that Azure makes for each endpoint"),
+            ("containers run as", own or "an identity that Azure creates for each endpoint"),
             *self._sizes.facts(),
         ]
 

@@ -42,10 +42,10 @@ MANIFEST = Manifest(
             api=_API,
             deletion=_INSTANCE,
         ),
-        Feature.VOLUMES: "a compute instance attaches no disks; it has the workspace's own files "
+        Feature.VOLUMES: "a compute instance attaches no disks, but has the workspace's own files "
         f"below ~/cloudfiles ({_INSTANCE})",
-        Feature.MOUNTS: "Cavvy mounts no folders on a compute instance; it has the workspace's "
-        f"own files below ~/cloudfiles ({_INSTANCE})",
+        Feature.MOUNTS: "Cavvy mounts no folders on a compute instance; the instance has the "
+        f"workspace's own files below ~/cloudfiles ({_INSTANCE})",
         Feature.NETWORK: f"Azure does not report the speed of the network ({_API})",
         Feature.DISK: f"Azure selects the disk ({_INSTANCE})",
         Feature.SELF_END: "a compute instance cannot delete itself; Azure stops it after the "

@@ -72,8 +72,9 @@ def list_exports(task: TaskSpec, nodes: int) -> Sequence[str]:
 
 
 def list_variables(task: TaskSpec, nodes: int) -> dict[str, str]:
-    """Return the variables that Cavvy sets on every node, except those for the rank and the
-    addresses."""
+    """Return the variables that Cavvy sets on every node, except the variables for the rank and the
+    addresses.
+    """
     variables = dict(task.env)
     for name, value in task.params.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -39,8 +39,8 @@ _SUBMISSION = timedelta(
 
 
 class ReclaimRules(Struct, frozen=True, kw_only=True):
-    """How a batch system reclaims nodes. `seconds` is the time between SIGTERM and the job's end;
-    `warning_s` is the time between the warning and the job's time limit.
+    """The rules by which a batch system reclaims nodes. `seconds` is the time between SIGTERM and
+    the job's end; `warning_s` is the time between the warning and the job's time limit.
     """
 
     source: str

@@ -77,8 +77,8 @@ class LoginHelper:
     # Requests. Paths are absolute, except in `do_hello`.
 
     def do_hello(self, data: bytes, folder: str, tools: list[str]) -> dict[str, Any]:
-        """Create the shared folder. Return facts about this login node, including the named tools
-        that exist.
+        """Create the shared folder. Return facts about this login node, including which of `tools`
+        are installed.
         """
         path = os.path.abspath(os.path.expanduser(folder))
         try:
@@ -259,8 +259,8 @@ class LoginHelper:
                 self._awake.wait(pause)
 
     def _collect(self, folder: str) -> bool:
-        """Announce the letters that have not been announced yet. Listing the folder makes a network
-        file system update its cache.
+        """Announce the letters (request files) that have not been announced yet. Listing the folder
+        makes a network file system update its cache.
         """
         try:
             names = {

@@ -226,8 +226,9 @@ class LoginSession:
 
     @asynccontextmanager
     async def mail(self, folder: str) -> AsyncIterator[asyncio.Queue[MailLetter | None]]:
-        """Open a queue of letters from agents. None in the queue means that the connection
-        broke."""
+        """Open the queue of agents' letters (request files). None in the queue means that the
+        connection broke.
+        """
         login = await self._connected()
         await login.ask("mail", _NOTHING, folder=folder)
         yield login.letters

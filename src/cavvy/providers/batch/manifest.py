@@ -1,4 +1,4 @@
-"""Makes the manifest of a batch system's provider. This module imports no module that opens
+"""Builds the manifest of a batch system's provider. This module imports no module that opens
 connections.
 """
 

@@ -1,4 +1,4 @@
-"""Makes offers for parts of nodes. A part consists of some of the node's accelerators with a
+"""Builds offers for parts of nodes. A part consists of some of the node's accelerators with a
 proportional share of its CPUs and memory, or of CPUs and memory only.
 """
 

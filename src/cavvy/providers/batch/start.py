@@ -53,8 +53,8 @@ def refuse(folder: str) -> None:
 
 
 def find_devices(count: int) -> "dict[str, object]":
-    """Return the devices that the batch system assigned to this job, read from the environment
-    variables that it sets.
+    """Return the devices that the batch system assigned to this job, from the environment variables
+    that the batch system sets.
     """
     for name, vendor in VISIBLE:
         given = [each for each in os.environ.get(name, "").split(",") if each]

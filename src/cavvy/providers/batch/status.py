@@ -88,7 +88,7 @@ def judge_forgotten(
     elif record.removing:
         reason = "removed"
     elif not record.end:
-        reason = "the batch system no longer knows the job, and the job did not record how it ended"
+        reason = "the batch system no longer lists the job, and the job did not record its end"
     elif worst is None and not record.end.startswith("0 "):
         reason = f"the gang's agents failed: they ended with exit code {record.end.split()[0]}"
     else:

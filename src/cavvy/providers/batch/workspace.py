@@ -47,7 +47,7 @@ class BatchIntent(Struct, frozen=True, kw_only=True):
 
 
 class ReclaimConfig(Struct, frozen=True, kw_only=True):
-    """How the batch system reclaims nodes; a part of the agent's configuration."""
+    """The rules by which the batch system reclaims nodes, for the agent's configuration."""
 
     unless: str
     seconds: float

@@ -58,7 +58,7 @@ class ProviderUnderTest(Protocol):
 
 
 class LaunchFault(StrEnum):
-    """How one request for a node fails."""
+    """The way in which one request for a node fails."""
 
     LOST = "lost"  # the request takes effect, but there is no reply
     DROPPED = "dropped"  # the request has no effect, and there is no reply
@@ -124,7 +124,7 @@ def in_scenario(check: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 class ScenarioSuite:
     """The base class of the suite's test classes. It runs each scenario. `ProviderContract`
-    documents what to override.
+    documents the methods to override.
     """
 
     # True: the infrastructure changes times that it has reported, or reports them inexactly.
@@ -294,8 +294,8 @@ class ContractHarness:
         await self.place.settle()
 
     async def launches(self, gang: GangSpec) -> bool:
-        """Launch the gang and return True. If the launch is refused, check that nothing of the gang
-        exists and return False.
+        """Launch the gang and return True. If the launch is refused, check that the gang is not
+        listed, and return False.
         """
         try:
             await self.launch(gang)

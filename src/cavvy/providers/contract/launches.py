@@ -137,8 +137,8 @@ class LaunchTests(ScenarioSuite):
     async def test_two_servers_that_launch_the_same_make_one_gang(
         self, harness: ContractHarness
     ) -> None:
-        """Two servers launch the same gang at once, as can happen while one server replaces the
-        other.
+        """Two servers launch the same gang at the same time, as can happen while one server
+        replaces the other.
         """
 
         gang = await harness.spec("servers")

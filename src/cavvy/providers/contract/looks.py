@@ -7,7 +7,7 @@ from cavvy.providers.contract.harness import ContractHarness, ScenarioSuite, in_
 
 
 class LookTests(ScenarioSuite):
-    """Tests of the result of `gangs`."""
+    """Tests of the lists that the provider's `gangs` method returns."""
 
     @in_scenario
     async def test_an_empty_place_has_no_gangs(self, harness: ContractHarness) -> None:

@@ -1,8 +1,8 @@
 """Stand-ins that answer from a recording of `cavvy check NAME --live`.
 
-Each recorded write starts a new part of the recording. A read gets its recorded replies of the
-current part in order; if no such reply is left, the read gets its most recent reply again. A write
-must match the next recorded write.
+Each recorded write starts a new part of the recording. A repeated read receives the replies that
+the current part recorded for this read, in order; after the last reply, the read receives the same
+reply again. A write must match the next recorded write.
 """
 
 import json
@@ -28,7 +28,7 @@ class ReplayedCalls:
         self._last: dict[str, Recorded] = {}
 
     def play(self, call: str) -> Recorded:
-        """Return the recorded call, with its outcome, that answers the call `call`."""
+        """Return the recorded call that matches `call`, with the recorded outcome."""
         numbers = range(self._at, len(self._calls))
         write = next((n for n in numbers if self._calls[n]["writes"]), len(self._calls))
         if write < len(self._calls) and self._calls[write]["call"] == call:
@@ -43,7 +43,7 @@ class ReplayedCalls:
         return self._last[call]
 
     def left(self) -> list[str]:
-        """Return the recorded writes that the provider has not made."""
+        """Return the recorded writes that the provider has not sent."""
         return [each["call"] for each in self._calls[self._at :] if each["writes"]]
 
 

@@ -164,8 +164,8 @@ class RestContract(VmContract):
     def test_a_machine_that_the_server_reaches_tells_the_gang_its_address(
         self, account: RestPlace
     ) -> None:
-        """A machine that the server connects to cannot find out its own address, so the provider
-        must report it.
+        """A machine that the server connects to cannot determine its own address, so the provider
+        must report the address.
         """
         manifest = self.package.MANIFEST
         table: dict[str, Scalar] = {}

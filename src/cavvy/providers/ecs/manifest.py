@@ -41,13 +41,13 @@ MANIFEST = Manifest(
     "the roles of the settings",
     unsupported={
         Feature.BUILD: _CONTAINER,
-        Feature.LOGIN: "ECS pulls images with the rights of the setting `execution_role`, or on "
-        "EC2 with those of the instances; secrets for other registries are not supported yet "
+        Feature.LOGIN: "ECS pulls images with the rights of the role in `execution_role` or, on "
+        "EC2, of the instances' role; secrets for other registries are not supported yet "
         f"({_GUIDE}/private-auth.html)",
         Feature.CAPACITY: "ECS does not report free capacity; a task without capacity fails or "
         f"waits, and Cavvy tries the next best offer ({_GUIDE}/api_failures_messages.html)",
-        Feature.VOLUMES: "ECS makes a new volume for each task and attaches no existing one; copy "
-        f"data from and to a bucket instead ({_GUIDE}/ebs-volumes.html)",
+        Feature.VOLUMES: "ECS creates a new volume for each task, and attaches no existing volume; "
+        f"copy data from and to a bucket instead ({_GUIDE}/ebs-volumes.html)",
         Feature.MOUNTS: "a task is a container, in which host folders and EFS cannot be mounted "
         f"yet ({_TASKS})",
         Feature.TUNNEL: "a task is a container without the right to make a "
@@ -112,7 +112,7 @@ MANIFEST = Manifest(
         text(
             "log_group",
             "The log group of CloudWatch to which ECS copies the output of containers. By default, "
-            "there is no copy; Cavvy stores the logs of jobs anyway.",
+            "ECS copies no output; Cavvy stores the logs of jobs in any case.",
         ),
         number(
             "memory_percent",

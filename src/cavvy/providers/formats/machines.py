@@ -59,9 +59,9 @@ def count_accelerators(need: ResourceSpec) -> int:
 
 
 def is_ec2_container_type(instance_type: str) -> bool:
-    """Return whether AWS's container services can run a container on this type of EC2. The type
-    must have NVIDIA's GPUs or no accelerators, because these services can reserve only NVIDIA's
-    GPUs. The type's CPU must not be Graviton, because few images are built for it.
+    """Return whether AWS's container services can run a container on this EC2 instance type. The
+    type must have NVIDIA's GPUs or no accelerators, because these services can reserve only
+    NVIDIA's GPUs. The type's CPU must not be Graviton, because few images are built for it.
     """
     family = instance_type.partition(".")[0]
     return not family.startswith(_NOT_NVIDIA) and not _GRAVITON.fullmatch(family)

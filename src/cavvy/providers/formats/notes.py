@@ -1,4 +1,4 @@
-"""Makes the comments at the top of an exported request: steps for the user, and parts of the task
+"""Builds the comments at the top of an exported request: steps for the user, and parts of the task
 that the request does not contain.
 """
 

@@ -1,4 +1,4 @@
-"""Makes the shell program that a container of a managed service runs."""
+"""Builds the shell program that a container of a managed service runs."""
 
 import re
 import shlex

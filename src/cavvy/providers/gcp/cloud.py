@@ -134,9 +134,9 @@ class GcpCloud:
         return read_live(self._prices.list_skus(query), query.today)
 
     async def create(self, request: MachineRequest) -> Sequence[str]:
-        """Request all machines of a gang at once. If one request fails permanently, delete the
-        machines of the other requests. A machine that cannot be deleted now is found by its name
-        and deleted later.
+        """Request all machines of a gang at the same time. If one request fails permanently, delete
+        the machines of the other requests. A machine that cannot be deleted now is found by its
+        name and deleted later.
         """
         zone = request.offer.zone
         bodies = make_instances(request, self._settings)
@@ -197,8 +197,8 @@ class GcpCloud:
         return fault.code in FULL_CODES
 
     async def _advance(self, machine: str, body: Json) -> None:
-        """Request the machine, or query the state of its earlier request. Raise the fault of the
-        request unless the machine exists.
+        """Request the machine, or query the state of an earlier request for the machine. Raise the
+        fault of the request unless the machine exists.
         """
         zone = machine.partition("/")[0]
         operation = self._operations.get(machine)

@@ -112,7 +112,7 @@ def _make_scheduling(offer: Offer) -> Json:
 
 
 def _make_affinity(request: MachineRequest) -> Json:
-    """Return the field that lets the machines use only the task's reservation. If the task names no
+    """Return the field that restricts the machines to the task's reservation. If the task names no
     reservation, Google may use any open reservation. Raises Refused if the machine cannot use
     reservations: https://cloud.google.com/compute/docs/instances/reservations-consume#limitations
     """

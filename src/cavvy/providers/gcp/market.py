@@ -1,4 +1,4 @@
-"""Makes offers from the machine types that Compute Engine lists for each zone. The price of a type
+"""Builds offers from the machine types that Compute Engine lists for each zone. The price of a type
 is Google's live price if Google's price list contains it, otherwise the catalog's price.
 
 Google has no API that returns the price of a machine type. A machine type has the same price in all

@@ -188,8 +188,8 @@ def add_rate(rates: Rates, sku: Sku) -> None:
 
 
 def _read_part(description: str, *, committed: bool) -> _Part | None:
-    """Return the part of a machine whose price the SKU contains, or None for licences and other
-    services.
+    """Return the machine part that the SKU prices (GPU, SSD, core or memory), or None for licences
+    and other services.
     """
     found = _GPU.fullmatch(description)
     if found:
@@ -231,7 +231,9 @@ def read_unit(sku: Sku) -> str:
 
 
 def price_machine(machine: Offer, rates: Rates, today: date) -> Iterator[Offer]:
-    """Yield the offers of one machine type, in each region that lists all its parts."""
+    """Yield the offers of one machine type in the regions where the list prices all parts of the
+    machine.
+    """
     parts = _list_parts(machine)
     for (region, purchase, months), known in rates.items():
         if not parts or any(part not in known for part in parts):

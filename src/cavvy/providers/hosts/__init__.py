@@ -1,3 +1,3 @@
-"""Contains the code that all providers of single hosts share: it reads a machine's resources, and
-makes offers, agent configurations and records.
+"""The code that all providers of single hosts share: reads a machine's resources, and builds
+offers, agent configurations and records.
 """

@@ -1,4 +1,4 @@
-"""Turns a remote machine into a node: creates the functions of the shell scripts and the agents'
+"""Turns a remote machine into a node: creates shell functions for start scripts, and the agents'
 configuration. Scripts and configuration contain no secret.
 """
 

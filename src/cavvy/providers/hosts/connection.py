@@ -101,8 +101,8 @@ class HostConnection:
         return self._process.returncode
 
     def start(self, argv: Sequence[str], given: bytes = b"") -> None:
-        """Replace the host's shell with a program, which first reads `given` from its input. The
-        program's arguments must not contain line breaks.
+        """Replace the host's shell with a program, which first reads `given` from its standard
+        input. The program's arguments must not contain line breaks.
         """
         self._input.write(shlex.join(argv).encode() + b"\n" + given)
 

@@ -42,7 +42,7 @@ class NvmlQueries(Protocol):
 
 
 class MachineSources(Struct, frozen=True, kw_only=True):
-    """The sources of facts about a machine. Tests can replace each source, including folders."""
+    """The sources of facts about a machine. Tests can replace each folder and function."""
 
     root: Path = Path("/")  # the folder that contains proc/, sys/ and dev/
     environ: Mapping[str, str]

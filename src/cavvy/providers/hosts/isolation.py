@@ -29,8 +29,9 @@ def read_isolation(provider: str, settings: Mapping[str, Scalar]) -> HostIsolati
 
 
 def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
-    """Say how the jobs of different projects share a machine. `obstacle` is the reason why the
-    machine cannot separate jobs (`say_obstacle`), or None if the machine was not queried yet.
+    """Explain to users how the jobs of different projects share a machine. `obstacle` is the reason
+    why the machine cannot separate jobs (`say_obstacle`), or None if the machine was not queried
+    yet.
     """
     if mode is HostIsolation.NONE:
         return "side by side, not separated"
@@ -44,9 +45,9 @@ def say_isolation(mode: HostIsolation, obstacle: str | None) -> str:
 
 
 def say_obstacle(code: str) -> str:
-    """Say why a machine cannot separate jobs. `code` is the result of `agent.work.obstacle` on the
-    machine; an unknown code counts as an obstacle. The result is "" if nothing prevents the
-    separation.
+    """Explain to users why a machine cannot separate jobs. `code` is the result of
+    `agent.work.obstacle` on the machine; an unknown code counts as an obstacle. The result is "" if
+    nothing prevents the separation.
     """
     if code == NONE:
         return ""

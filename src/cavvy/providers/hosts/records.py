@@ -1,8 +1,8 @@
 """Records on disk: small JSON files, written atomically.
 
-`write` is for a record that must exist before something is bought or started. `note` is for the
-record of an event or a removal. If the disk is full, `note` keeps the record in memory, where
-`read` finds it; a later successful `note` writes it to disk.
+`write` is for a record that must exist before a node is bought or started. `note` is for a record
+of a past event or a removal. If the disk is full, `note` keeps the record in memory, where `read`
+finds it; a later successful `note` writes it to disk.
 """
 
 import errno

@@ -37,7 +37,7 @@ _LONGEST_SOCKET = 100  # maximum bytes of a Unix socket's path; the kernel's lim
 
 
 class LinkedHost(Protocol):
-    """The properties of a host that a link needs."""
+    """The properties that a link needs from its host."""
 
     @property
     def name(self) -> str: ...
@@ -117,7 +117,7 @@ class SshLink(Generic[_H]):
 
     @property
     def due(self) -> bool:
-        """Whether it is time for an attempt to connect."""
+        """Whether the link may now try to connect."""
         return not self.up and asyncio.get_running_loop().time() >= self._failed_at + self._pause_s
 
     @property

@@ -30,7 +30,7 @@ class IbmApi:
     async def send(
         self, region: str, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> Json:
-        """Send a request that changes something."""
+        """Send a request that creates, changes or deletes a resource."""
         return await self._client(region).send(method, _add_version(path), body)
 
     async def list(self, region: str, path: str, field: str, **query: str) -> Sequence[Json]:

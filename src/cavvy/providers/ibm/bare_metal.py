@@ -81,9 +81,9 @@ def make_body(request: MachineRequest, image: str, network: Mapping[str, Any]) -
 
 
 async def delete_server(api: IbmApi, region: str, path: str) -> None:
-    """Stop a server at once and delete it; the server must be stopped first, because IBM deletes
-    only servers that are powered off. If the server is not powered off yet, raise a fault that
-    makes the caller try again.
+    """Stop a server immediately, then delete the server, because IBM deletes only servers that are
+    powered off. If the server is not powered off yet, raise a fault that makes the caller try
+    again.
     """
     status = await _read_status(api, region, path)
     try:

@@ -1,5 +1,5 @@
-"""Combines the profiles that the VPC API lists with IBM's price list. The catalog's prices are used
-for profiles whose parts the price list sells separately.
+"""Combines the profiles that the VPC API lists with IBM's price list. If the price list contains
+only prices for the parts of a profile, the catalog's price is used.
 """
 
 import asyncio

@@ -35,8 +35,9 @@ class IbmPlaces:
         self._images: dict[tuple[str, str], str] = {}
 
     def forget(self) -> None:
-        """Find subnets and images again at the next launch, because a subnet or an image
-        may have been deleted."""
+        """Discard the cached subnets and images, because a subnet or an image may have been
+        deleted.
+        """
         self._subnets.clear()
         self._images.clear()
         self._since = self._now()

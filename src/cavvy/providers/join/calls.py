@@ -57,9 +57,10 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Numbered lines for the supervisor. If `again` is True, the machine must start a new session.
-    If `leave` is True, the machine must end its work and leave. `servers` are the addresses of all
-    servers if the machine may use servers other than the one through which it joined.
+    """The numbered messages for the machine's supervisor. If `again` is True, the machine must
+    start a new session. If `leave` is True, the machine must end its work and leave. `servers` are
+    the addresses of all servers if the machine may use servers other than the one through which it
+    joined.
     """
 
     lines: Sequence[tuple[int, str]] = ()

@@ -148,7 +148,7 @@ class JoinLink:
         return self._down if session == self.session else None
 
     def wake(self) -> None:
-        """Answer a waiting request at once."""
+        """Answer a waiting request immediately."""
         self._news.set()
 
     def leave(self, problem: str) -> None:

@@ -36,7 +36,7 @@ class InvitedMachine(Struct, frozen=True, kw_only=True):
 
 
 class MemberMachine(Struct, frozen=True, kw_only=True):
-    """One joined machine. If `dismissed` is True, the machine must end its work and leave."""
+    """One joined machine. If `dismissed` is True, the machine must end its work and disconnect."""
 
     name: str
     token: str  # SHA-256 of the machine's token
@@ -118,7 +118,7 @@ class MachineRegister:
         return member, own
 
     async def find(self, token: str) -> MemberMachine:
-        """Find the machine with this token. Raises Refused if no machine has the token, and
+        """Return the machine with this token. Raises Refused if no machine has the token, and
         TryAgain if the register cannot be read.
         """
         member = self._of(token)

@@ -3,7 +3,8 @@ server the machine is connected. Other servers reach a machine through
 the server to which it is connected.
 
 The server that has the session writes its record when the session begins, and when the machine
-falls silent, calls again or leaves. A record is valid only while the server that wrote it is alive.
+falls silent, calls again or leaves. A session's record is valid only while the server that wrote
+the record is alive.
 """
 
 from collections.abc import Mapping
@@ -152,7 +153,7 @@ class MachineSessions:
         return msgspec.convert(said.answer, kind)
 
     async def pass_on(self, at: MachineSession, call: str, body: bytes) -> bytes:
-        """Pass a machine's call on to the server that has the machine's session, and return that
+        """Forward a machine's call to the server that has the machine's session, and return that
         server's answer. Raises LinkLost.
         """
         passed = MachineCall(name=at.name, call=call, body=msgspec.Raw(body))

@@ -199,7 +199,8 @@ def promise(
 ) -> list[KubernetesNode]:
     """Deduct the resources of `count` pods from nodes where the pods fit. `parts` maps an
     accelerator resource to the amounts that a pod uses on nodes with this resource. The amounts
-    under the key "" apply to nodes with any other resource, or without accelerators.
+    under the key "" apply to all nodes whose accelerator resource is not a key, and to nodes
+    without accelerators.
     """
     left = list(nodes)
     for _ in range(count):
@@ -297,9 +298,9 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 def requested(pod: Object, resource: str) -> ResourceAmount:
     """Return the resources that a pod uses on its node, as Kubernetes' scheduler counts them.
 
-    The scheduler uses the larger of two amounts: the sum of the requests of the pod's containers
-    and sidecars, and the most that one init container requests together with the sidecars that
-    start before it. If the pod as a whole requests CPUs or memory, that request replaces this
+    The scheduler uses the larger of two amounts: the sum of the requests of all containers and
+    sidecars, and the largest sum of one init container's request and the requests of the sidecars
+    that start before it. If the pod as a whole requests CPUs or memory, that request replaces this
     amount.
     """
     spec = pod["spec"]
@@ -410,9 +411,9 @@ def list_offers(
 def _price(
     alike: Sequence[KubernetesNode], gpu_rate: HourlyRate, node_rate: HourlyRate
 ) -> PartPrices:
-    """Return the prices of parts of similar nodes. If the settings have no price for a GPU (0), a
-    GPU costs its share of the machine's own price. If the settings have no price for a node (0), a
-    node costs the machine's own price.
+    """Return the hourly prices of one GPU and of one whole node in a group of similar nodes. If the
+    settings have no price for a GPU (0), a GPU costs its share of the machine's own price. If the
+    settings have no price for a node (0), a node costs the machine's own price.
     """
     whole = max(node.rate for node in alike)
     part = HourlyRate(whole.micros_per_hour // max(1, alike[0].shape.gpus))

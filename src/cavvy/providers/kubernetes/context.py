@@ -1,4 +1,4 @@
-"""One Kubernetes context: launches, finds, records and removes the gangs in it."""
+"""One Kubernetes context: launches, finds, records and removes the context's gangs."""
 
 import asyncio
 import json
@@ -63,8 +63,8 @@ _AT_ONCE = {"gracePeriodSeconds": 0}
 
 
 class ContextTerms(Struct, frozen=True, kw_only=True):
-    """The parts of the server that a context uses. `mark` is the value of the label that all
-    objects of this installation have.
+    """The server's functions and options that a context uses. `mark` is the value of the label that
+    all objects of this installation have.
     """
 
     mark: str

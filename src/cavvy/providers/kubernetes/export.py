@@ -69,14 +69,14 @@ def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
         is not None,
         "image: build and push the Dockerfile's image; name it in each container": task.image_build
         is not None,
-        "volumes: those whose source or path is in the working folder are left out": any(
+        "volumes: a volume whose source or path is in the working folder is omitted": any(
             not each.path.startswith("/") or each.kind is VolumeKind.FOLDER for each in task.volumes
         ),
         "inputs, outputs: the pods do not copy these files": bool(task.inputs or task.outputs),
         "checkpoint: an ended pod loses its files; write checkpoints to a volume": task.checkpoint
         is not None,
         "retry: nothing starts a pod again after it has ended": task.service is None,
-        "the setup runs each time that a pod starts": task.setup is not None,
+        "setup: runs each time a pod starts": task.setup is not None,
     }
     return [note for note, is_so in wanted.items() if is_so]
 

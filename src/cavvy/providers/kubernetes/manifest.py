@@ -21,8 +21,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
     "NAME` builds an image and pushes it",
     Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting "
     "`pull_secrets` names",
-    Feature.NETWORK: "Kubernetes does not report the network's speed, so nodes cannot be chosen "
-    "by it",
+    Feature.NETWORK: "Kubernetes does not report the network's speed, so tasks cannot select nodes "
+    "by network speed",
     Feature.RESULTS: "a pod loses its disk when it ends. If the server is unreachable when the "
     "work ends, the results are stored in the bucket in `checkpoint.storage` or "
     "`server.results_url`; without a bucket, the pod waits until its lease ends",
@@ -76,10 +76,10 @@ MANIFEST = Manifest(
         node_price(),
         flag(
             "catalog_prices",
-            "If `price_usd_gpu_hr` and `price_usd_node_hr` are 0 and the cluster's nodes are "
-            "machines of EKS, GKE, AKS or CoreWeave, pods cost their share of the price that the "
-            "catalog has for the machine, and jobs need consent to costs. Set this "
-            "to `false` if you have paid for the machines already.",
+            "If `true`, a pod on a machine of EKS, GKE, AKS or CoreWeave costs its share of the "
+            "machine's catalog price, and jobs need consent to costs. The prices in "
+            "`price_usd_gpu_hr` and `price_usd_node_hr`, if set, replace the catalog's price. Set "
+            "this to `false` if you have paid for the machines already.",
             default=True,
         ),
         text(

@@ -47,7 +47,7 @@ _USABLE_CPUS, _USABLE_MEMORY = 0.95, 0.9
 
 class PoolTemplate(Struct, frozen=True, kw_only=True):
     """A node that a pool can add. `product` names the node's accelerators. If `rule` (a label and
-    its value) is set, pods with accelerators must select that label to get the node.
+    its value) is set, pods with accelerators must select that label to run on the node.
     """
 
     pool: str
@@ -85,8 +85,9 @@ def make_nodes(
 
 
 def read_templates(source: str, item: Object, find: FindInstance) -> Sequence[PoolTemplate]:
-    """Return the templates that one pool object describes. `source` is the list that contains the
-    object."""
+    """Return the node templates that one pool object describes. `source` is the list that contains
+    the object.
+    """
     if source == KARPENTER:
         return list(_read_karpenter(item, find))
     if source == COMPUTE_CLASSES:

@@ -64,7 +64,7 @@ class PodOptions(Struct, frozen=True, kw_only=True):
 
 def object_to_tunnel(task: TaskSpec, pod: object) -> Objection | None:
     """Return why the task's pods cannot encrypt the traffic between them, or None if they may be
-    able to. `pod` are the fields with which the task or the settings change the pods. If `pod`
+    able to. `pod` contains the fields that the task or the settings merge into the pods. If `pod`
     contains fields, the result is None, because the fields may add the capability NET_ADMIN.
     """
     if not task.encrypt or task.nodes == 1 or pod:

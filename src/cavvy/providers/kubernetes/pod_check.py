@@ -18,8 +18,8 @@ async def find_refused(
     api: KubernetesApi, path: str, plain: Object, fields: Mapping[str, Any]
 ) -> Sequence[str]:
     """Return the fields that the API server refuses when they are added to the pod `plain`, each
-    with the reason, or () if it accepts them all. `path` is the API path of the namespace's pods.
-    Raises TryAgain.
+    with the reason, or () if the server accepts all fields. `path` is the API path of the
+    namespace's pods. Raises TryAgain.
     """
     leaves = list(_list_leaves(fields))
     whole = await _try(api, path, plain, fields, leaves)

@@ -29,7 +29,7 @@ _RUN = "/cavvy/run"
 
 class OwnerObject(Struct, frozen=True, kw_only=True):
     """The config map with a gang's record. The config map owns the gang's other objects, so
-    Kubernetes deletes these objects together with the record.
+    Kubernetes deletes these objects when the config map is deleted.
     """
 
     name: str
@@ -170,8 +170,8 @@ def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object
 
 
 def join_queue(metadata: Object, queue: str, group: str, nodes: int) -> None:
-    """Label a pod so that Kueue admits all pods of its group at once. Does nothing if `queue` is
-    "".
+    """Label a pod so that Kueue admits all pods of its group at the same time. Does nothing if
+    `queue` is "".
     """
     if queue:
         metadata["labels"] |= {
@@ -282,8 +282,9 @@ def make_mount(number: int, volume: Volume) -> Object:
 
 
 def make_claim(volume: Volume, nodes: int) -> Object:
-    """Make a claim for a named volume that does not exist yet. The claim remains after the gang has
-    ended."""
+    """Return a PersistentVolumeClaim for a named volume that does not exist yet. The claim remains
+    after the gang has ended.
+    """
     spec: Object = {
         "accessModes": ["ReadWriteMany" if nodes > 1 else "ReadWriteOnce"],
         "resources": {"requests": {"storage": f"{volume.size_gib}Gi"}},

@@ -26,7 +26,7 @@ _COREWEAVE = "coreweave"
 
 
 class MachinePrices:
-    """Finds the price of a node's whole machine per hour."""
+    """Looks up the hourly prices of the machines on which nodes run."""
 
     def __init__(
         self, list_instance: ListInstance, list_prices: ListPrices, now: Callable[[], datetime]
@@ -55,8 +55,9 @@ class MachinePrices:
         return self._known[key] or node.rate
 
     def _find(self, machine: NodeMachine, node: KubernetesNode) -> HourlyRate | None:
-        """Return the price in the machine's region. If prices differ between zones, the highest
-        price is returned. If the region is unknown, the price of the cheapest region is returned.
+        """Return the machine's hourly price in its region. If prices differ between zones, the
+        highest price is returned. If the region is unknown, the price of the cheapest region is
+        returned.
         """
         purchase = Purchase.SPOT if node.spot else Purchase.ON_DEMAND
         offers = [each for each in self._list(machine, node) if each.purchase is purchase]

@@ -53,8 +53,8 @@ def list_service_notes(service: ServiceSpec) -> list[str]:
         "service.replicas: the cluster always keeps one pod, and never scales to zero": (
             service.replicas.least == 0
         ),
-        "service.keys, rate, limits, hosts: pods check none of these; put a gateway in front of "
-        "them": (
+        "service.keys, rate, limits, hosts: pods check none of these; run a gateway in front of "
+        "the pods": (
             bool(service.keys or service.rates or service.hosts)
             or service.limits != RequestLimits()
         ),

@@ -107,7 +107,7 @@ class PodWatch:
 
 
 def _mark_of(pod: Object) -> object:
-    """Return the parts of a pod that are compared to detect changes."""
+    """Return the fields of a pod that are compared to detect changes."""
     status = pod.get("status") or {}
     states = [
         sorted((each.get("state") or {}).keys()) for each in status.get("containerStatuses") or ()

@@ -96,8 +96,8 @@ def _list_steps(task: TaskSpec, job: BatchJobRequest, machine: Machine) -> list[
     gpu = machine.offer.accelerator if machine.offer else None
     steps = {
         "Run this script with the AWS CLI, version 2. Replace QUEUE with your job queue.": True,
-        "Set minvCpus of the queue's compute environment to 0, so that it costs nothing without "
-        "jobs.": True,
+        "Set minvCpus of the queue's compute environment to 0, so that the environment costs "
+        "nothing without jobs.": True,
         f"resources.gpu: any GPU is accepted; use a queue whose machines have {gpu}, such as "
         f"{machine.instance_type}": bool(gpu and job.gpus),
         f"resources.instance: use a queue whose machines are {task.resources.instance}": bool(

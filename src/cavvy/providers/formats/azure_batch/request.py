@@ -1,6 +1,6 @@
 """Builds the requests to Azure Batch that create a pool, a job and a task.
 
-Fields and limits are those of the models of azure-batch 15.1.
+Fields and limits are from the models of azure-batch 15.1.
 """
 
 from base64 import b64encode
@@ -44,8 +44,9 @@ _SHARED_MEMORY = "--ipc=host"
 
 
 class AzureBatchRequest(Struct, frozen=True, kw_only=True):
-    """The values of the requests to Azure Batch. The job has one task, and its pool has machines
-    only while it has tasks. `retries` is the maximum number of retries of a program that fails.
+    """The values for the requests to Azure Batch. The job has one task, and the job's pool has
+    machines only while tasks wait or run. `retries` is the maximum number of retries of a program
+    that fails.
     """
 
     name: str  # the name of the pool, of the job and of the task
@@ -159,7 +160,7 @@ def make_pool(job: AzureBatchRequest) -> dict[str, Any]:
 
 
 def _describe_pool(vm_size: str, image: str) -> dict[str, Any]:
-    """Return the parts of a pool that do not depend on the number of its machines."""
+    """Return the fields of a pool that do not depend on the number of machines."""
     return {
         "vmSize": vm_size,
         "virtualMachineConfiguration": {

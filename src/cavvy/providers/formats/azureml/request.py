@@ -1,7 +1,7 @@
 """Builds a command job of Azure Machine Learning: as a specification for `az ml job create`, and as
 the resource that the provider creates by REST.
 
-The fields are those of CommandJobSchema of azure-ai-ml 1.35, and of the resource CommandJob of
+The fields are from CommandJobSchema of azure-ai-ml 1.35, and from the resource CommandJob of
 Azure's published API 2024-04-01.
 """
 

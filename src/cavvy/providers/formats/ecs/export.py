@@ -119,7 +119,7 @@ def _list_steps(task: TaskSpec, job: EcsTaskRequest) -> list[str]:
         "Run this script with the AWS CLI, version 2. Replace CLUSTER with your cluster, REGION "
         f"with its region, and {_ROLE} with an execution role that may pull the image and write "
         "logs": True,
-        "Replace SUBNET with a subnet with a route to the internet": on_fargate,
+        "Replace SUBNET with a subnet that has a route to the internet": on_fargate,
         "resources.spot: the cluster needs the capacity provider FARGATE_SPOT; ECS does not "
         "change to on-demand": on_fargate and job.spot,
         "resources.spot: the capacity of the cluster determines whether its machines are spot "

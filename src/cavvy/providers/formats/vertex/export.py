@@ -109,7 +109,7 @@ def _make_program(task: TaskSpec) -> str:
 
 
 def _mounted(uri: str) -> str:
-    """Return the path at which a container finds the objects of a bucket."""
+    """Return the path under which a container reads and writes the objects of a bucket."""
     return "/gcs/" + uri.removeprefix("gs://").rstrip("/")
 
 

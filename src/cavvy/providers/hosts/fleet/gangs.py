@@ -250,8 +250,8 @@ class HostFleet:
         raise NoCapacity(reason) from problems[0]
 
     async def _undo(self, name: str, host: str) -> None:
-        """Remove a gang from one of its hosts at once. If the host is not connected, `_clean`
-        removes the gang from the host later.
+        """Remove a gang from one of its hosts without a grace period. If the host is not connected,
+        `_clean` removes the gang from the host later.
         """
         link = self._links.get(host)
         if link is None or not link.up:

@@ -20,7 +20,7 @@ ASK_TIMEOUT_S = 60
 
 
 class HostSetup(Struct, frozen=True, kw_only=True):
-    """Paths and commands on a host that is ready for use."""
+    """The paths and commands that Cavvy uses on one prepared host."""
 
     root: str  # this installation's folder on the host
     cache: str

@@ -1,5 +1,5 @@
 """Determines which hosts of a fleet separate the jobs of different projects: each host tests
-whether it can, and reports what prevents the separation.
+whether it can separate jobs, and reports any obstacle.
 
 A host is queried when its last answer is a minute old, and before every launch. A host that no
 longer separates jobs therefore gets no job of another project, even if the scheduler has planned
@@ -62,9 +62,9 @@ class FleetIsolation:
     async def admit(
         self, hosts: Collection[str], project: str, intents: Iterable[FleetIntent]
     ) -> bool:
-        """Query the hosts of a new gang, and return whether they separate its work from that of
-        other projects. `intents` are the gangs that have not ended. Raises NoCapacity if work of
-        another project could reach the gang's work.
+        """Query the hosts of a new gang, and return whether these hosts separate the gang's work
+        from the work of other projects. `intents` are the gangs that have not ended. Raises
+        NoCapacity if work of another project could reach the gang's work.
         """
         if not self.asks:
             return False
@@ -91,7 +91,7 @@ class FleetIsolation:
         return obstacle or (MIXED if mixed else "")
 
     def say(self, host: str) -> str:
-        """Say how the jobs of different projects share the host, for users."""
+        """Explain to users how the jobs of different projects share the host."""
         return say_isolation(self._mode, self._obstacles.get(host))
 
     def _is_up(self, name: str) -> bool:

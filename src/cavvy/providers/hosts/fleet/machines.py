@@ -1,4 +1,4 @@
-"""Makes a host's hardware description and offers from the facts that the host's supervisor read."""
+"""Builds a host's hardware description and offers from the facts that its supervisor read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -126,8 +126,8 @@ class _SmiRows:
 
 
 def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
-    """Make a host's hardware description from its facts, within the limits of the inventory. The
-    call blocks briefly, because files are written.
+    """Build a host's hardware description from the host's facts, within the limits of the
+    inventory. The call blocks briefly, because it writes files.
     """
 
     def nvml() -> NvmlQueries | None:

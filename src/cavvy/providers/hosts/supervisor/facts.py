@@ -70,8 +70,8 @@ def read_facts(root: str) -> Fields:
 
 
 def try_separation(agent: list[str], root: str, environ: dict[str, str]) -> str:
-    """Return the obstacle that the agent finds when it tries to hide Cavvy's folder on this host
-    from work, or "?" if the agent fails. The installation's folder `root` is not hidden.
+    """Return the obstacle that the agent reports when it tries to hide Cavvy's folder on this host
+    from jobs, or "?" if the agent fails. The agent does not hide the installation's folder `root`.
     """
     command = [*agent, "--separates", os.path.dirname(os.path.dirname(root)), root]
     null = subprocess.DEVNULL

@@ -71,7 +71,7 @@ class LockBusy(Exception):
 
 class HostSupervisor:
     """Serves one connection. All state is on disk. The object's attributes only cache state, so
-    that changes are noticed and reported at once.
+    that changes are noticed and reported immediately.
     """
 
     def __init__(self, root: str) -> None:
@@ -395,7 +395,7 @@ class HostSupervisor:
 
     def _follow_up(self, name: str, rank: str, removing: Fields | None) -> bool:
         """Remove a dead agent's container, and deliver the agent's log and exit record. Return True
-        while the container's removal or the delivery is not finished.
+        while the removal or the delivery is still running.
         """
         folder = f"{self._folder(name)}/{rank}"
         engine = next((each for each in ("podman", "docker") if shutil.which(each)), None)

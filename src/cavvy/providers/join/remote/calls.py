@@ -27,7 +27,7 @@ class MachineDismissed(Exception):
 
 
 class ServerAddresses:
-    """The addresses of the control plane's servers, which all threads use. Each server can answer
+    """The addresses of the control plane's servers, shared by all threads. Each server can answer
     all calls. `first` is the address with which the machine joined.
     """
 

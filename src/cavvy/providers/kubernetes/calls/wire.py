@@ -67,7 +67,7 @@ class ServerEndpoint(Struct, frozen=True, kw_only=True):
     proxy: str | None = None
 
     async def connect(self) -> "ServerConnection":
-        """Connect, through the proxy if there is one. Raises ConnectionBroken."""
+        """Connect to the API server, through the proxy if one is set. Raises ConnectionBroken."""
         url = urlsplit(self.url)
         host, port = url.hostname or "", url.port or (443 if self.tls else 80)
         name = (self.server_name or host) if self.tls else None
