@@ -91,8 +91,8 @@ def test_a_node_s_file_of_warning_appears_when_it_is_time(tmp_path: Path) -> Non
         ({"state": "scheduled"}, "it is scheduled"),
         ({"state": "expired"}, "it is expired"),
         ({"platform": "Windows"}, "the reservation is for Windows"),
-        ({"block": True, "until": timedelta(minutes=45)}, "it ends too soon"),
-        ({"until": timedelta(seconds=30)}, "it ends too soon"),
+        ({"block": True, "until": timedelta(minutes=45)}, "the reservation ends too soon"),
+        ({"until": timedelta(seconds=30)}, "the reservation ends too soon"),
         (
             {"type": "p6e-gb200.36xlarge", "block": True, "until": timedelta(hours=9)},
             "the reservation belongs to an UltraServer",

@@ -52,8 +52,8 @@ class BillsVolumes(Protocol):
     """A provider whose volumes cost money between jobs."""
 
     async def kept_volumes(self) -> Sequence[KeptVolume]:
-        """Return all volumes made by this installation that outlive their jobs, with their prices.
-        Raises TryAgain or Refused if a location that may contain volumes does not answer.
+        """Return the volumes that this installation created and that outlive their jobs, with
+        prices. Raises TryAgain or Refused if a location that may contain volumes does not answer.
         """
 
 
@@ -282,13 +282,13 @@ HAS_PARTS: Ability[HasParts] = Ability(
     purpose="Reports the clusters, regions or hosts that did not answer, with the reason. A job "
     "that fits no available offer waits for the missing answers. `FanOut` in "
     "`providers/batch/fan_out.py` sends all queries at the same time, so that a slow answer does "
-    "not delay the others.",
+    "not delay the other answers.",
 )
 SIGNALS_CHANGES: Ability[SignalsChanges] = Ability(
     name="signals changes",
     methods=("changed",),
-    purpose="Reports a change of a gang at once; without this ability, the control plane notices "
-    "a change at the next poll.",
+    purpose="Reports a change of a gang immediately; without this ability, the control plane "
+    "notices a change at the next poll.",
 )
 RUNS_AGENTS_HERE: Ability[RunsAgentsHere] = Ability(
     name="runs agents here",

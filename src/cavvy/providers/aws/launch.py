@@ -456,9 +456,7 @@ def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
 
 
 def _describe(reserved: CapacityReservation | None) -> dict[str, Any]:
-    """Return the fields with which a gang's record describes `reserved`, or {} without a
-    reservation.
-    """
+    """Return the gang record's fields that describe `reserved`, or {} without a reservation."""
     if reserved is None:
         return {}
     return {"reservation": reserved.id, "block": reserved.block, "ends_at": reserved.ends_at}

@@ -556,4 +556,6 @@ def _describe(reservation: CapacityReservation, now: datetime) -> str:
     )
     if reservation.problem:
         return f"{where}, not used: {reservation.problem}"
-    return where if _opens(reservation, now) else f"{where}, not used: it ends too soon"
+    return (
+        where if _opens(reservation, now) else f"{where}, not used: the reservation ends too soon"
+    )

@@ -64,7 +64,7 @@ class GangNetworks:
         self, region: str, named: str | None, vpc: str | None, zones: Collection[str]
     ) -> Sequence[Json]:
         """Return the subnet `named` or, without one, the subnets of `vpc` in these zones, sorted by
-        free addresses (most first). If `vpc` is None, use the default subnets or, without those,
+        free addresses (most first). If `vpc` is None, use the default subnets or, if none exist,
         the subnets of the region's only VPC.
 
         Raises NoCapacity if these zones have no subnet. Raises Refused if the region has no subnet,

@@ -11,7 +11,7 @@ ACCOUNT = (
     ProviderSetting(
         name="key_file",
         kind=SettingKind.KEY_FILE,
-        consequence="A file with lines such as those of `~/.aws/credentials`: `aws_access_key_id "
+        consequence="A file with lines as in `~/.aws/credentials`: `aws_access_key_id "
         "= …`, `aws_secret_access_key = …` and, for temporary keys, "
         "`aws_session_token = …`. Other lines of the file are not read. By default, "
         "`profile` applies.",

@@ -188,9 +188,9 @@ class GangVolumes:
             await self._ledger.put(replace(record, disks=done))
 
     async def remove_made(self, record: AwsGangRecord) -> bool:
-        """Delete the volumes that were created for this gang. If the gang was launched, keep its
-        volumes with `keep`. Returns False while one of the volumes to delete is still in use.
-        Raises TryAgain, Refused.
+        """Delete the volumes that were created for this gang. If the gang was launched, do not
+        delete the volumes whose `keep` is True. Returns False while one of the volumes to delete is
+        still in use. Raises TryAgain, Refused.
         """
         unused = not record.launched
         ids = {

@@ -88,7 +88,8 @@ MANIFEST = Manifest(
         ),
         text(
             "execution_role",
-            "The ARN of the role that pulls the image, if the instances' own role does not.",
+            "The ARN of the role that pulls the image. By default, the instances' own role pulls "
+            "the image.",
         ),
         number(
             "memory_percent",

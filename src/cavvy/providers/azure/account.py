@@ -1,4 +1,4 @@
-"""Calls Azure Resource Manager with the credentials that azure-identity finds.
+"""Calls Azure Resource Manager with the credentials of azure-identity.
 
 No other module imports Azure's SDK.
 """

@@ -116,8 +116,8 @@ MANIFEST = Manifest(
         text(
             "subnets",
             "The subnet of nodes in each region: `eastus=RESOURCE-ID, westus3=RESOURCE-ID`. In "
-            "other regions, Cavvy makes the network `cavvy-REGION`, whose nodes accept connections "
-            "only from each other.",
+            "other regions, Cavvy creates the network `cavvy-REGION`, whose nodes accept "
+            "connections only from each other.",
         ),
         flag(
             "public_ip",

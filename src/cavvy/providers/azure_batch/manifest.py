@@ -85,7 +85,7 @@ MANIFEST = Manifest(
         text(
             "subnet",
             "The resource id of the subnet for the machines of pools. By default, Azure Batch "
-            "makes a network for each pool, whose machines reach the internet.",
+            "creates a network for each pool, and the pool's machines can reach the internet.",
         ),
         text(
             "endpoint",

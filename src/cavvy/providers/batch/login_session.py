@@ -84,7 +84,9 @@ class MailLetter(Struct, frozen=True):
 
 
 class LoginNode(Struct, frozen=True, kw_only=True):
-    """How to connect to the login node. If `host` is "", the login node is this machine."""
+    """The settings for the connection to the login node. If `host` is "", the login node is this
+    machine.
+    """
 
     host: str
     ssh_options: Sequence[str]

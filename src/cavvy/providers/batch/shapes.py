@@ -12,8 +12,8 @@ from cavvy.domain.values import Struct
 
 
 class NodeShape(Struct, frozen=True, kw_only=True):
-    """The hardware of one kind of node. `gpu` is the cluster's name for its GPUs, or "" if it has
-    none.
+    """The hardware of one kind of node. `gpu` is the cluster's name for the node's GPUs, or "" if
+    the node has none.
     """
 
     cpus: int

@@ -46,7 +46,7 @@ class BatchSystem(Protocol):
         """Return all queues that this user may submit to, and all nodes."""
 
     async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
-        """Return the jobs with this installation's mark, including those that ended recently."""
+        """Return the jobs with this installation's mark, including jobs that ended recently."""
 
     async def accounted(self, job: str) -> BatchJobRow | None:
         """Return the accounting record of a job that `jobs` no longer lists, or None if no record

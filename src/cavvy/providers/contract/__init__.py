@@ -30,7 +30,7 @@ __all__ = [
 
 
 class ProviderContract(OfferTests, LaunchTests, LookTests, EndTests):
-    """The rules that every provider must keep. Override `place`; override `run_scenario` and
+    """The rules that every provider must follow. Override `place`; override `run_scenario` and
     `lose_reply` if their defaults do not fit. Add `FaultTests` as a second base class for a
     provider that starts a gang with several requests.
     """

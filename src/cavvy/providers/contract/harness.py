@@ -235,8 +235,9 @@ class ContractHarness:
         return self.place
 
     async def offer(self, purchase: Purchase | None = None) -> Offer:
-        """Return the available offer with the fewest accelerators; if there are several, the
-        cheapest."""
+        """Return the available offer with the fewest accelerators; if several such offers exist,
+        return the cheapest.
+        """
         offers = [
             o
             for o in await self.ours.offers()

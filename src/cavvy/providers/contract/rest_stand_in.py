@@ -230,7 +230,9 @@ class RestStandIn(ABC):
 
 
 def finish(call: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never waits, as those of the in-memory cloud, and return its result."""
+    """Run a coroutine that never waits, such as a method of the in-memory cloud, and return the
+    result.
+    """
     while True:
         try:
             call.send(None)

@@ -1,4 +1,4 @@
-"""Makes offers from Fargate's sizes and the dated prices in `fargate.csv`.
+"""Builds offers from Fargate's sizes and the dated prices in `fargate.csv`.
 
 Each row of the table has the prices of one vCPU and one GB for an hour, on Linux and x86, in one
 region and for one capacity provider. AWS bills each second from the start of the image pull to the

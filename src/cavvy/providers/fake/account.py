@@ -1,4 +1,4 @@
-"""Gives each installation its own provider on one fake cloud."""
+"""Separates the gangs of several installations on one fake cloud."""
 
 from collections.abc import Sequence
 

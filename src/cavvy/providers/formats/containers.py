@@ -1,6 +1,4 @@
-"""Makes the container of a task for services that expect CPUs and memory instead of an instance
-type.
-"""
+"""Builds a task's container for services that expect CPUs and memory, not an instance type."""
 
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.domain.values import Struct

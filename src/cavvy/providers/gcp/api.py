@@ -117,7 +117,7 @@ class GcpApi:
             return Refused(
                 f"[providers.gcp] network: {fault.message}; create the network with `gcloud "
                 f"compute networks create {self._network} --subnet-mode auto` and a firewall rule "
-                "for its own traffic, or name another one in `network` and `subnetwork`"
+                "for its own traffic, or name another network in `network` and `subnetwork`"
             )
         return fault
 

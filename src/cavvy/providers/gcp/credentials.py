@@ -1,4 +1,4 @@
-"""Finds Google credentials, and makes the access tokens of API calls, with Google's own library."""
+"""Loads Google credentials, and requests access tokens for API calls, with Google's own library."""
 
 import functools
 import threading
@@ -46,8 +46,8 @@ class GoogleCredentials:
             _, project = self._find()
         if not project:
             raise Refused(
-                f"[providers.{self._provider}] project: the credentials name no project; set it to "
-                "the id of your project, which `gcloud projects list` shows"
+                f"[providers.{self._provider}] project: the credentials name no project; set "
+                "`project` to the id of your project, which `gcloud projects list` shows"
             )
         return project
 

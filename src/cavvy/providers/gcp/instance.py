@@ -1,4 +1,4 @@
-"""Makes the request for a virtual machine: its image, disk, network interface and scheduling."""
+"""Builds the request for a virtual machine: image, disk, network interface and scheduling."""
 
 from collections.abc import Mapping, Sequence
 

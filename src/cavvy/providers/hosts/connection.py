@@ -173,7 +173,7 @@ class HostConnection:
             await _end(process)
 
     def close(self) -> None:
-        """Close the connection at once. Agents on the host keep running."""
+        """Close the connection immediately. Agents on the host keep running."""
         _kill(self._process)
         if self.address.control is not None:
             self.address.control.unlink(missing_ok=True)

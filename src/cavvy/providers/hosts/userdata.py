@@ -1,4 +1,4 @@
-"""Makes user data for machines that a cloud starts: one script for all nodes of a gang, or one for
+"""Builds user data for machines that a cloud starts: one script for all nodes of a gang, or one for
 each node. User data contains no lasting secrets.
 """
 

@@ -1,4 +1,5 @@
-"""Facts about bare metal servers for VPC, and the two calls that differ from those for instances.
+"""Facts about bare metal servers for VPC, and the two calls that differ from the calls for
+instances.
 
 IBM documents a start within 10 minutes
 (https://cloud.ibm.com/docs/vpc?topic=vpc-about-bare-metal-servers, of 2025-06-09). IBM bills by the

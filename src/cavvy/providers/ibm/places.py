@@ -1,5 +1,4 @@
-"""Finds the subnet and the image of an instance: those in the settings or, without these, the
-defaults."""
+"""Selects the subnet and the image of an instance, from the settings or else from IBM's lists."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -24,7 +24,7 @@ MANIFEST = make_manifest(
     unsupported={
         Feature.GANG: "JarvisLabs's containers cannot join a private network; only its virtual "
         "machines can (https://docs.jarvislabs.ai/sdk)",
-        Feature.IMAGE: f"{_CONTAINER}; the setting `template` selects it for all instances",
+        Feature.IMAGE: f"{_CONTAINER}; the setting `template` selects one for all instances",
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: _CONTAINER,
         Feature.SELF_END: "JarvisLabs bills the disk of an instance until its API destroys it "

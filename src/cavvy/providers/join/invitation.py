@@ -1,4 +1,4 @@
-"""Makes the commands that users paste on a machine to join it."""
+"""Builds the commands that users paste into a machine's shell to make the machine join."""
 
 import json
 import shlex

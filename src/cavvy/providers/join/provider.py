@@ -464,8 +464,8 @@ class JoinProvider:
         return JoinLink(name, changed, self._now, self._sessions)
 
     async def _tick(self) -> None:
-        """Update how long each machine has been silent, and announce those that have been silent
-        for too long.
+        """Update how long each machine has been silent, and announce the machines that have been
+        silent for too long.
         """
         await self._ready()
         for name, line in list(self._lines.items()):

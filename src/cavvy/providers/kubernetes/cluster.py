@@ -116,8 +116,8 @@ _UNKNOWN, _FREE = NodeMachine(), HourlyRate(0)
 
 
 class KubernetesNode(Struct, frozen=True, kw_only=True):
-    """One node, limited to one of its kinds of accelerators: the resources that jobs may use, and
-    the free part of these resources.
+    """One node, limited to one kind of the node's accelerators: the resources that jobs may use,
+    and the free part of these resources.
     """
 
     name: str

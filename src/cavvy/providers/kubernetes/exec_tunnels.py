@@ -42,8 +42,9 @@ class ExecTunnels:
         self.problems: dict[str, str] = {}
 
     def follow(self, pod: str, *, runs: bool) -> None:
-        """Keep a tunnel to this pod open. If the pod is known to run, try to open the tunnel at
-        once."""
+        """Keep a tunnel to this pod open. If the pod is known to run, try to open the tunnel
+        immediately.
+        """
         if pod not in self._tasks:
             self._wake[pod] = asyncio.Event()
             self._tasks[pod] = asyncio.create_task(self._keep(pod))

@@ -63,15 +63,15 @@ class PodOptions(Struct, frozen=True, kw_only=True):
 
 
 def object_to_tunnel(task: TaskSpec, pod: object) -> Objection | None:
-    """Return why the task's pods cannot encrypt the traffic between them, or None if they may be
-    able to. `pod` contains the fields that the task or the settings merge into the pods. If `pod`
-    contains fields, the result is None, because the fields may add the capability NET_ADMIN.
+    """Return why the task's pods cannot encrypt the traffic between them, or None if encryption may
+    be possible. `pod` contains the fields that the task or the settings merge into the pods. If
+    `pod` contains fields, the result is None, because the fields may add the capability NET_ADMIN.
     """
     if not task.encrypt or task.nodes == 1 or pod:
         return None
     reason = (
-        "pods have no right to make a WireGuard interface; add the capability NET_ADMIN with the "
-        "option or the setting `pod`"
+        "pods may not create a WireGuard interface; add the capability NET_ADMIN with the option "
+        "or the setting `pod`"
     )
     return Objection("encrypt", reason)
 

@@ -14,7 +14,7 @@ _HTTP_PORT = 80
 
 
 def make_service(pod: Object, service: ServiceSpec) -> list[Object]:
-    """Return the objects of a service whose replicas are like `pod`."""
+    """Return the Kubernetes objects of a service whose replicas are copies of `pod`."""
     labels, name = pod["metadata"]["labels"], pod["metadata"]["name"]
     least, most = max(1, service.replicas.least), service.replicas.most
     deployment: Object = {

@@ -65,7 +65,7 @@ class AzureBatchRequest(Struct, frozen=True, kw_only=True):
 
 
 class AzureBatchGang(Struct, frozen=True, kw_only=True):
-    """The values of a job whose pool exists only as long as the job. Each of the pool's machines
+    """The values for a job whose pool exists only while the job exists. Each of the pool's machines
     runs one task.
     """
 

@@ -158,7 +158,7 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
-    """Recreate below the local folder `root` the files that a host's supervisor has read. The code
+    """Recreate the files that a host's supervisor has read, below the local folder `root`. The code
     that reads this machine's hardware can then read the host's hardware from the folder.
     """
     for link, target in facts.links.items():
@@ -257,8 +257,8 @@ def _offer(
 
 
 def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
-    """Return each model with each number of accelerators up to the number that the machine has, and
-    (None, 0) for no accelerator.
+    """Return (model, count) for each model of the machine and each count up to the number of
+    installed accelerators, and (None, 0) for no accelerator.
     """
     models = count_models(machine).items()
     return [(None, 0), *((model, n + 1) for model, total in models for n in range(total))]

@@ -60,8 +60,9 @@ def read_stat(pid: int | str) -> list[str] | None:
 
 
 def list_marked(gang: str, rank: str) -> list[int]:
-    """Return the PIDs of a rank's running processes: those of this user with the rank's environment
-    variables, the descendants of these processes, and all processes in their sessions.
+    """Return the PIDs of a rank's running processes: this user's processes with the rank's
+    environment variables, the descendants of these processes, and all processes in the same
+    sessions.
     """
     stats: dict[int, list[str]] = {}
     for name in own_pids():

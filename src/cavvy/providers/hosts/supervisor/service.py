@@ -414,7 +414,7 @@ class HostSupervisor:
 
     def _deliver(self, name: str, rank: str, folder: str) -> bool:
         """Start the delivery of the messages that an agent left on disk. Return True while the
-        delivery is not done yet. While no server answers, the delivery is repeated for days,
+        delivery is still running. While no server answers, the delivery is repeated for days,
         because the server may be down for longer than the gang's lease.
         """
         last = read_json(folder + "/deliver.json") or {"run": None, "tries": 0}

@@ -139,8 +139,8 @@ def read_contexts(setting: str, wanted: Sequence[str]) -> Sequence[KubeContext]:
 
 
 def _find(setting: str) -> list[Path]:
-    """Return the kubeconfig files: those in `setting` or, failing that, in the variable KUBECONFIG
-    or, failing that, ~/.kube/config. Earlier files take precedence.
+    """Return the kubeconfig files that `setting` names, else the files in the variable KUBECONFIG,
+    else ~/.kube/config. Earlier files take precedence.
     """
     texts = [setting] if setting else os.environ.get("KUBECONFIG", "").split(os.pathsep)
     named = [Path(text).expanduser() for text in texts if text]
