@@ -240,12 +240,13 @@ class Provider(Protocol):
 
         Raises NoCapacity or Refused if no node keeps running. Raises TryAgain if the gang may have
         started; `gangs` then reports whether it has. If the provider started machines and deleted
-        them again, `gangs` reports them as `GangSeen.rolled_back` after the gang is removed.
+        them again, `gangs` reports these machines as `GangSeen.rolled_back` after the gang is
+        removed.
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        """Return this installation's gangs, or only the named one; return [] if the provider knows
-        no such gang. Raises TryAgain, or PartlyUnknown if only some gangs are known.
+        """Return this installation's gangs, or only the named one; return [] if the provider has no
+        gang with this name. Raises TryAgain, or PartlyUnknown if only some gangs are known.
 
         An ended gang is listed for at least an hour, so that its bill can be closed.
         """

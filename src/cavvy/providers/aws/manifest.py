@@ -173,7 +173,7 @@ MANIFEST = Manifest(
         flag(
             "placement_group",
             "If `true`, a gang whose instance type has EFA gets its own cluster placement group: "
-            "the gang's nodes are close together, but EC2 less often has capacity for such a "
+            "EC2 places the gang's nodes close together, but less often has capacity for such a "
             "group. If `false`, the gang's nodes can be anywhere in the region or zone.",
             default=True,
         ),

@@ -210,8 +210,8 @@ class AwsMarket:
 
     async def _hear(self, region: str) -> None:
         """Like `_fresh`, but raise TryAgain after a time limit, so that one slow region does not
-        delay the others. After the time limit, the requests to the region continue, and the next
-        call waits for their results.
+        delay the other regions. After the time limit, the requests to the region continue, and the
+        next call waits for their results.
         """
         try:
             async with asyncio.timeout(_PATIENCE_S):

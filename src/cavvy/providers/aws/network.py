@@ -154,7 +154,7 @@ class GangNetworks:
             raise Refused(
                 f"{where}: the subnet's route leads to an internet gateway, which serves only "
                 "nodes with a "
-                "public address, and these nodes get none; "
+                "public address, and these nodes have no public address; "
                 "set `public_ip: true`, or name a subnet with a NAT gateway"
             )
 

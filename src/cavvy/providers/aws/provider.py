@@ -377,8 +377,8 @@ class AwsProvider:
                 break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
-        """Terminate instances. Return False if EC2 does not find one of the ids. If an id is not
-        found, EC2 terminates none of the instances.
+        """Terminate instances. Return False if at least one id does not exist in EC2. EC2 then
+        terminates none of the instances.
         """
         if not ids:
             return True

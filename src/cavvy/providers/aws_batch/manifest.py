@@ -31,7 +31,7 @@ MANIFEST = Manifest(
     notice=timedelta(minutes=2),
     rights="batch:RegisterJobDefinition, DeregisterJobDefinition, SubmitJob, TerminateJob, "
     "ListJobs, DescribeJobs, DescribeJobQueues, DescribeComputeEnvironments and TagResource, and "
-    "iam:PassRole for the roles of the settings",
+    "iam:PassRole for the roles that the settings name",
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "AWS Batch pulls images with the rights of the compute environment's "
@@ -43,8 +43,7 @@ MANIFEST = Manifest(
         f"({_JOBS})",
         Feature.MOUNTS: "a job is a container, in which host folders and EFS cannot be mounted yet "
         f"({_JOBS})",
-        Feature.TUNNEL: "a job is a container without the right to make a "
-        f"WireGuard interface ({_JOBS})",
+        Feature.TUNNEL: f"a job is a container that may not create a WireGuard interface ({_JOBS})",
         Feature.NETWORK: "the compute environment selects the network "
         f"({_GUIDE}/create-compute-environment.html)",
         Feature.DISK: "the compute environment's launch template selects the disk "

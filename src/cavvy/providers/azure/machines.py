@@ -1,4 +1,4 @@
-"""Makes the API's requests for virtual machines, and parses the API's descriptions of machines."""
+"""Builds the API's requests for virtual machines, and parses the API's descriptions of machines."""
 
 import base64
 import re

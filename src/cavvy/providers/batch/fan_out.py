@@ -1,5 +1,5 @@
-"""Queries all clusters of a provider at the same time, so that a cluster that does not answer does
-not delay the others.
+"""Queries all clusters of a provider at the same time, so that a silent cluster does not delay the
+answers of the other clusters.
 """
 
 import asyncio

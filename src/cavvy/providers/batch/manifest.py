@@ -58,8 +58,8 @@ def make_manifest(
             seconds(
                 "warning_s",
                 60,
-                f"How long before {limit} Cavvy tells a job to save its state. The work then "
-                "continues in a new job.",
+                f"The time before {limit} at which Cavvy asks a job to save its state. The work "
+                "then continues in a new job.",
             ),
         ),
     )

@@ -72,14 +72,14 @@ class LaunchFault(StrEnum):
 @runtime_checkable
 class FaultyPlace(Protocol):
     """Infrastructure that starts nodes one by one and can fail. `FaultTests` needs these methods in
-    addition to those of `ProviderUnderTest`.
+    addition to the methods of `ProviderUnderTest`.
     """
 
     def fail(self, number: int, fault: LaunchFault) -> None:
         """Let the next `number` node requests succeed, and make the request after them fail."""
 
     def failed(self) -> bool:
-        """Return whether the request that `fail` selected has been made."""
+        """Return whether the request that `fail` selected has been sent."""
 
     def fail_deletions(self, fails: bool) -> None:
         """Let all deletions fail if `fails` is True; otherwise let deletions succeed again."""
@@ -273,7 +273,7 @@ class ContractHarness:
         )
 
     async def running(self, word: str, **options: Any) -> GangSpec:
-        """Launch the gang that `spec` returns, and give it time to start."""
+        """Launch the gang that `spec` returns, and wait until its nodes have booted."""
         gang = await self.spec(word, **options)
         await self.start(gang)
         return gang
@@ -290,7 +290,7 @@ class ContractHarness:
         await (provider or self.ours).launch(gang)
 
     async def start(self, gang: GangSpec) -> None:
-        """Launch the gang, and give it time to start."""
+        """Launch the gang, and wait until its nodes have booted."""
         await self.launch(gang)
         await self.place.settle()
 

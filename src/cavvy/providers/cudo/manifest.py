@@ -24,8 +24,8 @@ MANIFEST = make_manifest(
         Feature.CAPACITY: "CUDO reports the free GPUs, vCPUs and memory, but not how many machines "
         f"fit ({_TYPES})",
         Feature.SELF_END: "a machine can be terminated only with an API key "
-        f"({_REFERENCE}/create-a-virtual-machine); nodes get no key, because it would permit "
-        "them to terminate all machines of the project",
+        f"({_REFERENCE}/create-a-virtual-machine); nodes get no key, because with a key, a node "
+        "could terminate all machines of the project",
         Feature.VOLUMES: "CUDO's storage disks cannot be attached yet; copy data from and to a "
         "bucket instead "
         f"({_REFERENCE}/create-a-virtual-machine)",

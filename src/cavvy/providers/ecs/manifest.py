@@ -38,7 +38,7 @@ MANIFEST = Manifest(
     notice=timedelta(seconds=110),
     rights="ecs:RegisterTaskDefinition, DeregisterTaskDefinition, DeleteTaskDefinitions, RunTask, "
     "StopTask, ListTasks, DescribeTasks, DescribeClusters and TagResource, and iam:PassRole for "
-    "the roles of the settings",
+    "the roles that the settings name",
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "ECS pulls images with the rights of the role in `execution_role` or, on "
@@ -50,8 +50,8 @@ MANIFEST = Manifest(
         f"copy data from and to a bucket instead ({_GUIDE}/ebs-volumes.html)",
         Feature.MOUNTS: "a task is a container, in which host folders and EFS cannot be mounted "
         f"yet ({_TASKS})",
-        Feature.TUNNEL: "a task is a container without the right to make a "
-        f"WireGuard interface ({_TASKS})",
+        Feature.TUNNEL: "a task is a container that may not create a WireGuard interface "
+        f"({_TASKS})",
         Feature.NETWORK: f"ECS neither reports nor selects the speed of the network ({_TASKS})",
         Feature.DISK: "a task on Fargate has 20 GiB, and larger disks are not supported yet "
         f"({_STORAGE}); the Auto Scaling group selects the disks of its instances",

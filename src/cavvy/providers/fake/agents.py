@@ -358,7 +358,9 @@ class _Agent:
                 return order
 
     async def _ask(self, call: Call[T]) -> T:
-        """Make a call, and repeat it until the control plane answers. Raises LeaseExpired."""
+        """Repeat a call until the control plane answers, and return the answer. Raises
+        LeaseExpired.
+        """
         while True:
             left = (self._lease_until - self._now()).total_seconds()
             if left <= 0:

@@ -35,8 +35,9 @@ def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
 
 
 def list_container_variables(task: TaskSpec, accelerators: int) -> dict[str, str]:
-    """Return the environment variables of a container, except those for the rank and the
-    addresses."""
+    """Return the environment variables of a container, except the variables for the rank and the
+    addresses.
+    """
     return {**list_variables(task, task.nodes), "NPROC_PER_NODE": str(accelerators or 1)}
 
 

@@ -55,7 +55,7 @@ def say_obstacle(code: str) -> str:
     if kind == METADATA and address in METADATA_ADDRESSES:
         return (
             f"a metadata service answers at {address}, and jobs could request this machine's "
-            "credentials from it; block it for the user who runs the jobs, as "
+            "credentials there; block this address for the user who runs the jobs, as "
             "docs/guides/isolation.md shows"
         )
     if code == ROOT:

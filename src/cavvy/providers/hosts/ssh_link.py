@@ -160,8 +160,8 @@ class SshLink(Generic[_H]):
         return await self._calls.ask(self.host.send, do, kind, timeout_s=ASK_TIMEOUT_S, **fields)
 
     async def read_facts(self) -> SupervisorFacts:
-        """Read the host's facts, which takes seconds if its drivers are slow. Raises the same
-        errors as `ask`.
+        """Read the host's facts. The call takes seconds if the host's drivers are slow. Raises the
+        same errors as `ask`.
         """
         setup = await self.connect()
         out = await self._run([*setup.supervisor, "facts", setup.root])

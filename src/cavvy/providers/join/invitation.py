@@ -13,7 +13,7 @@ _WRONG_SERVER = "the server's certificate does not match this command; nothing w
 def make_invitation(
     node_endpoint: NodeEndpoint, provider: str, token: str, expires: datetime
 ) -> JoinInvitation:
-    """Make a shell command and a Python command, either of which joins a machine. The command
+    """Return a shell command and a Python command, either of which joins a machine. The command
     fetches the join script over TLS, and runs the script only if the server has the pinned
     certificate.
     """

@@ -46,7 +46,7 @@ MANIFEST = Manifest(
         isolation_setting(),
         lost_setting(
             "A machine that has not called the server for this long counts as dead: its jobs are "
-            "retried elsewhere, and its remaining work is ended when it returns."
+            "retried elsewhere, and its remaining work is ended when the machine calls again."
         ),
     ),
 )

@@ -165,7 +165,7 @@ class MachineSessions:
             return await self._servers.ask(at.server, self._provider, call, body)
         except OSError as error:
             raise LinkLost(
-                f"{at.name}: the server to which it is connected does not answer: {error}"
+                f"{at.name}: the server that has the machine's session does not answer: {error}"
             ) from error
 
 

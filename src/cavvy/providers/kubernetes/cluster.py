@@ -298,10 +298,9 @@ def _amount(table: Object, resource: str, pods: int = 0) -> ResourceAmount:
 def requested(pod: Object, resource: str) -> ResourceAmount:
     """Return the resources that a pod uses on its node, as Kubernetes' scheduler counts them.
 
-    The scheduler uses the larger of two amounts: the sum of the requests of all containers and
-    sidecars, and the largest sum of one init container's request and the requests of the sidecars
-    that start before it. If the pod as a whole requests CPUs or memory, that request replaces this
-    amount.
+    The scheduler uses the larger of two amounts: the requests of all containers and sidecars, and
+    the largest request of an init container plus the requests of the sidecars that start before it.
+    If the pod as a whole requests CPUs or memory, that request replaces this amount.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()

@@ -148,8 +148,9 @@ class ClusterContext:
         return nodes_for(self._nodes[1], offer) if self._nodes is not None else ()
 
     async def _everybody(self) -> Sequence[Object]:
-        """Return the pods of all namespaces, or of this namespace if the user may not list the
-        others."""
+        """Return the pods of all namespaces, or of this namespace if the user may not list pods of
+        other namespaces.
+        """
         try:
             return await self.api.items("/api/v1/pods", {"fieldSelector": _NOT_OVER})
         except ApiServerRefused as error:

@@ -18,8 +18,8 @@ async def probe_queue(api: KubernetesApi, queue: str) -> None:
     """Check that pods submitted to this local queue can start.
 
     Raises Refused if the cluster has no such queue (pods would wait forever) or no Kueue (pods
-    would bypass it), NoCapacity while Kueue reports the queue as inactive, and ApiServerRefused if
-    the user may not read the queue.
+    would bypass the queue). Raises NoCapacity while Kueue reports the queue as inactive, and
+    ApiServerRefused if the user may not read the queue.
     """
     namespace = api.context.namespace
     try:

@@ -1,4 +1,6 @@
-"""Exports a service as a Deployment, a Service and a HorizontalPodAutoscaler, made from its pod."""
+"""Exports a service as a Deployment, a Service and a HorizontalPodAutoscaler, built from the
+service's pod.
+"""
 
 import math
 from datetime import timedelta

@@ -105,7 +105,7 @@ def _list_steps(task: TaskSpec, job: BatchJobRequest, machine: Machine) -> list[
         ),
         "resources.spot: the compute environment of the queue decides whether machines are "
         "spot instances": task.resources.spot != "never",
-        f"secrets: replace the ARNs with those of {', '.join(task.secrets)} in Secrets Manager, "
+        f"secrets: replace the ARNs with the ARNs of {', '.join(task.secrets)} in Secrets Manager, "
         f"and {_ROLE} with an execution role that may read them": bool(task.secrets),
         f"volumes: the container does not mount {', '.join(left)}": bool(left),
         "nodes: CAVVY_HOSTS is not set; the nodes know only MASTER_ADDR": task.nodes > 1,

@@ -124,7 +124,7 @@ def _list_steps(task: TaskSpec, job: EcsTaskRequest) -> list[str]:
         "change to on-demand": on_fargate and job.spot,
         "resources.spot: the capacity of the cluster determines whether its machines are spot "
         "instances": job.spot and not on_fargate,
-        "secrets: replace the ARNs with those of "
+        "secrets: replace the ARNs with the ARNs of "
         f"{', '.join(task.secrets)} in Secrets Manager": bool(task.secrets),
         f"volumes: the container does not mount {', '.join(left)}": bool(left),
     }

@@ -8,7 +8,8 @@ twice.
 While a host does not answer, the state of its gangs is unknown. A host counts as dead if it has
 been silent for a long time and no answering host can reach it. If all other hosts are silent too,
 the host does not count as dead, because the server's own network may be down. If a dead host
-returns, agents that still run on it are killed, because their job may run elsewhere by then.
+answers again, agents that still run on the host are killed, because their job may already run
+elsewhere.
 """
 
 import asyncio
@@ -264,7 +265,7 @@ class HostFleet:
     # Polling
 
     async def welcome(self, host: str) -> None:
-        """Finish pending removals on a host that is connected again, before it gets new work."""
+        """Finish pending removals on a reconnected host, before the host gets new work."""
         self._witnessed.pop(host, None)
         await self._ledger.refresh()
         owing = any(host in ended.owing for ended in self._ledger.ended.values())

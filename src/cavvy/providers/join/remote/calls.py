@@ -58,7 +58,9 @@ class ServerCalls:
         self.own_address = ""  # this machine's own address on the connection
 
     def ask(self, call: str, fields: Fields, wait_s: float = 0) -> Fields:
-        """Make a call and return the answer. Raises OSError, MachineDismissed."""
+        """Send a request to the control plane and return the answer. Raises OSError,
+        MachineDismissed.
+        """
         headers = {"Authorization": "Bearer " + self.token, "Content-Type": "application/json"}
         body = json.dumps(fields).encode()
         status, data = self._request(

@@ -244,7 +244,9 @@ class SupervisorSession:
     def _ask(
         self, calls: ServerCalls, call: str, fields: Fields, wait_s: float = 0
     ) -> Fields | None:
-        """Make a call for this session. Return the answer, or None if the session has ended."""
+        """Send a request of this session, repeatedly if necessary. Return the answer, or None if
+        the session has ended.
+        """
         answer = None
         try:
             asked = dict(fields, session=self._id)
