@@ -299,7 +299,7 @@ ANSWERS_REQUESTS: Ability[AnswersRequests] = Ability(
     name="answers requests",
     methods=("answers", "invoke"),
     purpose="Passes requests to replicas that are endpoints of the provider. Only the provider's "
-    "API can call these endpoints, so the server has a port for each of them.",
+    "API can call these endpoints, so the server has a port for each endpoint.",
 )
 CHECKS_TASKS: Ability[ChecksTasks] = Ability(
     name="checks tasks",

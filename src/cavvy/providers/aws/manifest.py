@@ -136,8 +136,8 @@ MANIFEST = Manifest(
         ),
         text(
             "security_groups",
-            "The security groups of nodes, as ids separated by commas, unless the task names "
-            "some. By default, each gang gets its own group, which accepts connections only from "
+            "The security groups of nodes, as ids separated by commas, unless the task names its "
+            "own. By default, each gang gets its own group, which accepts connections only from "
             "the gang's nodes and is removed when the gang has ended.",
         ),
         text(
@@ -147,8 +147,8 @@ MANIFEST = Manifest(
         ),
         text(
             "instance_profile",
-            "The instance profile of nodes, as a name or an ARN. The role of the profile lets "
-            "work on the nodes use AWS without keys, for example S3, and pull images from ECR. By "
+            "The instance profile of nodes, as a name or an ARN. With the profile's role, jobs can "
+            "use AWS services, such as S3, without keys, and nodes can pull images from ECR. By "
             "default, nodes have no role.",
         ),
         text(

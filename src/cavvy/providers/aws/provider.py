@@ -182,8 +182,8 @@ class AwsProvider:
         await self._recorder.end_finished(self._ledger, is_over)
 
     async def close(self) -> None:
-        """Close the provider. Before that, retry the removal of ended gangs' objects, because the
-        server may not start again for a long time.
+        """Close the provider. Before closing, retry the removal of ended gangs' objects, because
+        the server may not start again for a long time.
         """
         if any(
             not each.tidy and (each.removed or each.ended_at)

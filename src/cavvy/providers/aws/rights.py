@@ -22,8 +22,9 @@ _NAME = "cavvy-check"  # a placeholder name in the requests; the dry runs create
 
 
 async def find_refused_reads(account: AwsAccount, region: str) -> Sequence[str]:
-    """Return the actions in `policy.READS` for which the account has no permission, as named in IAM
-    policies."""
+    """Return the IAM names of the actions in `policy.READS` for which the account has no
+    permission.
+    """
     names = [each.removeprefix(_EC2) for each in READS if each.startswith(_EC2)]
     return await _try_all(account, region, {_snake(each): {} for each in names})
 
@@ -56,7 +57,7 @@ async def find_refused_launches(
 def describe_rights(refused: Sequence[str]) -> str:
     """Write one line for `cavvy check` about the refused calls."""
     if not refused:
-        return "EC2 refused none of the calls that it checks by a dry run"
+        return "EC2 allows all calls that a dry run can check"
     return f"refused: {', '.join(refused)}; `cavvy check aws --policy` prints the required policy"
 
 

@@ -150,8 +150,8 @@ class GangVolumes:
         return record
 
     async def attach(self, record: AwsGangRecord) -> None:
-        """Attach the disks that are not attached yet to the running node. If EC2 cannot attach a
-        disk yet, the next call tries again. Raises TryAgain, Refused.
+        """Attach the gang's remaining disks to the running node. If EC2 cannot attach a disk yet,
+        the next call tries again. Raises TryAgain, Refused.
         """
         instance = next((each.id for each in record.instances if each.ended_at is None), None)
         for disk in record.disks if instance else ():

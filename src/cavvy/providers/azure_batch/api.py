@@ -114,7 +114,7 @@ class BatchApi:
                     raise CloudFault(status, code, f"task {each['taskId']}: {message}")
 
     async def tasks(self, job: str) -> Sequence[Json] | None:
-        """Return the tasks of a job, or None if the service does not find them."""
+        """Return the tasks of a job, or None if the job does not exist."""
         try:
             return await self._list(f"/jobs/{quote(job)}/tasks")
         except CloudFault as fault:

@@ -1,4 +1,4 @@
-"""Names of resources that Azure limits to a few characters and that are unique in a region."""
+"""Builds short resource names for Azure, which must be unique in a region."""
 
 import hashlib
 

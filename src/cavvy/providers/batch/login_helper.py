@@ -208,7 +208,7 @@ class LoginHelper:
         threading.Thread(target=self._pump, args=(folder,), daemon=True).start()
 
     def do_reply(self, data: bytes, letter: str) -> None:
-        """Write the answer to a letter into its sender's folder, then delete the letter."""
+        """Write the answer to a letter into the sender's folder, then delete the letter."""
         self._heat()
         folder, name = os.path.split(letter)
         sender, _, number = name.rpartition("@")

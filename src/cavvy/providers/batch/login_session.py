@@ -120,8 +120,8 @@ def read_words(settings: Mapping[str, Scalar], name: str) -> Sequence[str]:
 
 
 def read_where(settings: Mapping[str, Scalar], tools: tuple[str, ...]) -> LoginNode:
-    """Read from a batch system's settings how to connect to the login node. `tools` are the
-    commands that the login node must have.
+    """Return the login node that a batch system's settings describe. `tools` are the commands that
+    the login node must have.
     """
     return LoginNode(
         host=str(settings.get("host", "")),

@@ -182,7 +182,7 @@ def _part(shape: NodeShape, share: float, gpus: int) -> NodeShape:
 
 def say_accelerators(gpus: Iterable[tuple[str, int, int]]) -> str:
     """Describe nodes' accelerators for users. `gpus` contains a tuple for each node: the kind of
-    accelerator, the number of accelerators and the number of free ones.
+    accelerator, the number of accelerators and the number of free accelerators.
     """
     has, free = Counter[str](), Counter[str]()
     for kind, count, left in gpus:

@@ -211,7 +211,9 @@ class SharedWorkspace:
         return [each for each in exits if each is not None]
 
     async def ranks_with(self, file: str, name: str, nodes: int) -> Sequence[int]:
-        """Return the ranks whose agents have written the file `file` to their home folders."""
+        """Return the ranks whose agents have written a file with the name `file` to their home
+        folders.
+        """
         paths = {f"{self.gang(name)}/{rank}/{file}": rank for rank in range(nodes)}
         return [paths[path] for path in await self._login_session.read(list(paths))]
 

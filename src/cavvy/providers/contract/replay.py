@@ -1,7 +1,7 @@
 """Stand-ins that answer from a recording of `cavvy check NAME --live`.
 
-Each recorded write starts a new part of the recording. A repeated read receives the replies that
-the current part recorded for this read, in order; after the last reply, the read receives the same
+Each recorded write starts a new part of the recording. A read receives the next reply that the
+current part contains for this read; if no such reply is left, the read receives its most recent
 reply again. A write must match the next recorded write.
 """
 

@@ -38,8 +38,9 @@ class GoogleCredentials:
             return str(credentials.token)
 
     def project(self) -> str:
-        """Return the project of the settings or, without one, of the credentials. Raises
-        Refused."""
+        """Return the project that the settings name, else the project of the credentials. Raises
+        Refused.
+        """
         if self._project:
             return self._project
         with self._lock:

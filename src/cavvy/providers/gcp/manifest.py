@@ -148,8 +148,8 @@ MANIFEST = Manifest(
         ),
         text(
             "service_account",
-            "The e-mail address of the service account that work on the machines may use without "
-            "keys, for example for Cloud Storage. By default, machines have no service account.",
+            "The e-mail address of the service account with which jobs use Google Cloud without "
+            "keys, for example Cloud Storage. By default, machines have no service account.",
         ),
         text(
             "endpoint",

@@ -1,5 +1,5 @@
-"""Checks the key of a service account that a project has set. Google's library would send requests
-to the addresses in the key, so only the fields that identify the account are used.
+"""Checks the service account key that a project has set. Google's library would send requests to
+the addresses in the key, so only the fields that identify the account are used.
 """
 
 import json

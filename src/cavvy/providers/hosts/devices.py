@@ -8,8 +8,8 @@ from cavvy.domain.values import Struct
 
 
 class HostDevice(Struct, frozen=True, kw_only=True):
-    """One whole accelerator. `index` numbers the accelerators of its vendor, in the order used by
-    the vendor's runtime.
+    """One whole accelerator. `index` is the accelerator's number among the vendor's accelerators,
+    in the order used by the vendor's runtime.
     """
 
     id: str  # unique on this machine and stable, such as a GPU's UUID

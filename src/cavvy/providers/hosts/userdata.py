@@ -34,7 +34,7 @@ PATIENCE = timedelta(
 
 class MetadataService(Struct, frozen=True, kw_only=True):
     """The URLs of the cloud's metadata service from which a node reads its rank and its address. In
-    user data for a single node, `rank` is not a URL but the rank itself. If `address` is "", the
+    user data for a single node, `rank` contains the node's rank, not a URL. If `address` is "", the
     node uses its own address on the route to the server. `first_rank` is added to the rank that the
     metadata service returns.
     """

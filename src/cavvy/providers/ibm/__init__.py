@@ -1,6 +1,4 @@
-"""IBM Cloud: each node is one instance or bare metal server in a VPC that starts the agent on
-boot.
-"""
+"""IBM Cloud: each node is one instance or bare metal server, and starts the agent on boot."""
 
 from cavvy.providers.base import Provider, ProviderContext
 from cavvy.providers.ibm.manifest import MANIFEST

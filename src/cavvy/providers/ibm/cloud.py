@@ -231,8 +231,9 @@ def _read(region: str, told: Json, kind: str = _INSTANCES) -> CloudMachine:
 
 
 def _name(fault: CloudFault) -> CloudFault:
-    """Convert the fault of a failed creation to one with the code and status that `VmProvider`
-    handles."""
+    """Convert the fault of a failed creation to a fault with the code and status that `VmProvider`
+    handles.
+    """
     if fault.code == _NAME_USED:
         return CloudFault(409, fault.code, fault.message)
     if "quota" in fault.code:

@@ -40,9 +40,9 @@ _MANIFEST = make_manifest(
     unsupported={
         Feature.CAPACITY: "the VPC API lists the zones of a profile, but not how many instances "
         f"are free ({_DOCS}-profiles)",
-        Feature.SELF_END: "IBM documents no end of billing for an instance that shuts itself down, "
-        "only for an instance that is stopped by the console, the CLI or the API; the server "
-        "deletes instances that have shut themselves down "
+        Feature.SELF_END: "IBM stops billing an instance that the console, the CLI or the API "
+        "stops, but does not document this for an instance that shuts itself down; the server "
+        "deletes such instances "
         f"({_DOCS}-suspend-billing)",
         Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "
         f"instead ({_DOCS}-attaching-block-storage)",

@@ -59,7 +59,7 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The numbered messages for the machine's supervisor. If `again` is True, the machine must
     start a new session. If `leave` is True, the machine must end its work and leave. `servers` are
-    the addresses of all servers if the machine may use servers other than the one through which it
+    the addresses of all servers, or () if the machine may use only the server through which it
     joined.
     """
 

@@ -39,7 +39,9 @@ class MachineSession(Struct, frozen=True, kw_only=True):
 
 
 class MachineAsk(Struct, frozen=True, kw_only=True):
-    """`ask`: send a request to the machine's supervisor, through the server with the session."""
+    """`ask`: send a request to the machine's supervisor, through the server that has the machine's
+    session.
+    """
 
     name: str
     session: str
@@ -140,8 +142,8 @@ class MachineSessions:
     async def ask(
         self, at: MachineSession, do: str, kind: type[_T], fields: Mapping[str, object]
     ) -> _T:
-        """Send a request to the machine's supervisor through the server with the session. Raises
-        CannotConnect, LinkLost, or the error that the supervisor returned.
+        """Send a request to the machine's supervisor through the server that has the machine's
+        session. Raises CannotConnect, LinkLost, or the error that the supervisor returned.
         """
         asked = MachineAsk(
             name=at.name, session=at.session, do=do, fields=msgspec.to_builtins(dict(fields))

@@ -122,7 +122,7 @@ MANIFEST = Manifest(
         text("scheduler", "The scheduler of pods. The default is the cluster's default scheduler."),
         text(
             "node_selector",
-            "The labels that nodes must have to be used, such as `pool=gpu zone=a`.",
+            "Cavvy uses only nodes with these labels, such as `pool=gpu zone=a`.",
         ),
         text(
             "tolerations",

@@ -39,7 +39,7 @@ async def _try(
     leaves: Sequence[tuple[Path, Any]],
 ) -> Sequence[str]:
     """Return the problems of the pod with these fields, or () if the API server accepts the pod or
-    cannot check it.
+    cannot check the pod.
     """
     names = ", ".join(_write(leaf) for leaf, _ in leaves)
     try:

@@ -75,8 +75,8 @@ class _Glance(Struct):
 
 
 class HostFleet:
-    """The hosts of one provider by name, and its gangs on these hosts. `way` returns the route by
-    which an agent reaches the control plane.
+    """The hosts of one provider by name, and the provider's gangs on these hosts. `way` returns the
+    route by which an agent reaches the control plane.
     """
 
     def __init__(

@@ -158,8 +158,8 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
-    """Recreate the files that a host's supervisor has read, below the local folder `root`. The code
-    that reads this machine's hardware can then read the host's hardware from the folder.
+    """Fill the local folder `root` with copies of the files that a host's supervisor has read. The
+    code that reads this machine's hardware can then read the host's hardware from the folder.
     """
     for link, target in facts.links.items():
         (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
