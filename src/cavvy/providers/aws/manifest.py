@@ -122,7 +122,7 @@ MANIFEST = Manifest(
             unit="GiB",
             whole=True,
         ),
-        text("disk_type", "The type of the root disk, unless the task names one.", "gp3"),
+        text("disk_type", "The type of the root disk, unless the task names a type.", "gp3"),
         text(
             "vpc",
             "The VPC of nodes, unless the task names one. The default is the region's default VPC, "

@@ -110,7 +110,7 @@ MANIFEST = Manifest(
         ),
         text(
             "disk_type",
-            "The type of the system disk, unless the task names one.",
+            "The type of the system disk, unless the task names a type.",
             "StandardSSD_LRS",
         ),
         text(

@@ -88,7 +88,7 @@ class FaultyPlace(Protocol):
         """Return the number of nodes that are billed now, whether they are listed or not."""
 
     def lose_records(self) -> None:
-        """Delete what the provider has stored in `ProviderContext.state`."""
+        """Delete all records that the provider has stored in `ProviderContext.state`."""
 
     def double(self) -> None:
         """Start another node with the name of the newest node."""

@@ -92,7 +92,7 @@ class RecordScript(Struct, frozen=True, kw_only=True):
 
 
 class CloudScript(Struct, frozen=True, kw_only=True):
-    """The whole script. Launches and removals beyond the listed ones have no faults."""
+    """The whole script. Launches and removals that are not listed have no faults."""
 
     offers: tuple[Offer, ...] = ()
     hosts: tuple[Host, ...] = ()  # the shared hosts

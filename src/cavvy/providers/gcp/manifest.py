@@ -130,7 +130,7 @@ MANIFEST = Manifest(
         ),
         text(
             "disk_type",
-            "The type of the boot disk, unless the task names one. The default is "
+            "The type of the boot disk, unless the task names a type. The default is "
             "`hyperdisk-balanced` for machines that accept no other type, and `pd-balanced` "
             "for all others.",
         ),

@@ -86,7 +86,7 @@ class MachineSessions:
         self._ledger = LaunchLedger(state, MachineSession, "sessions")
 
     async def refresh(self, name: str | None = None) -> None:
-        """Read all records, or only the named one. Raises TryAgain."""
+        """Read all records, or only the record of the machine `name`. Raises TryAgain."""
         if self._servers is not None:
             await self._ledger.refresh(name)
 
@@ -107,7 +107,7 @@ class MachineSessions:
         )
 
     async def begin(self, name: str, session: str, setup: HostSetup) -> None:
-        """Record a new session, which replaces the machine's former one. Raises TryAgain."""
+        """Record a new session, which replaces the machine's former session. Raises TryAgain."""
         if self._servers is None:
             return
         await self._ledger.refresh(name)

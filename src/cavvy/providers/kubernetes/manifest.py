@@ -71,7 +71,7 @@ MANIFEST = Manifest(
             "The namespace of pods. The default is the context's own namespace or, without one, "
             "`default`.",
         ),
-        text("image", "The image for tasks that do not name one.", "python:3.12"),
+        text("image", "The image for tasks that name no image.", "python:3.12"),
         gpu_rates(),
         node_price(),
         flag(

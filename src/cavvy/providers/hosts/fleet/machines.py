@@ -176,8 +176,9 @@ def make_hosts(
     known: Sequence[KnownHost], obstacle: Callable[[str], str | None] = lambda name: None
 ) -> Sequence[Host]:
     """Return the shared hosts. A host that is `in_group` can run a gang together with other hosts
-    of its group. Any other host runs gangs alone. `obstacle` returns why a host does not separate
-    the jobs of projects, "" if it does, or None if the setting does not require separation.
+    of its group. All other hosts run only gangs that fit on one host. `obstacle` returns why a host
+    does not separate the jobs of projects, "" if it does, or None if the setting does not require
+    separation.
     """
     obstacles = {each.entry.name: obstacle(each.entry.name) for each in known}
     return [
