@@ -44,8 +44,8 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 def _make_setting(row: Mapping[str, str]) -> Setting:
-    """Make a setting from its row. If the row has a minimum, the value is a whole number, otherwise
-    it is a string.
+    """Create a setting from its row in the table. If the row has a minimum, the value is a whole
+    number, otherwise it is a string.
     """
     is_number = row["minimum"] != ""
     return Setting(
@@ -132,7 +132,7 @@ def _read(file: Path, *, must_exist: bool) -> dict[str, object]:
         if must_exist:
             raise SettingsError(
                 f"{file}: there is no such file",
-                "CAVVY_CONFIG names it; create it or unset the variable",
+                "CAVVY_CONFIG names this file; create the file or unset the variable",
             ) from None
         return {}
     except UnicodeDecodeError as error:

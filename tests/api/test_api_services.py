@@ -106,7 +106,7 @@ async def test_a_candidate_is_shown_until_the_old_file_comes_again(api: Api) -> 
         ),
         (
             "{run: s, service: {port: 80, regions: [eu-nowhere-1], residency: eu}}",
-            "service.regions: Cavvy knows no region eu-nowhere-1",
+            "service.regions: Cavvy does not know the region eu-nowhere-1",
         ),
         (
             "{run: s, resources: {regions: [us-east-1]}, service: {residency: eu}}",

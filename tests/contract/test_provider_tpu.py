@@ -163,8 +163,8 @@ class TestTpu(RestContract):
         objection = explain_slice(task, gang.offer)
         assert objection is not None
         assert objection.reason == (
-            "tpu-v5litepod-16 has 4 hosts, which are rented together; set `nodes` to 4, or to a "
-            "multiple of it"
+            "tpu-v5litepod-16 has 4 hosts, which are rented together; set `nodes` to 4 or a "
+            "multiple of 4"
         )
         assert explain_slice(replace(task, nodes=8), gang.offer) is None
 

@@ -224,7 +224,7 @@ def cannot_save(say: Say) -> tuple[bool, bool, list[str]]:
 def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path: Path) -> None:
     ((first, second, said),) = run(1, cannot_save, folder=tmp_path)
     assert (first, second) == (False, True)
-    assert "could not be saved; the previous one stays" in said[0]
+    assert "could not be saved; the previous checkpoint is kept" in said[0]
     assert find_latest(tmp_path / "checkpoints") is not None
 
 
@@ -264,7 +264,7 @@ def test_a_copy_that_fails_beside_the_computation_is_told_and_training_goes_on(
     assert (safe[0], safe[2]) == (True, True)
     assert steps > 3
     assert [text for text in said if "could not be saved" in text] == [
-        "a checkpoint could not be saved; the previous one stays: no memory for a copy"
+        "a checkpoint could not be saved; the previous checkpoint is kept: no memory for a copy"
     ]
     assert (
         sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/complete.json"))

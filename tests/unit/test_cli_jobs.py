@@ -72,12 +72,12 @@ def test_ps_lists_jobs_for_people_and_for_programs(client: FakeClient) -> None:
 
 def test_status_tells_what_was_decided_why_and_what_to_expect(client: FakeClient) -> None:
     plan_state = wire.PlanStateView(
-        at=at(5), mode="spot", reason="spot is used while it lasts", placement="aws/eu/a/m:0/spot"
+        at=at(5), mode="spot", reason="spot is still available", placement="aws/eu/a/m:0/spot"
     )
     client.all_jobs["steered"] = make_job("steered", "running", plan_state=plan_state, standbys=[2])
     told = " ".join(run("status", "steered").stdout.split())
     assert "spot on aws/eu/a/m:0/spot" in told
-    assert "spot is used while it lasts" in told
+    assert "spot is still available" in told
     assert "standby gang attempt 2" in told
     assert (
         "$1.50 more expected ($0.90 to $4.00 in 80 % of simulated runs), 98% of runs end in time, "

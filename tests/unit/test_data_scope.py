@@ -89,9 +89,9 @@ def test_a_request_is_for_one_file_of_the_task_and_a_quarter_of_an_hour() -> Non
 def test_no_request_is_for_the_servers_own_files() -> None:
     async def scenario() -> None:
         transfers, _, attempt = await make_transfers("s3://b/in")
-        with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+        with pytest.raises(ObjectDenied, match="the server stores its own files"):
             await transfers.input(attempt.gang, 0)
-        with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+        with pytest.raises(ObjectDenied, match="the server stores its own files"):
             await transfers.open_url("default", "s3://b/")
         await transfers.output(attempt.gang, 0)
 
@@ -102,7 +102,7 @@ def test_no_request_is_for_the_servers_own_files() -> None:
             await opener.open_folder("p", "j", url, "blobs/")
 
         await open_checkpoints("s3://b/other")
-        with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+        with pytest.raises(ObjectDenied, match="the server stores its own files"):
             await open_checkpoints("s3://b/kept")
 
     asyncio.run(scenario())

@@ -121,7 +121,7 @@ def overhead(progress: JobProgress | None = None) -> timedelta:
 
 
 IDLE = PolicyDecision(RunMode.IDLE, 0, inf, "waits")
-ON_SPOT = PolicyDecision(RunMode.SPOT, 0, inf, "spot is used while it lasts")
+ON_SPOT = PolicyDecision(RunMode.SPOT, 0, inf, "spot is still available")
 ON_DEMAND = PolicyDecision(RunMode.ON_DEMAND, 0, inf, "no spot")
 
 

@@ -132,5 +132,5 @@ def test_an_input_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
     opset = helper.make_opsetid("", 17)
     path = tmp_path / "cast.onnx"
     save(helper.make_model(graph, opset_imports=[opset], ir_version=9), str(path))
-    with pytest.raises(WrongRequest, match="which no request can have"):
+    with pytest.raises(WrongRequest, match="which a request cannot contain"):
         predict(OnnxModel(path), {"instances": [[1.0, 2.0]]})

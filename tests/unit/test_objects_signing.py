@@ -109,11 +109,11 @@ def test_the_servers_keys_open_nothing_where_its_own_files_are(url: str) -> None
     environment = {"AWS_ACCESS_KEY_ID": "server", "AWS_SECRET_ACCESS_KEY": "s", OWN_FILES: FILES}
     assert overlaps(url, FILES)
     assert overlaps(url, f"{FILES}/")
-    with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+    with pytest.raises(ObjectDenied, match="the server stores its own files"):
         open_place(url, merge_keys(environment, {}), lambda: NOW)
     mine = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "s"}
     open_place(url, merge_keys(environment, mine), lambda: NOW)  # the rights of these keys decide
-    with pytest.raises(ObjectDenied, match="the server keeps its own files"):
+    with pytest.raises(ObjectDenied, match="the server stores its own files"):
         open_place(url, merge_keys(environment, {"AZURE_STORAGE_KEY": "x"}), lambda: NOW)
 
 

@@ -47,7 +47,7 @@ class Precision(StrEnum):
 
 
 class MemorySize(Struct, frozen=True):
-    """A memory size in which a product is sold, with its bandwidth."""
+    """A memory size in which a product is sold, and the memory bandwidth at this size."""
 
     mib: int
     gb_per_s: float | None = None
@@ -257,9 +257,9 @@ _NOISE = re.compile(
 
 
 def _shorter(product: str) -> list[str]:
-    """Return the forms of a name that are looked up in turn. The first form is the unchanged name.
-    Each later form omits one thing more, in this order: hyphens and underscores, vendor words, the
-    memory size, and the words for the slot together with other punctuation.
+    """Return the forms of a name that are looked up one after another. The first form is the
+    unchanged name. Each later form omits one more element, in this order: hyphens and underscores,
+    vendor words, the memory size, and the words for the slot together with other punctuation.
     """
     spaced = re.sub(r"[-_]", " ", product)
     bare = _NOISE.sub(" ", spaced)

@@ -47,7 +47,7 @@ def first_failing(offer: Offer, need: ResourceSpec) -> Constraint | None:
 def match_offers(
     offers: Iterable[Offer], need: ResourceSpec, *, limit: int | None = None, misses: int = 5
 ) -> OfferMatches:
-    """Match offers in memory. The result is the same as that of `Catalog.match`."""
+    """Match offers in memory. The result equals the result of `Catalog.match`."""
     fitting: list[Offer] = []
     failing: list[Offer] = []
     rejected: Counter[Constraint] = Counter()

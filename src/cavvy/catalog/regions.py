@@ -6,9 +6,10 @@ and Norway), asia, north-america (without the us, which is a separate area), sou
 africa, middle-east. Countries are ISO 3166 codes (de, jp; `uk` is read as gb). If the location of a
 region is unknown, the region matches only its exact name.
 
-`regions.csv` has a row for each country. A row has the country's area, the words for the country
-that occur in names of regions, and its regions from the lists that the providers publish. If
-providers use the same name for different locations, an entry has the form PROVIDER/REGION.
+`regions.csv` has a row for each country. A row contains a country's area, the words that stand for
+the country in names of regions, and the country's regions from the lists that the providers
+publish. If providers use the same name for different locations, an entry has the form
+PROVIDER/REGION.
 """
 
 import re
@@ -68,8 +69,8 @@ def wished_place(wanted: str) -> str:
 
 
 def places_of(provider: str, region: str) -> frozenset[str]:
-    """Return the names of the places that contain a region: its own, its country's and its area's,
-    as far as they are known."""
+    """Return the names of a region, its country and its area, as far as the country and the area
+    are known."""
     return _with_other_names({region.strip().lower(), *locate(provider, region)})
 
 
@@ -79,7 +80,8 @@ def list_known_places() -> frozenset[str]:
 
 
 def list_places_around(wanted: str) -> frozenset[str]:
-    """Return the names of the wanted place and of the places that contain it."""
+    """Return the names of the wanted zone, region, country or area, and of the larger places that
+    contain it."""
     wish = wished_place(wanted)
     return _with_other_names({wish, region_of_zone(wish), *locate("", wish)})
 

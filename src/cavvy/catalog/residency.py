@@ -132,8 +132,8 @@ def list_unknown(task: TaskSpec) -> Sequence[str]:
 
 
 def fill_regions(task: TaskSpec, found: Mapping[str, str]) -> TaskSpec:
-    """Return the task with the regions in `found` (by URL) for inputs and outputs that state
-    none."""
+    """Return the task with the regions in `found` (by URL) for inputs and outputs that state no
+    region."""
 
     def fill(transfer: Transfer, url: str) -> Transfer:
         return replace(transfer, region=transfer.region or found.get(url))

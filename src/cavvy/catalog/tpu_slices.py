@@ -67,7 +67,7 @@ def _read_slices() -> Iterator[TpuSlice]:
 
 def find_slice(name: str) -> TpuSlice | None:
     """Look up the type of a slice, such as "v5litepod-8", "tpu-v5litepod-8" or "TPU-v5e-8". Returns
-    None if the name is not that of a known slice.
+    None if no known slice has this name.
     """
     match = _TYPE.fullmatch(name.strip())
     if match is None:
@@ -101,9 +101,9 @@ class HostNeed(NamedTuple):
 
 
 def spread_slices(needs: ResourceSpec) -> HostNeed:
-    """Turn a request for a whole slice on one node into a request for its hosts: TPU-v5e:16 means
-    four hosts with four chips each, because no host has 16 chips. All alternatives must have the
-    same number of hosts; otherwise the request is returned unchanged.
+    """Convert a request for a whole slice on one node to a request for the slice's hosts:
+    TPU-v5e:16 means four hosts with four chips each, because no host has 16 chips. All alternatives
+    must have the same number of hosts; otherwise the request is returned unchanged.
     """
     found = [each for choice in needs.choices for each in _spread(choice)]
     hosts = {count for _, count in found}

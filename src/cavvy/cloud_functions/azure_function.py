@@ -1,5 +1,5 @@
-"""Azure Functions: `main` has a binding `eventGridTrigger` with the name `event`. Events of blobs
-come through Event Grid.
+"""Azure Functions: `main` has a binding `eventGridTrigger` with the name `event`. Event Grid
+delivers the events of blobs.
 """
 
 from typing import Any

@@ -7,7 +7,7 @@ An entry of `keys.yaml` describes a shape, which is the set of allowed values. A
 * `list of SHAPE`, or `{$list: SHAPE, $least: 1}`
 * `{$match: PATTERN, $words: WHAT}`: a string that matches a regular expression
 * a list: any of these shapes
-* a table. A key that is written `key!` is required; one that is written `key?` may have no value.
+* a table. A key that is written `key!` is required; a key that is written `key?` may have no value.
   `$with` names entries whose keys are added to the table; the other `$` keys are the options of a
   `TableRule`.
 """

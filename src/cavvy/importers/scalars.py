@@ -1,5 +1,5 @@
 """Rules for single values that the importers share. Each importer decides which values it accepts
-as strings and which as true.
+as strings or as true.
 """
 
 from collections.abc import Callable, Iterable

@@ -85,7 +85,9 @@ class OnnxModel:
         if known is None:
             raise WrongRequest(f"there is no input {name!r}; expected {', '.join(self.inputs)}")
         if known.type not in TYPES:
-            raise WrongRequest(f"the input {name} is a {known.type}, which no request can have")
+            raise WrongRequest(
+                f"the input {name} is a {known.type}, which a request cannot contain"
+            )
         kind, dtype = TYPES[known.type]
         if tensor.get("datatype") != kind:
             raise WrongRequest(f"the datatype of the input {name} must be {kind}")

@@ -45,7 +45,7 @@ def predict(model: OnnxModel, body: Any) -> list[Any]:
 
 
 def _joins(model: OnnxModel) -> bool:
-    """Return whether the model computes several instances at once, each independent of the others.
+    """Return whether the model computes several instances together, each independent of the others.
     Raises WrongRequest if an input has no axis of instances.
     """
     for name, known in model.inputs.items():
@@ -75,7 +75,7 @@ def _read_instance(model: OnnxModel, instance: Any) -> dict[str, Any]:
 
 def _read_value(name: str, known: Any, value: Any) -> Any:
     if known.type not in TYPES:
-        raise WrongRequest(f"the input {name} is a {known.type}, which no request can have")
+        raise WrongRequest(f"the input {name} is a {known.type}, which a request cannot contain")
     kind, dtype = TYPES[known.type]
     try:
         found = np.asarray(value, dtype=dtype)

@@ -58,10 +58,10 @@ def convert(source: Path, target: Path, kind: str, samples: list[dict[str, Any]]
 def compare(
     old: OnnxModel, new: OnnxModel, samples: list[dict[str, Any]], measure: str
 ) -> dict[str, float]:
-    """Measure how well `new` agrees with the original, and its speed. `agreement` is the share of
-    rows in which the largest value of an output has the same index (measure `top`), or the mean
-    cosine similarity of the outputs (`cosine`). `speed_up` is the ratio of the median times for a
-    sample.
+    """Measure how well `new` agrees with the original, and how fast `new` is. `agreement` is the
+    share of rows in which the largest value of an output has the same index (measure `top`), or the
+    mean cosine similarity of the outputs (`cosine`). `speed_up` is the ratio of the median times
+    for a sample.
     """
     names = list(old.outputs)
     agreements: list[float] = []

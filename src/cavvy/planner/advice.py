@@ -148,8 +148,8 @@ class _Saving(Struct, frozen=True, kw_only=True):
 
 
 def advise(runs: Iterable[ObservedRun], offers: Sequence[Offer], period: timedelta) -> list[Waste]:
-    """Return the waste in the runs of a period, the most expensive first. `offers` are those of the
-    runs' providers.
+    """Return the waste in the runs of a period, the most expensive first. `offers` are the offers
+    of the runs' providers.
     """
     found: dict[tuple[WasteKind, str, str], Waste] = {}
     for run in runs:

@@ -202,8 +202,8 @@ def _at(day: date, minute: int, zone: tzinfo) -> datetime:
 
 
 class StartDecision(Struct, frozen=True, kw_only=True):
-    """A decision. If `at` is None, the job starts now; otherwise the caller must ask again at the
-    time `at`.
+    """A decision. If `at` is None, the job starts now; otherwise the caller must call
+    `choose_start` again at the time `at`.
     """
 
     at: datetime | None
@@ -218,7 +218,7 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
 
     `prices` is the price history of the cheapest location; its last entry is the current price. The
     expected price of an hour is the mean price at that time of day within `HISTORY`. If the price
-    history is too short, the job starts at once.
+    history is too short, the job starts immediately.
     """
     if now < window.start:
         return StartDecision(

@@ -48,7 +48,7 @@ Objections = Callable[[TaskSpec, str], Sequence[Objection]]
 
 class OfferedMarket(Struct, frozen=True, kw_only=True):
     """The offers of the configured providers. `problems` contains a message for each provider that
-    gave no answer or an incomplete one.
+    did not answer, or answered incompletely.
 
     `blind` are the providers that did not report where their volumes are. Before `restrict`, the
     market contains the offers, volumes and problems of all projects' accounts; each account is
@@ -169,8 +169,8 @@ def match(job: JobRecord, market: OfferedMarket) -> OfferMatches:
 def _able(
     job: JobRecord, market: OfferedMarket, offers: Iterable[Offer], objections: Objections
 ) -> tuple[list[Offer], Sequence[str]]:
-    """Return the offers on which the task could run if all nodes were idle, and the reasons against
-    the other offers.
+    """Return the offers on which the task could run if all nodes were idle, and the reasons for
+    rejecting the other offers.
     """
     task, able, reasons = job.task, [], []
     policies = market.policies.find(task.project)
@@ -249,7 +249,7 @@ def _say(task: TaskSpec, matches: OfferMatches, ranked: PlacementPlan) -> str:
 
 
 def say_unread(problems: Iterable[str]) -> str:
-    """Return one sentence, without a full stop, on offers that could not be read."""
+    """Return one sentence, without a full stop, about the offers that could not be read."""
     return f"Cavvy cannot read the offers: {'; '.join(problems)}"
 
 
@@ -303,7 +303,7 @@ def rank_candidates(
     the offers of the next alternative. If the alternatives are not ordered, the offers of all
     alternatives are merged by the expected cost of the work, as in `plan`, and the offers of one
     alternative keep their order. `avoid` lists the offers that recently failed for other jobs, and
-    `egress` contains each provider's price for data that leaves it.
+    `egress` contains each provider's price for outgoing data.
     """
     some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:

@@ -154,13 +154,13 @@ def _far_from_all(found: Explanation) -> str:
         return f"No offer: {all_fail} for {only.reason}; change {only.field}"
     most = max(found.rejections, key=lambda rejection: rejection.count)
     last = found.rejections[-1]
-    every = f"each of {found.considered:,} offers misses several of the task's requirements at once"
+    every = f"each of {found.considered:,} offers misses several of the task's requirements"
     where = f"{most.count:,} first fail the requirement for {most.reason} ({most.field})"
     if last is most:
         return f"No offer: {every}; {where}: change this requirement first"
     return (
-        f"No offer: {every}; {where}, and the offers that meet most requirements fail the one for "
-        f"{last.reason}: change {last.field} first"
+        f"No offer: {every}; {where}, and the offers that meet most requirements fail the "
+        f"requirement for {last.reason}: change {last.field} first"
     )
 
 

@@ -82,8 +82,8 @@ class TaskLimiter:
         wall_time: timedelta | None,
         cost: Money | None,
     ) -> LimitMiss:
-        """Describe the limits that the offer breaks, and the changes to the task with which it
-        would fit. Call this only if `broken` yields at least one limit.
+        """Describe the limits that the offer breaks, and the changes to the task that would make
+        the offer fit. Call this function only if `broken` yields at least one limit.
         """
         said, broken = [], tuple(self.broken(offer, run_time, wall_time, cost))
         for limit, _ in broken:

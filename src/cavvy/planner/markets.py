@@ -70,9 +70,9 @@ class MarketKnowledge(Struct, frozen=True, kw_only=True):
         return self.standings.get(market) or MarketRecord(market=market)
 
     def cooldown_until(self, market: str) -> datetime | None:
-        """Return the end of the market's cooldown, during which nothing is launched there. The
-        market has a cooldown only if its latest observation is a refusal, preemption or failure;
-        prices are ignored. Without a cooldown, the result is None.
+        """Return the end of the market's cooldown, during which no node is launched in the market.
+        The market has a cooldown only if its latest observation is a refusal, preemption or
+        failure; prices are ignored. Without a cooldown, the result is None.
         """
         return cooldown_until(self.recent.get(market, ()))
 

@@ -43,7 +43,7 @@ class SpotLoss(Struct, frozen=True, kw_only=True):
 
 class Placement(Struct, frozen=True, kw_only=True):
     """A plan that runs the task as one gang on one offer. All estimates are expected values, not
-    guarantees; `notes` explain how they were made.
+    guarantees; `notes` explain the estimates.
     """
 
     offer: Offer
@@ -114,7 +114,7 @@ class PlacementPlan(Struct, frozen=True, kw_only=True):
     """The ranked placements, and the numbers of offers that fit the task but break a limit.
 
     `considered` equals `kept` plus sum(rejected.values()). `placements` contains the placements
-    that break no limit, or the part of them that the `RankingView` selects.
+    within all limits, or only the placements that the `RankingView` selects.
     """
 
     placements: tuple[Placement, ...]

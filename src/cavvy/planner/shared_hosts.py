@@ -12,8 +12,8 @@ from cavvy.scheduler.packing import AllocationOwner, allocate_across
 
 
 def smallest_shares(task: TaskSpec, offers: Iterable[Offer]) -> list[Offer]:
-    """For each shared host, keep only the offer with the fewest devices. Keep all offers of other
-    machines.
+    """For each shared host, keep only the offer with the fewest devices. Offers of machines that
+    are not shared hosts are all kept.
 
     A shared host has one offer for each number of devices. If all offers were kept, a task that
     needs two devices could get eight.

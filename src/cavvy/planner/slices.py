@@ -19,8 +19,8 @@ def explain_slice(task: TaskSpec, offer: Offer) -> Objection | None:
         return None
     return Objection(
         "nodes",
-        f"{offer.instance_type} has {offer.hosts} hosts, which are rented together; set `nodes` to "
-        f"{offer.hosts}, or to a multiple of it",
+        f"{offer.instance_type} has {offer.hosts} hosts, which are rented together; set `nodes` "
+        f"to {offer.hosts} or a multiple of {offer.hosts}",
     )
 
 

@@ -21,12 +21,12 @@ _T = TypeVar("_T")
 
 
 class TransferEstimate(Struct, frozen=True):
-    """The copies of one offer. `input_time` is for one start of a gang, whose nodes copy at the
-    same time; `output_time` is for the outputs, which are copied once. `cost` includes the copies
-    of all nodes and of all starts. `unpriced` is true if the price of a copy is unknown, so that
-    `cost` does not include it. If a copy is treated as free because a bucket of unknown region may
-    be in the offer's region, `assumed_region` is the offer's region; otherwise `assumed_region` is
-    "".
+    """The sizes, times and cost of copying a task's inputs and outputs on one offer. `input_time`
+    is for one start of a gang, whose nodes copy at the same time; `output_time` is for the outputs,
+    which are copied once. `cost` includes the copies of all nodes and of all starts. `unpriced` is
+    true if the price of a copy is unknown, so that `cost` does not include it. If a copy is treated
+    as free because a bucket of unknown region may be in the offer's region, `assumed_region` is the
+    offer's region; otherwise `assumed_region` is "".
     """
 
     input_mib: int
@@ -73,9 +73,9 @@ def estimate_transfers(
 
     Each node copies each input at each of the expected `starts`; the outputs are copied once. A
     copy within one cloud is free if the bucket is in the offer's region or the bucket's region is
-    unknown. For other copies, the place that the data leaves charges its egress price; `egress`
-    maps "provider/region" or the provider to the price per GB. The time to stream inputs is not
-    counted, because they are read while the work runs.
+    unknown. For other copies, the egress price of the data's source applies; `egress` maps
+    "provider/region" or the provider to the price per GB. The time to stream inputs is not counted,
+    because they are read while the work runs.
     """
     copies = list(_list_copies(task, starts))
     if not copies:

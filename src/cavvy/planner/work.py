@@ -248,8 +248,8 @@ def _by_rate(work: Workload, offer: Offer, task: TaskSpec) -> TimeEstimate:
 def _node_rate(
     work: Workload, offer: Offer, task: TaskSpec
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Return the rate of one node in samples per second (None if unknown), and notes about how it
-    was found.
+    """Return the rate of one node in samples per second (None if unknown), and notes that explain
+    the rate.
     """
     measured = _machine_rate(work, offer, task)
     if measured is not None:
@@ -275,8 +275,8 @@ def _machine_rate(work: Workload, offer: Offer, task: TaskSpec) -> float | None:
 def _accelerator_rate(
     work: Workload, offer: Offer, task: TaskSpec
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Return the rate of one node in samples per second (None if unknown), and notes about how it
-    was found.
+    """Return the rate of one node in samples per second (None if unknown), and notes that explain
+    the rate.
 
     A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
     rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
@@ -318,7 +318,7 @@ def _accelerator_rate(
 
 def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ...]]:
     """Return the rate of one node without accelerators in samples per second (None if unknown), and
-    notes about how it was found.
+    notes that explain the rate.
 
     A key "cpu" in `work.rates` is the rate of every node that fits the task, however many CPUs the
     node has. A key "cpu:8" is a rate measured on 8 CPUs. A node gets the rate of the largest

@@ -201,9 +201,7 @@ def _pack(row: _Row, columns: Sequence[_Column]) -> bytes:
 
 
 def to_row(sample: Any) -> dict[str, Any]:
-    """Convert a sample to a dictionary of values. The values of a tuple get their index as the
-    name.
-    """
+    """Convert a sample to a dictionary of values. The values of a tuple are named by index."""
     if isinstance(sample, dict):
         return {str(name): value for name, value in sample.items()}
     return (

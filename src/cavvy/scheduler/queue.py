@@ -155,8 +155,8 @@ class JobScheduler:
         )
 
     def _may_delay(self, mine: Sequence[Allocation], checks: _Checks) -> bool:
-        """Return whether a job with these allocations may delay an earlier job. On a host for one
-        project at a time, the answer is always True.
+        """Return whether a job with these allocations may delay an earlier job. The result is
+        always True on a host that serves one project at a time.
         """
         taken = {each.host for each in mine}
         if any(host.name in taken and not host.separates for host in self._hosts):

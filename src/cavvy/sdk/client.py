@@ -16,7 +16,7 @@ from cavvy.sdk.task import Task
 
 
 class Client:
-    """A client of a Cavvy server. Any number of threads may use it.
+    """A client of a Cavvy server. Any number of threads may use the client.
 
     `Client()` uses the embedded server of this machine and starts it if it is not running, like the
     commands. `Client(address, token=...)` uses another server. The address must begin with

@@ -47,7 +47,7 @@ class Connections:
     def use(self) -> Iterator[ApiClient]:
         """Yield a connection for requests of one thread. Errors of the transport are raised as
         CavvyError. A connection is closed if its request was interrupted, because the answer to
-        that request could arrive later and be taken for the next answer.
+        that request could arrive later and be mistaken for the answer to the next request.
         """
         with public_errors():
             connection = self._take()

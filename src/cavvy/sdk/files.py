@@ -24,7 +24,7 @@ def find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, P
         where = f"{shown(str(named))}: " if named else ""
         raise FreezeError(
             f"a local file of the task cannot be read: {where}"
-            f"{getattr(error, 'strerror', None) or 'it is in the home folder of no known user'}",
+            f"{getattr(error, 'strerror', None) or 'a path names an unknown user after ~'}",
             "check `workdir` and the other paths of the task file",
         ) from error
 

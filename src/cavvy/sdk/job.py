@@ -154,8 +154,8 @@ class Job:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """When the user presses Ctrl-C, add a message to the KeyboardInterrupt: the job continues,
-        and how to stop the job.
+        """When the user presses Ctrl-C, add a message to the KeyboardInterrupt that says that the
+        job continues, and how to stop the job.
         """
         try:
             yield
@@ -214,7 +214,7 @@ def _read_seconds(timeout: TimeLimit) -> float:
 
 
 def _make_failure(job: Job, status: JobStatus) -> JobFailed:
-    """Make the exception for a job that did not succeed. The exception's text contains the end of
+    """Create the exception for a job that did not succeed. The exception's text contains the end of
     the log."""
     lines = _read_tail(job, status)
     end = "\nThe log ends with:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""

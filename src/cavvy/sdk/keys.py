@@ -1,5 +1,5 @@
 """The keys of a task as typed dictionaries, for editors and type checkers. A test compares the keys
-of the dictionaries with the fields that the parser knows.
+of the dictionaries with the fields that the parser accepts.
 
 Calling one of the types returns a dict: `Resources(gpu="A100:8")` equals `{"gpu": "A100:8"}`.
 Fields for numbers and switches also accept strings, because a string may contain an expression such

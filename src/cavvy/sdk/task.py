@@ -120,7 +120,7 @@ def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_invalid(error: Exception, path: str) -> InvalidTask:
-    """Make the public error for a SpecError. The error's text names the task by `path`."""
+    """Create the public error for a SpecError. The error's text names the task by `path`."""
     from cavvy.spec import SpecError
 
     assert isinstance(error, SpecError)

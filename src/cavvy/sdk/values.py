@@ -1,4 +1,4 @@
-"""Turns Python values into the text of a task file."""
+"""Converts Python values to the text of a task file."""
 
 import re
 from collections.abc import Mapping, Sequence

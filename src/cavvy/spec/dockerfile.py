@@ -1,5 +1,5 @@
-"""Makes a Dockerfile from a task. The Dockerfile runs the task's setup on a suitable base image, in
-few and small layers.
+"""Builds a Dockerfile from a task. The Dockerfile runs the task's setup on a suitable base image,
+in few and small layers.
 
 A setup that only installs Python and Debian packages runs in a separate build stage, so that
 compilers and caches do not end up in the image. Any other setup runs in the final image, because it

@@ -37,8 +37,9 @@ def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> T
     """Replace values of a task with the values in `text`, a YAML table with keys of the task file.
 
     In a section such as `resources`, only the keys in `text` are replaced. The keys are replaced in
-    every alternative of the resources. Variables and secrets are added to those of the task. With
-    `now`, times in the past are refused. Raises SpecError for invalid values.
+    every alternative of the resources. Variables and secrets in `text` are added to the task's
+    variables and secrets. With `now`, times in the past are refused. Raises SpecError for invalid
+    values.
     """
     if not text:
         return task

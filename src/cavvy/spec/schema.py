@@ -11,7 +11,7 @@ EXPRESSION = {
 
 
 def make_schema() -> Schema:
-    """Make the JSON Schema (2020-12) from the table of fields that the parser uses.
+    """Build the JSON Schema (2020-12) from the table of fields that the parser uses.
 
     Some values that the parser accepts do not match the schema: for example, the parser reads "8"
     as a number. The schema checks neither names of accelerators nor dates.

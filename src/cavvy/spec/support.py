@@ -89,7 +89,7 @@ def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
         return Objection(
             "service.replicas",
             f"the program listens on port {spec.port}, so only one replica fits on the "
-            "server's machine; with a Cavvy file, it can listen on $PORT",
+            "server's machine; with a Cavvy file, the program can listen on $PORT",
         )
     if spec.budget:
         return Objection(
@@ -119,6 +119,7 @@ def _explain_outside(region: str, area: str) -> str:
     if found is not None:
         return f"{region} is in {found}, outside the residency {area}"
     return (
-        f"Cavvy knows no region {region}, so it cannot ensure that requests stay in the residency "
+        f"Cavvy does not know the region {region}, so it cannot ensure that requests stay in the "
+        "residency "
         f"{area}; `cavvy offers` lists regions"
     )

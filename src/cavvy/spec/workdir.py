@@ -1,4 +1,4 @@
-"""Makes a snapshot of a working folder: a manifest that lists each file with the hash of its
+"""Creates a snapshot of a working folder: a manifest that lists each file with the hash of its
 content. The hash of the manifest is the name of the snapshot.
 
 Errors:
@@ -102,7 +102,7 @@ def freeze(
     most_bytes: int = MOST_BYTES,
     most_files: int = MOST_FILES,
 ) -> FolderSnapshot:
-    """Make a snapshot of a folder. `cache` is a folder that stores the hashes of unchanged files.
+    """Create a snapshot of a folder. `cache` is a folder that stores the hashes of unchanged files.
 
     `state` is Cavvy's own folder, which contains keys and is never part of a snapshot. Files that
     `.gitignore` or `.cavvyignore` excludes are left out. In a repository, git itself applies

@@ -176,7 +176,7 @@ class LedgerFilter(Struct, frozen=True, kw_only=True):
 
 
 def summarize(job: JobRecord, place: str | None, spent: Money) -> JobSummary:
-    """Make the summary of a job that was read together with its task."""
+    """Build the summary of a job that was read together with its task."""
     return JobSummary(
         id=job.id,
         project=job.project,
@@ -208,7 +208,7 @@ class SummaryPage(Struct, frozen=True, kw_only=True):
 
 
 def make_page(found: Sequence[JobSummary], limit: int) -> SummaryPage:
-    """Make a page of at most `limit` summaries. If a next page exists, `found` must have one
+    """Build a page of at most `limit` summaries. If a next page exists, `found` must have one
     summary more than `limit`.
     """
     more = 0 < limit < len(found)

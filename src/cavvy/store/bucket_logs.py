@@ -5,9 +5,9 @@ A log is a set of pieces. The object `PROJECT/JOB/ATTEMPT.RANK/START-SIZE-MICROS
 SIZE bytes of the log from the offset START on, followed by PAIRS pairs of an offset and the time at
 which bytes arrived. MICROS is the time of the first pair. A single pair is not stored in the
 object, because START and MICROS already contain the pair. An encrypted piece has a name that ends
-with `.sealed`. Bytes at one offset never differ, so servers need no lock: pieces that two servers
-wrote may overlap. Many small pieces are replaced by a large one. The methods block on requests to
-the bucket.
+with `.sealed`. Two servers never write different bytes at the same offset, so servers need no lock,
+and their pieces may overlap. Many small pieces are replaced by one large piece. The methods block
+on requests to the bucket.
 """
 
 import re
@@ -91,8 +91,8 @@ class BucketLogTimes(Struct, frozen=True, kw_only=True):
 
 class BucketLogs:
     """The logs of all jobs, in a folder of a bucket; the same interface as `LogStore`. Several
-    threads may use a BucketLogs object. Requests use `threads`, so that a bucket that does not
-    answer delays nothing else.
+    threads may use a BucketLogs object. Requests use `threads`, so that an unresponsive bucket does
+    not delay other work.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class BucketLogs:
 
     def _tidy(self, log: str, pieces: list[LogPiece]) -> list[LogPiece]:
         """Combine the last pieces if there are many small ones. If the log exceeds its limit, drop
-        its oldest pieces, except those of its first tenth.
+        its oldest pieces, except the pieces of its first tenth.
         """
         small = _find_small(pieces)
         if len(small) >= _MANY:

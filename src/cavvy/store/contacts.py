@@ -43,7 +43,7 @@ class AgentContact(Struct, frozen=True, kw_only=True):
 
 
 class AgentContacts:
-    """Writes this server's facts and reads those of the other servers."""
+    """Writes this server's facts and reads the facts of the other servers."""
 
     def __init__(self, url: str, server: str) -> None:
         self._server = server

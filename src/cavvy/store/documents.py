@@ -93,8 +93,8 @@ def plain(text: str) -> str:
 
 
 def storable_job(job: JobRecord) -> JobRecord:
-    """Return the job with the next version and with only text that the database can store, as a
-    later read returns it.
+    """Return the job as a later read returns it: with the next version, and with only text that the
+    database can store.
     """
     stop = job.stop_reason if job.stop_reason is None else plain(job.stop_reason)
     return replace(job, reason=plain(job.reason), stop_reason=stop, version=job.version + 1)

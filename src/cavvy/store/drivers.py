@@ -1,5 +1,5 @@
 """The drivers of the two databases, SQLite and PostgreSQL. A driver connects to the database, locks
-it, and turns its errors into the store's errors.
+the database, and converts the database's errors to the store's errors.
 """
 
 import errno
@@ -184,8 +184,8 @@ def _connect_postgres(url: str) -> Any:
 
 
 def make_driver(url: str, *, journal: str) -> DatabaseDriver:
-    """Make the driver for a URL. Raises StoreUnusable if the URL is wrong, or if the Python driver
-    or the database's folder is missing.
+    """Create the driver for a URL. Raises StoreUnusable if the URL is wrong, or if the Python
+    driver or the database's folder is missing.
     """
     scheme, _, rest = url.partition("://")
     if scheme != "sqlite":
@@ -307,7 +307,7 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether the same transaction may succeed if it is repeated at once (PostgreSQL
+    """Return whether the same transaction may succeed if it is repeated immediately (PostgreSQL
     only)."""
     return getattr(error, "sqlstate", None) in ("40001", "40P01")
 

@@ -30,7 +30,7 @@ class GatewayReport(Struct, frozen=True, kw_only=True):
 
 
 class GatewayReports:
-    """Writes this server's reports and reads those of all servers, on its own connection."""
+    """Writes this server's reports and reads the reports of all servers, on its own connection."""
 
     def __init__(self, url: str, server: str) -> None:
         self._server = server

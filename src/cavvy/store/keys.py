@@ -162,7 +162,7 @@ class KeyRing:
 
     @property
     def renewable(self) -> bool:
-        """Whether `renew` can make a new key."""
+        """Whether `renew` can create a new key."""
         return not self._given
 
     def current(self) -> WrappingKey:
@@ -190,8 +190,9 @@ class KeyRing:
             if key.id == key_id:
                 return key
         raise KeyUnusable(
-            f"the key {key_id}, which encrypted it, is not among the server's keys; restore it, or "
-            "name its place in the setting secrets.former_keys (files.former_keys for files)"
+            f"the key {key_id}, which encrypted the data, is not among the server's keys; restore "
+            "the key, or name its location in the setting secrets.former_keys (files.former_keys "
+            "for files)"
         )
 
     def renew(self) -> WrappingKey:
@@ -259,7 +260,7 @@ def _read_variable(name: str, text: str) -> AesKey:
     if len(material) != KEY_BYTES:
         raise KeyUnusable(
             f"the variable {name} of the server is not a key of {KEY_BYTES} bytes in base64; "
-            "`openssl rand -base64 32` makes one"
+            "create a key with `openssl rand -base64 32`"
         )
     return AesKey(material, f"env:{name}")
 

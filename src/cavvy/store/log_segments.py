@@ -77,7 +77,7 @@ class SegmentFiles:
             os.close(fd)
 
     def append(self, segment: LogSegment, data: bytes) -> None:
-        """Append bytes, all or none. Raises FileNotFoundError, OSError, StoreUnusable."""
+        """Append all bytes or none. Raises FileNotFoundError, OSError, StoreUnusable."""
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             try:

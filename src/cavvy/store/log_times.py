@@ -1,7 +1,8 @@
 """Records when the bytes of a log arrived.
 
 A file next to the log contains at most two pairs per second. A pair consists of an offset and a
-time. Bytes between two pairs arrived less than half a second after the time of the first pair.
+time. Bytes between the offsets of two pairs arrived less than half a second after the time of the
+first pair.
 """
 
 import os

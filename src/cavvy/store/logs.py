@@ -7,7 +7,7 @@ Offsets count all bytes ever written, so the offset of a byte never changes. If 
 files are missing, they were dropped, and readers get a line that reports the gap. If the files of a
 project are encrypted, its segments have names that end with `.sealed`. All methods block on disk
 I/O. Files are not flushed with fsync: stored bytes are kept when this process ends, but a system
-crash may lose the newest ones.
+crash may lose the newest bytes.
 """
 
 import errno
@@ -68,8 +68,8 @@ class _Log(Struct):
 
 class LogStore:
     """A folder with the logs of jobs. Several threads of one process may write and read logs. Other
-    processes may only read the logs, unless the folder is `shared`: in that case, each writer holds
-    a lock while it writes, and reads the folder again first.
+    processes may only read the logs, unless the folder is `shared`. In a shared folder, a writer
+    takes a lock, reads the folder again, and then writes.
     """
 
     threads: ClassVar[None] = None  # any thread may call it

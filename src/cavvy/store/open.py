@@ -1,4 +1,4 @@
-"""Makes the store that a URL names."""
+"""Creates the store that a URL names."""
 
 from cavvy.store.base import Store, StoreUnusable
 
@@ -9,8 +9,8 @@ def open_store(
     journal: str = "auto",
     installation: str | None = None,
 ) -> Store:
-    """Make the store for a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name. The
-    caller must call `await store.open()` before the first use of the store.
+    """Create the store for a URL: memory:, sqlite:///path or postgresql+psycopg://user@host/name.
+    The caller must call `await store.open()` before the first use of the store.
 
     `journal` is SQLite's journal mode: "wal", "delete" for file systems without safe shared memory,
     such as NFS, or "auto". `installation` is the ID that a new SQLite database gets, by default a

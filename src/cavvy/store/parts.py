@@ -39,7 +39,7 @@ class SignInStore(Protocol):
         self, found: SignIn, token: AccountToken, digest: str, id_token: str, until: datetime
     ) -> None:
         """Store the token of a sign-in under its hash `digest`. A person's account is created or
-        linked at the first sign-in. The roles of the person's groups replace those of earlier
+        linked at the first sign-in. The roles of the person's groups replace the roles from earlier
         sign-ins with this trust. `id_token` is the hash of the ID token, which is kept at least
         until the time `until`. Raises SignInConflict.
         """
@@ -120,7 +120,7 @@ class ServiceStore(Protocol):
         """Return the services, sorted by project and name."""
 
     async def put(self, service: StoredService) -> StoredService:
-        """Insert the service (if its version is 0) or replace it, and return what is stored.
+        """Insert the service (if its version is 0) or replace it, and return the stored service.
         Raises StaleVersion.
         """
 

@@ -81,7 +81,8 @@ class SqlQueuedCalls:
     async def due(
         self, project: str, service: str, limit: int, skip: Collection[str] = ()
     ) -> Sequence[QueuedCall]:
-        """Return the calls without a result that are due first, except those in `skip`."""
+        """Return at most `limit` calls without a result, earliest due time first, except the calls
+        in `skip`."""
         values = (project, service, limit + len(skip))
         rows = await self._read(lambda session: session.run(_DUE, values).fetchall())
         calls = [_decode(row[0]) for row in rows]

@@ -38,9 +38,9 @@ class KeyRotation(Struct, frozen=True, kw_only=True):
 async def list_keys(
     store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
 ) -> list[KeyUse]:
-    """Return the use of each key: first of the keys that the server has, beginning with the current
-    one, then of the keys that it lacks. Values of version 1 are counted under the empty ID, because
-    no key ID is stored with them. Raises StoreUnusable.
+    """Return the use of each key: first the keys that the server has (the current key first), then
+    the keys that the server lacks. Values of version 1 are counted under the empty ID, because no
+    key ID is stored with them. Raises StoreUnusable.
     """
     keys = await to_thread(
         lambda: [*sealer.keys.all(), *(file_keys.keys() if file_keys is not None else ())]
@@ -73,7 +73,7 @@ async def list_keys(
 async def rotate_key(
     store: Store, sealer: SecretSealer, file_keys: FileKeys | None = None
 ) -> KeyRotation:
-    """Make a new key if the server makes its own keys. Then encrypt all secrets and credentials
+    """Create a new key if the server creates its own keys. Then encrypt all secrets and credentials
     again, with new data keys that the current key protects. Also encrypt the data keys of files
     again, each with the current key of its project. The call can be repeated after a crash, because
     data can still be decrypted with the former keys. Raises StoreUnusable if the current key cannot

@@ -84,8 +84,8 @@ def _insert_many(table: str, columns: tuple[str, ...], count: int, then: str) ->
 
 @cache
 def update_of(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
-    """Return the SQL that updates `columns` where `key` matches; the statement's values are those
-    of `columns`, then those of `key`.
+    """Return the SQL that updates `columns` where `key` matches; the statement's values are the
+    values of `columns`, then the values of `key`.
     """
     return f"UPDATE {table} SET {' = ?, '.join(columns)} = ? WHERE {' = ? AND '.join(key)} = ?"
 

@@ -50,8 +50,8 @@ class SecretSealer:
             return self.open(project, name, sealed)
         except StoreUnusable as error:
             raise StoreUnusable(
-                f"the secret {name} of project {project} cannot be read: {error}; if that cannot "
-                f"be mended, set the secret again: cavvy secret set {name}"
+                f"the secret {name} of project {project} cannot be read: {error}; if the cause "
+                f"cannot be fixed, set the secret again: cavvy secret set {name}"
             ) from error
 
     def open(self, project: str, name: str, sealed: bytes) -> str:

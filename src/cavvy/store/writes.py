@@ -219,8 +219,8 @@ def _write_document(
     stored: Attempt | Node | NamedMachine,
     fixed: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Insert a row (if `version` is 0) or update it. The row gets its document and `columns`; an
-    inserted row also gets `fixed`. Raises StaleVersion.
+    """Insert a row (if `version` is 0) or update it. The statement writes the document and
+    `columns`; for an inserted row, it also writes `fixed`. Raises StaleVersion.
     """
     columns = {**columns, "document": encode(stored), "version": stored.version}
     if version:

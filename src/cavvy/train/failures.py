@@ -1,9 +1,8 @@
 """Reports the first rank that fails to all ranks and to Cavvy's agent, and ends ranks that would
 otherwise wait for the failed rank.
 
-The ranks share the first failure through the store in which they met. Without the store, a
-collective could only report that a connection was closed, and some collectives report this only
-after minutes.
+The ranks share the first failure through the rendezvous store. Without the store, a collective
+could only report that a connection was closed, and some collectives report this only after minutes.
 """
 
 import atexit
@@ -48,7 +47,7 @@ class FailureWatch:
     """Reports an error that ends this rank. Until `close`, a thread also looks for failures of
     other ranks.
 
-    `store` is the store in which the ranks met; None for a single rank. `ours` says whether the
+    `store` is the rendezvous store of the ranks; None for a single rank. `ours` says whether the
     store is in the process of rank 0.
     """
 
@@ -109,8 +108,8 @@ class FailureWatch:
         return RankFailure(**json.loads(stored))
 
     def _search(self, mine: RankFailure) -> RankFailure:
-        """Wait for the failure of another rank. If no other rank reports a failure, report a rank
-        that does not answer as failed. If all ranks answer, report `mine`.
+        """Wait for the failure of another rank. If no other rank reports a failure, report the
+        failure of a rank that does not answer. If all ranks answer, report `mine`.
         """
         searches = self._store.compare_set(SEARCH, "", str(self._rank)) == str(self._rank).encode()
         until = monotonic() + (ANSWER_S if searches else 2 * ANSWER_S)
@@ -138,7 +137,7 @@ class FailureWatch:
         return None
 
     def _leave(self, failure: RankFailure) -> None:
-        """End this process, unless it ends by itself in time."""
+        """End this process, unless it ends on its own in time."""
         self._tell(failure)
         if failure.rank != self._rank:
             log.error("rank %d failed, so this rank ends: %s", failure.rank, failure.error)

@@ -1,9 +1,9 @@
 """A training run: the methods that a training script calls. Other files implement them.
 
-The design depends on three rules. Parameters change only in `step`, so a save can copy them in the
-background until the next `step`. The run saves and stops only in `batches`, so all ranks save and
-stop at the same step. The global batch is fixed but the micro-batch is not, so the number and kind
-of devices may change between attempts without changing the result.
+The design of `Run` depends on three rules. Parameters change only in `step`, so a save can copy
+them in the background until the next `step`. The run saves and stops only in `batches`, so all
+ranks save and stop at the same step. The global batch is fixed but the micro-batch is not, so the
+number and kind of devices may change between attempts without changing the result.
 """
 
 import atexit
@@ -115,8 +115,9 @@ class Run:
         """Build the model and place it on the ranks. Returns the user's own module.
 
         Args:
-            build: makes the model. The function is called once, after random generators are seeded.
-            stages: for a pipeline, instead of `build`: functions that make the consecutive parts
+            build: a function that creates the model. The function is called once, after random
+            generators are seeded. stages: for a pipeline, instead of `build`: functions that make
+            the consecutive parts
                 of the model.
             blocks: returns the repeated parts of the model, which are the units of sharding and
                 recomputation. By default, the blocks are guessed.
@@ -126,7 +127,7 @@ class Run:
         """
         if self._gradients is not None:
             raise RuntimeError(
-                "a run has one model: put several into one, with run.model(lambda: "
+                "a run has one model: combine several models into one with run.model(lambda: "
                 "nn.ModuleDict({'a': A(), 'b': B()})), and give each optimizer its parameters"
             )
         options = ShardOptions(blocks=blocks, tensor_plan=tensor_plan, meta=meta)
@@ -138,7 +139,7 @@ class Run:
         return placed.model
 
     def optimizer(self, make: Callable[..., Any], params: Any = None, **options: Any) -> Any:
-        """Make an optimizer with `make(params, **options)`, by default for all parameters of the
+        """Create an optimizer with `make(params, **options)`, by default for all parameters of the
         model. The optimizer's state is saved in checkpoints.
         """
         chosen = self._ready().placed.model.parameters() if params is None else params
@@ -163,8 +164,8 @@ class Run:
         `transform(sample)` or `transform(sample, random)` is applied to each sample. `random` is a
         NumPy generator that depends only on the seed and on the sample's position in the order.
 
-        `collate(samples)` makes a batch of a list of samples, by default torch's `default_collate`.
-        The first dimension of each tensor of the batch must count samples.
+        `collate(samples)` builds a batch from a list of samples, by default torch's
+        `default_collate`. The first dimension of each tensor of the batch must count samples.
 
         `sampler` is a torch sampler, or a batch sampler of global batches, that is used instead of
         `shuffle`. The sampler must yield the same order for the same epoch: it has a `generator`,
@@ -189,7 +190,7 @@ class Run:
 
     def keep(self, name: str, thing: Any) -> Any:
         """Add an object with state_dict() and load_state_dict() to checkpoints, and return it. The
-        object's state may have tensors, numbers, texts, lists and dicts.
+        object's state may contain tensors, numbers, strings, lists and dicts.
         """
         self._state.things[name] = thing
         return thing
@@ -286,7 +287,7 @@ class Run:
         mean loss of the part. A loss with several arguments gets the members of a part, as in
         `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out of
         memory. If `loss` returns a mean over items other than samples, such as tokens without
-        padding, the mean is weighted by the number of items. Cavvy finds the number of items
+        padding, the mean is weighted by the number of items. Cavvy determines the number of items
         automatically for torch's losses and for sums that are divided by a tensor. For other
         losses, `loss` must return (mean, number of items).
 

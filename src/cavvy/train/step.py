@@ -173,8 +173,8 @@ class StepGradients:
             every = [_describe(each) for each in self._world.gather(number)]
             odd = next(rank for rank, each in enumerate(every) if each != every[0])
             raise RanksDiverged(
-                f"rank {odd} {every[odd]} and rank 0 {every[0]}: a call of run.accumulate or "
-                "run.step may be left out for a batch only if all ranks leave it out"
+                f"rank {odd} {every[odd]} and rank 0 {every[0]}: a rank may skip run.accumulate "
+                "or run.step for a batch only if all ranks skip the same call"
             )
         if due and not are_equal(pairs[2:]):
             self.replicas.explain()

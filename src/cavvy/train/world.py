@@ -48,8 +48,7 @@ class RankWorld:
     @property
     def can_join_again(self) -> bool:
         """Whether this program can run again in the same process. torchrun must have started the
-        program and hold the store in which the ranks meet, and this class must have joined the
-        ranks.
+        program and hold the rendezvous store, and this class must have joined the process group.
         """
         held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return self._ours and held and "TORCHELASTIC_RUN_ID" in os.environ
@@ -117,8 +116,8 @@ class RankWorld:
         self.leave()
 
     def leave(self) -> None:
-        """Destroy the process groups at once, so that the collectives of other ranks fail instead
-        of waiting.
+        """Destroy the process groups immediately, so that the collectives of other ranks fail
+        instead of waiting.
         """
         self._failures.close()
         if self._ours and dist.is_initialized():

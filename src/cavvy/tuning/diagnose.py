@@ -127,7 +127,8 @@ class Diagnoser:
         return self._window(name, skip=self._least, steps=steps, watch=True)
 
     def _traceable(self, steps: int) -> int:
-        """Return the number of steps to trace: those of one window, at most half of LONGEST_S."""
+        """Return how many of the `steps` steps to trace: as many as take half of LONGEST_S, but at
+        least the usual number of steps of a window."""
         if steps <= self._steps:
             return steps
         seconds = median(
@@ -180,7 +181,8 @@ class Diagnoser:
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
         """Return the median time of a step in a window. The median is computed from the means of
-        groups of steps. A group has one step for each batch that a loader may prepare at once.
+        groups of steps. A group has one step for each batch that a loader may prepare at the same
+        time.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
@@ -285,8 +287,8 @@ class Diagnoser:
     def _name_slowest(
         self, lost: PairedDifference, evidence: str, look: dict[str, Any], more: dict[str, int]
     ) -> None:
-        """Record the slowest part of reading a sample as the cause, together with a way to hide or
-        remove it.
+        """Record the slowest part of reading a sample as the cause, together with a change that
+        hides or removes this cause.
         """
         cores = self._own_cores()
         said = ", ".join(f"{name}={number}" for name, number in more.items())
@@ -328,7 +330,7 @@ class Diagnoser:
             [each + agreeing for each in self._seconds[self._base]], self._seconds["alone"]
         )
         text = f"steps without sending gradients take {fmean(self._seconds['alone']) * 1e3:.1f} ms"
-        fix = "use a faster link or fewer ranks, or sum the gradients over more samples at once"
+        fix = "use a faster link or fewer ranks, or sum the gradients over more samples per step"
         explained = self._add("slow collective", sent, text, fix)
         saving = [self._seen(rank)["saving"] for rank in range(self._facts["ranks"])]
         own = [
@@ -419,9 +421,9 @@ class Diagnoser:
 
     def _seen_between(self, kind: str) -> float:
         """Return the seconds per step that the script spends on this kind of work between the parts
-        of its steps. If the work occurs in each step, the result is that of the rank with the least
-        work, because more work on another rank is reported as a slow rank. If the work occurs only
-        in some steps, the result is that of the rank with the most work.
+        of its steps. If the work occurs in each step, the result is the time on the rank with the
+        least work, because more work on another rank is reported as a slow rank. If the work occurs
+        only in some steps, the result is the time on the rank with the most work.
         """
         ranks = range(self._facts["ranks"])
         each = [self._between(rank) * self._seen(rank)[kind] for rank in ranks]
@@ -477,7 +479,7 @@ class Diagnoser:
         return -(-share // max(size, 1))
 
     def _by_passes(self) -> float:
-        """Return by how much to multiply the gain of fewer passes to get the gain of one pass."""
+        """Return the factor that converts the gain of fewer passes to the gain of one pass."""
         return (self._passes - 1) / max(self._passes - self._fewer, 1)
 
     @property
@@ -535,7 +537,7 @@ class Diagnoser:
         )
 
     def _judge_device(self) -> None:
-        text = "steps are faster by this time if the batch is already on the device"
+        text = "a step takes this much less time if the batch is already on the device"
         fix = "send fewer bytes: for example, images as uint8"
         if "resident" in self._seconds:
             pinned = self._facts["plan"]["pin"]

@@ -19,8 +19,8 @@ class CostFinding:
     """One cause of lost time. `lost_s` is the cost of the cause in seconds per step, and `half_s`
     is half the width of the 95 % confidence interval by Student's t. `pairs_s` contains the
     smallest and the largest loss that a pair of windows showed, in seconds per step. `pairs_s` is
-    set if the interval includes zero but at least `AGREE` pairs were measured and all of them show
-    a loss.
+    set if the interval includes zero but at least `AGREE` pairs were measured and all pairs show a
+    loss.
     """
 
     cause: str

@@ -87,7 +87,7 @@ def list_fixed(facts: dict[str, Any]) -> list[str]:
     if loader is None:
         return [
             f"workers, pinning and batch size: the batches for {call} do not come from a "
-            "DataLoader; use one, or change the size of a batch there"
+            "DataLoader; use one, or change the batch size in the code that creates the batches"
         ]
     at, found = show_line(loader["line"]), []
     if loader["iterable"]:
@@ -98,7 +98,7 @@ def list_fixed(facts: dict[str, Any]) -> list[str]:
     if not loader["batch_size"]:
         found.append(
             f"batch size: {at} has no batch_size, because its data set or its batch_sampler "
-            "makes the batches; change the size there"
+            "creates the batches; change the size there"
         )
     return found
 

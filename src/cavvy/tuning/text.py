@@ -75,7 +75,7 @@ def describe_script_changes(chosen: dict[str, Any], facts: dict[str, Any]) -> st
 def make_page(
     script: str, trials: list[PlanTrial], facts: dict[str, Any], price: float | None
 ) -> str:
-    """Make an HTML page of the changes that were tried."""
+    """Build an HTML page of the changes that were tried."""
     rows = "\n".join(f"<li>{escape(describe_trial(each, facts, price))}</li>" for each in trials)
     return (
         f"<!doctype html><meta charset=utf-8><title>cavvy tune {escape(script)}</title>\n"

@@ -1,5 +1,5 @@
-"""Tries changes of a plan or of a plain loop, one at a time. The changed script and the best one so
-far are measured alternately, and the change is kept if it is faster.
+"""Tries changes of a plan or of a plain loop, one at a time. The changed script and the best script
+so far are measured alternately, and the change is kept if the changed script is faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -103,8 +103,8 @@ class PlanTuner:
     def _try(
         self, best: TuningSession, change: dict[str, Any], exact: bool
     ) -> tuple[PlanTrial, TuningSession]:
-        """Try a change. Returns the trial, and the session of the faster plan. The other session is
-        closed.
+        """Try a change. Returns the trial, and the session of the faster plan. The session of the
+        slower plan is closed.
         """
         plan = {**self.plan, **change}
         if (

@@ -137,8 +137,8 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
 
 
 def _read_rate(limit: Node, kept_keys: TranslationNotes) -> RequestRate:
-    """Return a rate limit with the semantics of nginx: `burst` requests are permitted at once in
-    addition to the first request.
+    """Return a rate limit with the semantics of nginx: `burst` requests are permitted immediately,
+    in addition to the first request.
     """
     key, prefix = child(limit, "key"), (text_at(limit, "prefix") or "/").rstrip("/")
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", prefix):

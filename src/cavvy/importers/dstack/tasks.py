@@ -49,10 +49,10 @@ _WHY_NOT = {
 _LATER = {
     "groups": "nodes of several kinds in one job are not supported yet",
     "user": "the user inside the container cannot be chosen yet",
-    "docker": "a container's own Docker cannot be started yet; on Kubernetes, a Cavvy file can ask "
-    "for it with `resources: {options: {kubernetes: {docker: all}}}`",
-    "privileged": "containers are not privileged; on Kubernetes, a Cavvy file can ask for it with "
-    "`resources: {options: {kubernetes: {pod: …}}}`",
+    "docker": "a container cannot run its own Docker daemon yet; on Kubernetes, a Cavvy file can "
+    "request Docker with `resources: {options: {kubernetes: {docker: all}}}`",
+    "privileged": "containers are not privileged; on Kubernetes, a Cavvy file can request "
+    "privileges with `resources: {options: {kubernetes: {pod: …}}}`",
     "dstack": "there is no dstack server that Cavvy could connect to",
     "availability_zones": "Cavvy chooses zones by price and capacity; use `regions` instead",
     "reservation": "reservations cannot be used yet",
@@ -390,7 +390,7 @@ def _read_limits(root: Node, kept_keys: TranslationNotes) -> JobLimits:
     window, least = child(policy, "time_window"), child(policy, "min_gpu_utilization")
     if isinstance(window, ScalarNode) and isinstance(least, ScalarNode):
         idle = timedelta(seconds=read_duration(window) or 0) or None
-        reason = "the job is stopped after this time if the mean of a node's GPUs is below it"
+        reason = "the job is stopped if the mean use of a node's GPUs stays below the limit"
         kept_keys.note_at(root, "utilization_policy", reason)
         percent = min(float(least.text), 99.0)
         return JobLimits(

@@ -1,8 +1,8 @@
 """The deadline policy that production, forecasts and the simulator use.
 
-The core of the policy (`spot/auto.py`) proposes a decision. Each rule in turn may then replace the
-core's decision. Like the core, a rule decides from the terms and the view. A rule may also ask the
-core for its decision on a different view.
+The core of the policy (`spot/auto.py`) proposes a decision. The rules may then replace the core's
+decision, one after another. Like the core, a rule decides from the terms and the view. A rule may
+also ask the core for its decision on a different view.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,9 +81,9 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Leave on-demand to wait for spot only if the wait may be long: `question.core` must still
-    decide to wait after an hour, or after the time of ten launches if that is longer. A shorter
-    wait would save less than the additional launch costs.
+    """Let a job leave on-demand to wait for spot only if `question.core` would still not choose
+    on-demand after an hour, or after the time of ten launches if that is longer. A shorter wait
+    would save less than the additional launch costs.
     """
     view = question.view
     if decision.mode is not RunMode.IDLE or view.mode is not RunMode.ON_DEMAND:

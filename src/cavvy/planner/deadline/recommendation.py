@@ -32,7 +32,7 @@ _LEAST_LEFT = 0.01
 
 class Recommendation(Struct, frozen=True, kw_only=True):
     """The recommended mode of the job. `offers` are the offers on which to start, best first.
-    Without offers, the job waits or stays where it is.
+    If `offers` is empty, the job waits or keeps its current gang.
     """
 
     mode: RunMode

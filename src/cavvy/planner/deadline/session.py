@@ -58,8 +58,8 @@ class PolicySession:
     def decide(self, view: PolicyView) -> PolicyDecision:
         """Return the decision for the job's current state. `view.quotes` is ignored.
 
-        The caller must ask again at the decision's `again_s`, at `changes_at`, and after each
-        observation.
+        The caller must call the method again at the decision's `again_s`, at `changes_at`, and
+        after each observation.
         """
         now_s, left_s, mode, market, loading_s, _, unsaved_s, budget_usd = view
         quotes = self.quotes(now_s, market if mode is RunMode.SPOT else NOWHERE)

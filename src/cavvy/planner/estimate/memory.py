@@ -1,5 +1,5 @@
-"""Estimates the peak memory of a step from its profile, and the memory that a device needs for
-it.
+"""Estimates the peak memory of a step from its profile, and the memory that a device needs for the
+step.
 """
 
 from cavvy.domain.values import Struct
@@ -73,8 +73,8 @@ def estimate_memory(profile: WorkProfile, run: StepSettings) -> MemoryEstimate:
 def _passes(
     profile: WorkProfile, run: StepSettings, scale: float, shards: int
 ) -> tuple[float, float]:
-    """Return the bytes in use at the peak of the forward and backward pass, and the part of them
-    that are activations.
+    """Return the bytes in use at the peak of the forward and backward pass, and the number of these
+    bytes that are activations.
     """
     more = _scores(profile) * scale if run.math_attention else 0.0
     # With sharding, the parameters of two layers are gathered at the same time. The model is

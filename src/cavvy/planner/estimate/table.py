@@ -28,7 +28,7 @@ class DeviceEstimate(Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the device has the needed memory, which includes a safety margin."""
+        """Whether the device has enough memory, including a safety margin."""
         return self.memory.needed <= self.device.memory_mib - _RESERVED_MIB
 
 
@@ -75,8 +75,8 @@ def correct_rates(
     precision: str = "bf16",
     counts: Sequence[int] = COUNTS,
 ) -> dict[str, float]:
-    """Replace estimates in `rates` with measurements where there are any. Multiply the remaining
-    estimates by the median ratio of measurement to estimate.
+    """Replace estimates in `rates` with measurements where measurements exist. Multiply the
+    remaining estimates by the median ratio of measurement to estimate.
 
     If `rates` is empty, the rates of all other accelerators are derived from the measurements.
     """

@@ -1,5 +1,5 @@
-"""Deadline policies for work that may run on spot. A policy decides what to do now and when it must
-be asked again. No I/O.
+"""Deadline policies for work that may run on spot. A policy decides what the job does now, and when
+the policy must decide again. No I/O.
 
 Production, the trace simulator and forecasts use the same policies.
 """

@@ -1,11 +1,11 @@
 """The core of the deadline policy `auto`. The policy learns how long spot stays available in each
 market, computes a price of slack, and compares staying with moving.
 
-The slack is the time to the deadline that the remaining work does not need. With one market, the
-policy follows the thresholds of `cycle`. With several markets, the policy follows the thresholds in
-the job's current market. The policy moves the job to another market if the expected cost there,
-including the copy of the checkpoint, is lower. The policy never takes a step after which on-demand
-could no longer meet the deadline.
+The slack is the time until the deadline minus the time that the remaining work needs. With one
+market, the policy follows the thresholds of `cycle`. With several markets, the policy follows the
+thresholds in the job's current market. The policy moves the job to another market if the expected
+cost there, including the copy of the checkpoint, is lower. The policy never takes a step after
+which on-demand could no longer meet the deadline.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _SOONEST_S = 30.0
 _SHARE_HERE = 0.8
 # the share of the price of a launch that spot must be expected to save
 _PAID_BACK = 0.8
-_LASTS = "spot is used while it lasts"
+_LASTS = "spot is still available"
 _BRIEF = "spot may not stay available for long"
 # a move must save at least this share of the remaining cost, because estimates are noisy
 _WORTH_MOVING = 0.02

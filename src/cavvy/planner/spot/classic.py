@@ -3,7 +3,7 @@ Simulations compare the policy `auto` with these policies.
 
 "Safe" means that on-demand can still meet the deadline. With slack = (time to the deadline) - (work
 left), waiting is safe while slack > overhead. Starting on spot is safe while slack >= 2 overheads:
-one for this start, and one for a start on demand if the spot node is preempted at once.
+one for this start, and one for a start on demand if the spot node is preempted immediately.
 """
 
 from math import inf
@@ -37,7 +37,7 @@ class SpotOnlyPolicy(MarketPolicy):
 
     def decide(self, view: PolicyView) -> PolicyDecision:
         if view.mode is RunMode.SPOT:
-            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is used while it lasts")
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is still available")
         if (spot := self._choice.spot(view)) is not None:
             return PolicyDecision(RunMode.SPOT, spot, reason="spot is available")
         return PolicyDecision(RunMode.IDLE, view.market, reason="no spot: wait")
@@ -58,7 +58,7 @@ class GreedyPolicy(MarketPolicy):
                 RunMode.ON_DEMAND, view.market, reason="on-demand is used until the end"
             )
         if view.mode is RunMode.SPOT:
-            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is used while it lasts")
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is still available")
         overhead = self._terms.overhead_s
         slack = self._terms.deadline_s - view.now_s - view.left_s
         spot = self._choice.spot(view)
@@ -82,7 +82,7 @@ class UniformProgress(MarketPolicy):
     The expected pace is work / deadline. If the job is behind the expected pace and spot is
     unavailable, the job runs on demand until it is ahead of that pace by two overheads. The margin
     of two overheads prevents frequent changes. A job that is on pace uses spot, or idles if spot is
-    unavailable. A job on spot stays there as long as possible. After a preemption, the policy
+    unavailable. A job on spot stays on spot as long as possible. After a preemption, the policy
     prefers the cheapest spot in other regions.
     """
 
@@ -93,7 +93,7 @@ class UniformProgress(MarketPolicy):
 
     def decide(self, view: PolicyView) -> PolicyDecision:
         if view.mode is RunMode.SPOT:
-            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is used while it lasts")
+            return PolicyDecision(RunMode.SPOT, view.market, reason="spot is still available")
         overhead, pace = self._terms.overhead_s, self._pace
         slack = self._terms.deadline_s - view.now_s - view.left_s
         spot = self._choice.spot(view)

@@ -81,8 +81,8 @@ def best_wait(away: SpellLengths, price: float, loss: float) -> tuple[float, flo
 def plan_trust(
     stays: SpellLengths, saving: float, entry: float
 ) -> tuple[float, float, float, float]:
-    """Find how long spot must have been available before a job leaves on-demand for it. Spot saves
-    `saving` dollars an hour, and the change to spot costs `entry` dollars.
+    """Compute how long spot must have been available before a job moves from on-demand to spot.
+    Spot saves `saving` dollars an hour, and the change to spot costs `entry` dollars.
 
     Returns the threshold (infinite if a change never pays), its gain, the probability that the
     threshold is reached, and the mean hours on spot.

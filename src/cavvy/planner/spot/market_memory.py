@@ -1,5 +1,5 @@
-"""The facts that a deadline policy remembers about each market, and the amounts of time from which
-it decides. `auto` and `roam` use this module.
+"""The facts that a deadline policy remembers about each market, and the amounts of time on which
+the policy bases its decisions. `auto` and `roam` use this module.
 """
 
 from cavvy.planner.spot.spells import NOTHING_SEEN

@@ -22,7 +22,7 @@ _BOLDNESS = 1.25
 # Leaving a market that has spot must save at least this share of the remaining cost, because
 # estimates are noisy.
 _WORTH_MOVING = 0.02
-_LASTS = "spot is used while it lasts"
+_LASTS = "spot is still available"
 _AVAILABLE = "spot is available"
 
 

@@ -1,6 +1,6 @@
 """Decides where the replicas of a service run: on spot in several zones, with spare replicas if the
-risk requires them, and on demand if there is not enough spot. No I/O. The caller must ask at every
-tick and whenever a replica starts or ends.
+risk requires them, and on demand if there is not enough spot. No I/O. The caller must request a
+decision at every tick and whenever a replica starts or ends.
 
 A policy sees only what happened to its own replicas and launches in a zone. A failed launch costs
 nothing and shows that the zone has no spot now.
@@ -71,9 +71,9 @@ class SpotHedge:
     """The policy of SkyServe (Mao et al., EuroSys 2025). The policy spreads replicas over the
     zones, adds one spare replica and uses on-demand as a fallback.
 
-    The policy avoids zones in which a replica was lost or refused, as long as enough other zones
-    are left. Each replica (including the spare) that is not ready on spot is replaced on demand, up
-    to `replicas` on-demand replicas.
+    The policy avoids zones in which a replica was lost or refused, while enough other zones are
+    left. Each replica (including the spare) that is not ready on spot is replaced on demand, up to
+    `replicas` on-demand replicas.
     """
 
     def __init__(self, service: ServiceTerms, spare: int = 1) -> None:
@@ -98,7 +98,8 @@ class SpotHedge:
         )
 
     def _next(self, spot: list[int]) -> int:
-        """Return the next zone in turn. Zones without a replica of the service are preferred."""
+        """Return the next zone in round-robin order. Zones without a replica of the service are
+        preferred."""
         zones = [zone for zone in range(self._service.zones) if zone not in self._shunned] or list(
             range(len(spot))
         )
@@ -156,12 +157,13 @@ class SteadyPlacement:
 
     Launches go to the zones with the lowest loss rate, (losses + prior losses) / (hours with
     replicas + prior hours), and preferably not to zones and regions that already have replicas of
-    the service. The policy assumes that a zone loses all its replicas at once, and that zones that
-    have lasted tend to last. The assumed losses per hour are prior losses / (age of the zone's
-    oldest replica in hours + prior hours). If too few replicas remain after a loss, the policy
-    assumes that the missing replicas are replaced after one cold start and one tick. Spares are
-    added while the expected shortfall of replicas exceeds the allowed shortfall. On-demand fills
-    the gap until spot is ready, and backs up spot that is scarce or at risk.
+    the service. The policy assumes that a zone loses all its replicas at the same time, and that a
+    zone that has kept its replicas for long tends to keep them. The assumed losses per hour are
+    prior losses / (age of the zone's oldest replica in hours + prior hours). If too few replicas
+    remain after a loss, the policy assumes that the missing replicas are replaced after one cold
+    start and one tick. Spares are added while the expected shortfall of replicas exceeds the
+    allowed shortfall. On-demand fills the gap until spot is ready, and backs up spot that is scarce
+    or at risk.
     """
 
     def __init__(
@@ -286,7 +288,8 @@ class SteadyPlacement:
 
     def _worst(self, spot: list[int]) -> int:
         """Return the zone from which to remove a replica: the zone for which the risk after the
-        removal is lowest. If several zones are equal, one with several replicas is chosen.
+        removal is lowest. If several zones are equally good, a zone with several replicas is
+        chosen.
         """
 
         def without(zone: int) -> tuple[float, bool, float]:

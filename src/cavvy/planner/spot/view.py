@@ -40,7 +40,7 @@ class SpotQuote(NamedTuple):
     may soon preempt nodes in this market.
 
     `since_s` is the estimated time of the last change of `up`. `since_s` is None if every change is
-    observed at once, and UNSEEN if only the price is known.
+    observed immediately, and UNSEEN if only the price is known.
     """
 
     up: bool
@@ -75,8 +75,8 @@ class JobTerms(Struct, frozen=True, kw_only=True):
         return 2 * self.overhead_s + self.again_s
 
     def slack_s(self, view: "PolicyView") -> float:
-        """Return the slack: the part of the time until the deadline that the rest of the work does
-        not need."""
+        """Return the slack: the time until the deadline minus the time that the rest of the work
+        needs."""
         return self.deadline_s - view.now_s - view.left_s * (1 + self.spare_share)
 
     def move(self, source: int, target: int) -> float:
@@ -89,11 +89,11 @@ class JobTerms(Struct, frozen=True, kw_only=True):
 class PolicyView(NamedTuple):
     """The state of a job and its markets at one moment.
 
-    `left_s` is the work that is left. `market` is the market of the gang or, while the job is idle,
-    of the checkpoint. `loading_s` is the time until the gang starts to work; it is 0 if the gang
-    already works or the job is idle. `quotes` are in the order of the markets in the terms.
-    `unsaved_s` is the gang's work since its last checkpoint, and `budget_usd` is the money that is
-    left.
+    `left_s` is the remaining work in seconds. `market` is the market of the gang or, while the job
+    is idle, of the checkpoint. `loading_s` is the time until the gang starts to work; it is 0 if
+    the gang already works or the job is idle. `quotes` are in the order of the markets in the
+    terms. `unsaved_s` is the gang's work since its last checkpoint, and `budget_usd` is the money
+    that is left.
     """
 
     now_s: float
@@ -107,8 +107,8 @@ class PolicyView(NamedTuple):
 
 
 class PolicyDecision(NamedTuple):
-    """The mode and the market in which the job should be from now on. The caller must ask the
-    policy again at `again_s`, or earlier if a quote changes.
+    """The mode and the market in which the job should be from now on. The caller must request a new
+    decision at `again_s`, or earlier if a quote changes.
     """
 
     mode: RunMode

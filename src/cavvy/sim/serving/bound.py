@@ -10,6 +10,6 @@ def bound_replica_hours(trace: RequestTrace, setting: ServiceSetting) -> float:
     Each request occupies one slot for its service time, and a replica has `concurrency` slots, so
     the billed replica time is at least the sum of the service times divided by the number of slots.
     The bound assumes that all slots are in use while a replica is billed, and that replicas start
-    at once; real optima are higher.
+    immediately; real optima are higher.
     """
     return trace.work_s / setting.concurrency / 3600.0

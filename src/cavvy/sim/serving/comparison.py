@@ -157,8 +157,8 @@ def find_steady(load: RequestTrace, terms: ComparisonTerms) -> ServingScore:
 
 
 def scale_load(trace: RequestTrace, factor: float, seed: int) -> RequestTrace:
-    """Return the trace with `factor` times its requests. To reach that number, requests are
-    omitted, or copied with arrivals within half a minute of the original.
+    """Return the trace with `factor` times its requests. To reach the new number of requests,
+    requests are omitted, or copied with arrivals within half a minute of the original.
     """
     if factor == 1:
         return trace
@@ -208,7 +208,7 @@ class FixedReplicas:
         return [self._count]
 
     def watch(self, service: SimulatedService) -> None:
-        """Return the constant number; the load has no effect."""
+        """Return the constant number of replicas, regardless of the load."""
 
 
 def _run_steady(load: RequestTrace, terms: ComparisonTerms, count: int) -> ServingScore:

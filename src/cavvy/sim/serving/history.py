@@ -16,8 +16,8 @@ class LoadHistory:
         self._requests = [0]
 
     def add(self, arrived: int, requests: int) -> None:
-        """Add one second: all arrivals so far, and the requests that now wait or are being
-        processed."""
+        """Add one second: the number of arrivals so far, and the number of requests that now wait
+        or are being processed."""
         self._arrivals.append(arrived)
         self._requests.append(self._requests[-1] + requests)
 
@@ -35,9 +35,9 @@ class LoadHistory:
 
 
 class LoadView(NamedTuple):
-    """The inputs of a rule. `slots` is the number of requests that a replica can process at once,
-    and `service_s` is the true mean service time, from which rules based on rates compute their
-    target.
+    """The inputs of a rule. `slots` is the number of requests that a replica can process at the
+    same time, and `service_s` is the true mean service time, from which rules based on rates
+    compute their target.
     """
 
     now_s: float
@@ -56,7 +56,7 @@ class RuleState(Struct, frozen=True, kw_only=True):
     """The state of the rules between decisions. Each rule uses some of the fields.
 
     `votes` contains (time, replicas) of past decisions. `since_s` is the time since which the rule
-    has wanted to grow or to shrink, and `panic_s` is when a panic was last confirmed.
+    has wanted more or fewer replicas, and `panic_s` is when a panic was last confirmed.
     """
 
     votes: tuple[tuple[float, int], ...] = ()

@@ -1,5 +1,5 @@
 """A simulated service: a queue of requests, and replicas that start slowly, process several
-requests at once, and end.
+requests in parallel, and end.
 
 Requests wait in the order of their arrival until a replica has a free slot. A request that a lost
 replica was processing returns to the head of the queue once; the second time, it fails. A replica
@@ -146,8 +146,8 @@ class SimulatedService:
 
     def order(self, wanted: Sequence[int]) -> None:
         """Launch or end replicas so that each market has the wanted number. Replicas that have not
-        started end first. If more replicas must end, those with the fewest requests finish their
-        requests and end.
+        started are ended first. If more replicas must end, the replicas with the fewest requests
+        finish their requests and end.
         """
         for market, count in enumerate(wanted):
             while self.count_held(market) > count:
@@ -210,7 +210,7 @@ class SimulatedService:
         self._next += 1
 
     def _dispatch(self) -> None:
-        """Give waiting requests to the ready replicas with the fewest requests."""
+        """Assign waiting requests to the ready replicas with the fewest requests."""
         while self.queue and self._free:
             busy, _, replica = self._free[0]
             if replica.draining or replica.busy != busy:

@@ -204,7 +204,7 @@ class _Job:
 
     def _work(self, until: float) -> float:
         """Let the gang load and work until the time `until` or until the work is done, whichever is
-        earlier. Return the time that was reached.
+        earlier. Return the time that the simulation has reached.
         """
         now = self.now_s
         end = now + self.loading_s + self.left_s

@@ -101,7 +101,7 @@ def run_fleet(
     """Run every job in its virtual cluster. At each arrival and end of a job, the queue policy
     decides which jobs start.
 
-    `keep` is called with each job when it starts.
+    `keep` is called with each job when the job starts.
     """
     run = _FleetRun(pools, keep)
     for number, arrival in enumerate(jobs):

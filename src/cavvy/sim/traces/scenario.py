@@ -65,7 +65,9 @@ def read_scenario(path: Path) -> TraceScenario:
     series = [_market(each, path.parent, length_s) for each in markets]
     fleet = top.get("fleet")
     if bool(jobs) != bool(series):
-        raise TraceError(f"{path}: state `jobs` and `markets` together: one of them is missing")
+        raise TraceError(
+            f"{path}: `jobs` and `markets` must both be stated, but one of them is missing"
+        )
     if not jobs and fleet is None:
         raise TraceError(f"{path}: expected `markets` with `jobs`, or `fleet`, or both")
     for job in jobs:

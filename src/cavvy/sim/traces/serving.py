@@ -2,9 +2,9 @@
 evaluation of SpotHedge.
 
 A replica is billed from its launch on, and is ready after the cold start. If a zone loses capacity,
-its youngest replicas end. The cost is divided by the cost of running all replicas on demand. The
-availability is the share of ticks with enough ready replicas. Neither the cost nor the availability
-includes the time of the first cold start.
+the simulation ends the youngest replicas in the zone. The cost is divided by the cost of running
+all replicas on demand. The availability is the share of ticks with enough ready replicas. Neither
+the cost nor the availability includes the time of the first cold start.
 """
 
 from collections.abc import Sequence

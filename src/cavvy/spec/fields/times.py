@@ -152,7 +152,7 @@ def check_cron(text: str) -> str:
     line = " ".join(parts)
     if next_time(parse_cron(line), UTC, _ANY_DAY) is None:
         raise WrongValue(
-            f"no day is on the dates of {shown(line)}",
+            f"no date matches {shown(line)}",
             suggestion="change the day or the month; * stands for all",
         )
     return line

@@ -36,7 +36,8 @@ def _read(text: str, schemes: tuple[str, ...]) -> str:
         path = clean[len(match[0]) :] if match else clean
         if not path.startswith("/"):
             hint = (
-                "use `workdir` for files next to the task file; it is frozen and sent with the job"
+                "use `workdir` for files next to the task file; this folder is frozen and sent "
+                "with the job"
             )
             raise WrongValue(f"{shown(text)} is not an absolute path", suggestion=hint)
         return path
@@ -82,6 +83,6 @@ def _check(text: str, url: str, scheme: str) -> None:
         raise WrongValue(f"{shown(text)} does not name a file")
     if scheme in ("s3", "gs", "az") and (parts.query or parts.fragment):
         raise WrongValue(
-            f"{shown(text)} has a ? or # in it",
+            f"{shown(text)} contains ? or #",
             suggestion="if the object's name contains this character, write %3F or %23",
         )

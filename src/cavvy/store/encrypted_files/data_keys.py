@@ -109,9 +109,9 @@ class FileKeys:
             yield FileKeyUse(project=project, name=name, key_id=find_key_id(sealed))
 
     def rotate(self) -> tuple[int, Sequence[tuple[str, str, str]]]:
-        """Encrypt each data key again with the current key of its project, and make a new data key
-        for each project's new files. Return how many keys were encrypted, and the project, name and
-        problem of each key that could not be encrypted. Raises OSError, StoreFull.
+        """Encrypt each data key again with the current key of its project, and create a new data
+        key for each project's new files. Return how many keys were encrypted, and the project, name
+        and problem of each key that could not be encrypted. Raises OSError, StoreFull.
         """
         count, problems = 0, []
         for each in list(self.uses()):
@@ -175,8 +175,8 @@ class ProjectFileKeys:
             key = self._numbered(number)
         if key.id != key_id:
             raise KeyUnusable(
-                f"{self._place(str(number))} is not the data key that encrypted it; restore the "
-                "right one from a backup"
+                f"{self._place(str(number))} is not the data key that encrypted the file; restore "
+                "the right key from a backup"
             )
         return key
 
@@ -192,7 +192,7 @@ class ProjectFileKeys:
             return hmac.digest(self._load(_NAMES), name.encode(), "sha256").hex()
 
     def renew(self) -> None:
-        """Make a new key for new files. Raises StoreUnusable, StoreFull."""
+        """Create a new key for new files. Raises StoreUnusable, StoreFull."""
         with self._lock, explain_key_errors(self._place("")):
             newest = max(self._numbers(), default=0)
             if newest and self.encrypts:

@@ -60,9 +60,9 @@ class PlainFile:
 
 
 class BlobFiles:
-    """The files of one folder of blobs. `keys` are the keys of the folder's project; if it is None,
-    all files are plain. `label` distinguishes the folder from others. If `bucket` is set, the blobs
-    are in the bucket, and the files are copies of them.
+    """The files of one folder of blobs. `keys` are the keys of the folder's project; if `keys` is
+    None, all files are plain. `label` distinguishes the folder from others. If `bucket` is set, the
+    blobs are in the bucket, and the files are copies of the blobs.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class BlobFiles:
 
     def stored(self, name: str) -> Path:
         """Return the path of a stored blob, encrypted or plain. If a project begins or stops to
-        encrypt its files, its older blobs stay as they are. A blob that is only in the bucket is
+        encrypt its files, its older blobs are not changed. A blob that is only in the bucket is
         fetched. Raises StoreUnusable, StoreFull, OSError.
         """
         hidden = self._keys.hide(name) if self._keys else None

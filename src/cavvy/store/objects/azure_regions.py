@@ -72,7 +72,7 @@ class AzureDirectory(Struct, frozen=True, kw_only=True):
 
 
 def _read(answer: WebAnswer) -> dict[str, Any]:
-    """Return the reply. Raises ObjectDenied for an error."""
+    """Return the parsed reply. Raises ObjectDenied if the reply reports an error."""
     try:
         told = json.loads(answer.body)
     except ValueError:

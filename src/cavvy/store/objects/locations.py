@@ -1,8 +1,8 @@
 """Opens the object store that a URL names.
 
-The keys of a storage come from the project's secrets or, if it has none for that storage, from the
-server's environment. The keys have the names that the cloud's own tools use. Only the server has
-the keys. The server signs requests with the keys, and nodes receive the signed requests.
+The keys of a storage come from the project's secrets or, if the project has none for this storage,
+from the server's environment. The keys have the names that the cloud's own tools use. Only the
+server has the keys. The server signs requests with the keys, and nodes receive the signed requests.
 """
 
 import configparser
@@ -105,7 +105,7 @@ def open_place(url: str, keys: Mapping[str, str], now: Callable[[], datetime]) -
     if scheme in _FAMILIES and not _BUCKET.fullmatch(parts.netloc):
         raise ObjectDenied(f"{url} names no bucket")
     if (reserved := keys.get(OWN_FILES)) and overlaps(url, reserved):
-        raise ObjectDenied(f"{url} is where the server keeps its own files: use another bucket")
+        raise ObjectDenied(f"the server stores its own files at {url}: use another bucket")
     match scheme:
         case "s3":
             return ObjectLocation(place=_open_s3(parts.netloc, keys, now), key=key)
@@ -190,8 +190,8 @@ def _open_google(bucket: str, keys: Mapping[str, str], now: Callable[[], datetim
     except (KeyError, OSError, ValueError, TypeError) as error:
         raise ObjectDenied(
             "no service account key for Google Cloud Storage is configured: set the project's "
-            "secret GOOGLE_SERVICE_ACCOUNT to its JSON, or set GOOGLE_APPLICATION_CREDENTIALS on "
-            "the server to its file; "
+            "secret GOOGLE_SERVICE_ACCOUNT to the JSON of a key, or set "
+            "GOOGLE_APPLICATION_CREDENTIALS on the server to the path of a key file; "
             "a user's own login cannot sign"
         ) from error
     return XmlBucket(bucket, signer, now, endpoint=endpoint)

@@ -1,7 +1,7 @@
 """Implements `Catalog.match` on a snapshot file without loading the whole file. SQL filters, counts
 and sorts the rows, and Python builds the result from them.
 
-The result equals that of `catalog/fit.py`; a property test checks the equality.
+The result equals the result of `catalog/fit.py`, which a property test checks.
 """
 
 import sqlite3
@@ -208,8 +208,8 @@ class CatalogSnapshot:
 
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
         """Count each provider's instance types with accelerators. Return, for each provider and
-        purchase option, how many of them have no price for the purchase option, and their total
-        number. Combinations for which no price is missing are omitted.
+        purchase option, how many of these instance types have no price for the purchase option, and
+        their total number. Combinations for which no price is missing are omitted.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(

@@ -44,7 +44,7 @@ def refresh_from(place: str, *, sha256: str | None = None) -> Path:
 def refresh_offers(
     fetched: Mapping[str, Sequence[Offer]], *, today: date, partial: Collection[str] = ()
 ) -> Path:
-    """Make and use a new snapshot: the fetched offers replace all old offers of their providers.
+    """Create and use a new snapshot: the fetched offers replace all old offers of their providers.
     For a provider in `partial`, the fetched offers replace only the old offers with the same keys.
     """
     with _new_file() as new:

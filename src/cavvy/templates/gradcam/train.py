@@ -33,8 +33,8 @@ METHODS = (
 
 
 def make_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Make images (N, 3, 32, 32) with values from 0 to 1. Returns the images, their digits, and the
-    corner of each digit.
+    """Create images (N, 3, 32, 32) with values from 0 to 1. Returns the images, their digits, and
+    the corner of each digit.
     """
     digits, photos = load_digits(), load_sample_images().images
     random = np.random.default_rng(0)
@@ -167,7 +167,7 @@ def _without_each(
 
 
 def paint(image: torch.Tensor, heat: torch.Tensor) -> torch.Tensor:
-    """Return the image beside a copy of it in which the heat is drawn in colour."""
+    """Return the image next to a copy with a coloured heat map."""
     colours = torch.stack([(1.5 - (4 * heat - peak).abs()).clamp(0, 1) for peak in (3, 2, 1)])
     return torch.cat([image, 0.5 * image + 0.5 * colours], 2)
 

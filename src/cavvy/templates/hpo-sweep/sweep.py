@@ -99,8 +99,8 @@ def main() -> None:
     print(f"best: {best}, accuracy {ends[best]:.4f}, {trials[best]}")
     spent = sum(len(result) for result in results.values())
     print(
-        f"{spent} passes in all, instead of {options.trials * options.epochs} if no trial had been "
-        "stopped"
+        f"{spent} passes in total, instead of {options.trials * options.epochs} without stopping "
+        "any trial"
     )
 
 

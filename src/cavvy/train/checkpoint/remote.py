@@ -28,7 +28,7 @@ log = logging.getLogger("cavvy.train")
 
 
 class CheckpointLocation:
-    """A place for checkpoints: a path, or an fsspec URL with a local cache folder.
+    """A storage location for checkpoints: a path, or an fsspec URL with a local cache folder.
 
     Each rank uploads its own files. The first rank also uploads the metadata, and the completion
     mark at the end.

@@ -104,8 +104,8 @@ class CheckpointStore:
                     shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, step: int) -> None:
-        """Rename a damaged checkpoint, so that it is ignored and its step can be saved again. Only
-        the last renamed checkpoint is kept.
+        """Rename a damaged checkpoint, so that it is ignored and its step can be saved again.
+        Checkpoints that were renamed earlier are deleted.
         """
         path = self.folder / make_name(step)
         if self._is_keeper and path.exists():
@@ -195,7 +195,9 @@ class CheckpointStore:
         fault, self._fault = self._fault, None
         if fault is not None:
             reason = str(fault).strip().rpartition("\n")[2]  # Torch's errors contain a traceback.
-            log.warning("a checkpoint could not be saved; the previous one stays: %s", reason)
+            log.warning(
+                "a checkpoint could not be saved; the previous checkpoint is kept: %s", reason
+            )
         return fault is None
 
     def close(self) -> None:
@@ -243,8 +245,8 @@ class CheckpointStore:
             self.forget_old(done.step)
 
     def forget_old(self, newest: int) -> None:
-        """Remove old complete checkpoints up to the step `newest`. The newest KEPT checkpoints
-        stay."""
+        """Remove old complete checkpoints up to the step `newest`. The newest KEPT checkpoints are
+        not removed."""
         complete = [
             (step, path) for step, path in _list(self.folder) if step <= newest and read_mark(path)
         ]

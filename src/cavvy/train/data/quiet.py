@@ -1,5 +1,5 @@
 """Imports Grain when it is first used, without Grain's warning that JAX is missing. Training on
-data in memory works without Grain, unless the data is very long.
+data in memory works without Grain, unless the data has very many samples.
 """
 
 from functools import cache

@@ -17,7 +17,7 @@ class Source(Protocol):
     """A collection of samples that can be read by index, for example a torch `Dataset`, a list, or
     a file with random access.
 
-    If reading many samples at once is faster, a source may have `__getitems__(indices)`, which
+    If reading many samples together is faster, a source may have `__getitems__(indices)`, which
     returns a list of samples.
     """
 

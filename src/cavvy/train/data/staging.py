@@ -76,7 +76,7 @@ class CopyStream(Protocol):
 
     def wait(self, event: Any, values: Any) -> None:
         """Make the current stream of the calling thread wait for an event. The batch's memory is
-        not reused before the operations of that stream have used the batch.
+        not reused before the operations of the current stream have used the batch.
         """
 
 

@@ -1,10 +1,10 @@
 """Data parallel: sums gradients over the replicas, in buckets, while the backward pass is still
 running.
 
-The reduction works as in DistributedDataParallel, with two differences. The first difference is
-that the model stays the user's own module. The second difference is that a rank whose backward pass
-ran out of memory can still send its incomplete buckets, so that the other ranks do not wait for it.
-If a backward pass ran out of memory, all ranks discard the gradients of the step.
+The reduction differs from DistributedDataParallel in two points. The model is not wrapped, and
+stays the user's own module. A rank whose backward pass ran out of memory can still send its
+incomplete buckets, so that the other ranks do not wait for this rank. If a backward pass ran out of
+memory, all ranks discard the gradients of the step.
 """
 
 from typing import Any
@@ -123,8 +123,8 @@ def local(tensor: Any) -> Any:
 
 
 def _fill(parameters: list[Any]) -> list[list[Any]]:
-    """Group parameters into buckets in the order in which their gradients become ready, which
-    starts with the last layer. All parameters of a bucket have the same number type.
+    """Group parameters into buckets in the order in which their gradients become ready (last layer
+    first). All parameters of a bucket have the same number type.
     """
     buckets: list[list[Any]] = []
     room: dict[Any, int] = {}

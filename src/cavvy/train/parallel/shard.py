@@ -49,7 +49,7 @@ class PlacedModel:
 
 
 def make_mesh(plan: Plan, world: RankWorld) -> Any:
-    """Make the device mesh with the dimensions AXES, or return None for one rank."""
+    """Create the device mesh with the dimensions AXES, or return None for one rank."""
     if world.size == 1:
         return None
     sizes = tuple(getattr(plan, axis) for axis in AXES)

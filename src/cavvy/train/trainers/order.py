@@ -83,8 +83,8 @@ def count_batches(global_batch: int, batch: int, ranks: int) -> int:
     if rest or not count:
         raise ValueError(
             f"{ranks} ranks with batches of {batch} samples cannot make a global batch of "
-            f"{global_batch}, which stays the same when training resumes: use a batch of which "
-            f"{global_batch} / {ranks} is a multiple"
+            f"{global_batch}, which stays the same when training resumes: use a batch size that "
+            f"divides {global_batch} / {ranks}"
         )
     return count
 

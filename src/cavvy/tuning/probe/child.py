@@ -125,7 +125,7 @@ class ScriptProbe:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Observe the runs of a script. While this context is active, runs save to a temporary
-        folder, do not resume, and do not end by themselves.
+        folder, do not resume, and do not end on their own.
         """
         begin, resume, old_batches = Run.__init__, Run.resume, Run.batches
 

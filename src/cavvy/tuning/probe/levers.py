@@ -47,7 +47,7 @@ class PlainLevers:
         self._hooks, self._stack = ExitStack(), ExitStack()
 
     def install(self) -> None:
-        """Observe and change the script until `remove`."""
+        """Observe and change the script until `remove` is called."""
         for hook in (
             modules.register_module_forward_pre_hook(self._before_forward),
             modules.register_module_forward_hook(self._after_forward, always_call=True),

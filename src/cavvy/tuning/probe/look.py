@@ -222,8 +222,8 @@ def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_s
 
 
 def find_own_line(frame: Any) -> str:
-    """Return the line of the user's code that is running, or that called the function that is
-    running. Returns "" if PyTorch or cavvy.train is running, or if gradients are being summed.
+    """Return the line of the user's code that is running or has called the running function.
+    Returns "" if PyTorch or cavvy.train is running, or if gradients are being summed.
     """
     found = ""
     while frame is not None:
@@ -247,11 +247,11 @@ def calling_line() -> str:
 
 
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
-    """Return a line of the user's code and the kind of its work. The line is the one that is
-    running or that called the running code. The kind is `saving`, `work` (PyTorch operations, or an
-    evaluation) or "". The kind is found from the file or the name of the functions on the call
-    stack, up to the loop. A function whose name looks like an evaluation counts as `work`, even if
-    a function that saves calls it.
+    """Return a line of the user's code and the kind of its work. The line is running, or it called
+    the code that is running. The kind is `saving`, `work` (PyTorch operations, or an evaluation) or
+    "". The kind is found from the file or the name of the functions on the call stack, up to the
+    loop. A function whose name looks like an evaluation counts as `work`, even if a function that
+    saves calls it.
     """
     line = kind = ""
     is_evaluation = False

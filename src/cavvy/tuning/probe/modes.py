@@ -1,5 +1,5 @@
-"""The modes of a window of steps. Each mode removes or adds one cost. The difference in time from a
-window without the mode is the size of that cost.
+"""The modes of a window of steps. Each mode removes or adds one cost. The size of the cost is the
+difference in time between windows with and without the mode.
 """
 
 from collections.abc import Generator, Iterator

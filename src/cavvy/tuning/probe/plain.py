@@ -35,7 +35,7 @@ Timed = Callable[..., Any]
 class PlainLoop:
     """Measures the loop of one rank. `done` is called with the report and ends the script.
 
-    The report has the facts of the rank, `steps` (the seconds of each step), `parts` (the mean
+    The report contains the facts of the rank, `steps` (the seconds of each step), `parts` (the mean
     seconds of their parts), and `lines` (the script's lines that run most often, with their shares
     of all time). The part `prepare` is the script's own code before the first forward pass of a
     step, except code that runs before a DataLoader returns the batch. The part `own` is all other
@@ -63,8 +63,8 @@ class PlainLoop:
         self._stack = ExitStack()
 
     def install(self) -> None:
-        """Observe the loops of a script until `remove`. Also protect the script's existing files
-        from changes (see `KeptFiles`).
+        """Observe the loops of a script until `remove` is called. Also protect the script's
+        existing files from changes (see `KeptFiles`).
         """
         handles = (
             register_optimizer_step_pre_hook(self._before_step),

@@ -36,9 +36,9 @@ class PlainWindows:
     """Measures the loop of one rank with `levers` (see `PlainLevers`). Each `step` of the script's
     first optimizer ends a step.
 
-    The first report, after `READY` steps, has the facts of the rank. After the first report, the
-    script waits for commands. A command has the keys `skip` and `steps`: the numbers of steps to
-    skip and to measure. The report on a window contains `seconds`, the mean time per step, or
+    The first report, after `READY` steps, contains the facts of the rank. After the first report,
+    the script waits for commands. A command has the keys `skip` and `steps`: the numbers of steps
+    to skip and to measure. The report on a window contains `seconds`, the mean time per step, or
     `ended` if the script's loop ended before the window was complete.
     """
 
@@ -52,8 +52,8 @@ class PlainWindows:
         self._stack = ExitStack()
 
     def install(self) -> None:
-        """Observe and change the loop until `remove`, and protect the script's existing files (see
-        `KeptFiles`).
+        """Observe and change the loop until `remove` is called, and protect the script's existing
+        files (see `KeptFiles`).
         """
         for hook in (
             register_optimizer_step_pre_hook(lambda *_: self._levers.leave_autocast()),

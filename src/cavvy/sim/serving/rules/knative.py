@@ -55,9 +55,9 @@ class KnativeRule(Struct, frozen=True, kw_only=True):
 class AibrixRule(Struct, frozen=True, kw_only=True):
     """AIBrix's autoscaler (vllm-project/aibrix, pkg/controller/podautoscaler at e3e10f9).
 
-    The rule is like Knative's, with windows of 180 s and 60 s, and the number grows to at most
-    twice the ready replicas at once. A change of up to 10 % is ignored, replicas are removed only
-    300 s after they were last needed, and one replica always remains.
+    The rule is like Knative's, with windows of 180 s and 60 s, and one decision can at most double
+    the number of ready replicas. A change of up to 10 % is ignored, replicas are removed only 300 s
+    after they were last needed, and one replica always remains.
     """
 
     target: float = 0.7

@@ -17,8 +17,8 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
 
     Every 20 s: wanted = ceil(requests per second over 60 s / target). The number grows once the
     rule has wanted a higher number for 300 s, and shrinks once the rule has wanted a lower number
-    for 1200 s; from zero, it grows at once. `target` is the share of a replica's maximum rate.
-    While no replica is ready, SkyServe's load balancer answers 503.
+    for 1200 s; from zero, the number grows immediately. `target` is the share of a replica's
+    maximum rate. While no replica is ready, SkyServe's load balancer answers 503.
     """
 
     target: float = 0.7
@@ -53,7 +53,7 @@ class DstackRule(Struct, frozen=True, kw_only=True):
 
     Every 15 s: wanted = ceil(requests per second over 60 s / target). The number grows if the last
     change was at least 300 s ago and shrinks if it was at least 600 s ago; from zero, the number
-    grows at once. `target` is the share of a replica's maximum rate. While no replica is ready,
+    grows immediately. `target` is the share of a replica's maximum rate. While no replica is ready,
     dstack's gateway answers 503.
     """
 
