@@ -259,8 +259,8 @@ def reference() -> str:
         "price_usd_hr = 3.60",
         "```",
         "",
-        "`[providers.<name>]` contains the settings of one provider, which its own page "
-        "lists. As variables, they are",
+        "`[providers.<name>]` contains the settings of one provider; the provider's page lists "
+        "these settings. As variables, they are",
         "`CAVVY_PROVIDERS_<NAME>_<KEY>`.",
         "",
     ]

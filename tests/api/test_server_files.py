@@ -159,7 +159,9 @@ async def test_a_server_that_starts_meanwhile_is_told_to_wait(
     home, given = name_home(tmp_path, url)
     files = StateDir(str(tmp_path))
     async with hold_alone(url, home):
-        with pytest.raises(StoreUnusable, match=r"server adopt` or .*; wait until it has ended"):
+        with pytest.raises(
+            StoreUnusable, match=r"server adopt` or .*; wait until the command has ended"
+        ):
             async with join_servers(url, home, files, given, "unix:/nowhere"):
                 pass
     async with join_servers(url, home, files, given, "unix:/nowhere"):

@@ -187,7 +187,7 @@ def test_another_data_key_in_its_place_is_told(tmp_path: Path) -> None:
     make_logs(tmp_path).append(*LOG, 0, SECRET)
     shutil.rmtree(tmp_path / "file-keys")
     make_logs(tmp_path).append("p", "j2", 1, 0, 0, b"x")
-    with pytest.raises(StoreUnusable, match="is not the data key that encrypted it"):
+    with pytest.raises(StoreUnusable, match="is not the data key that encrypted the file"):
         make_logs(tmp_path).read(*LOG)
 
 

@@ -62,7 +62,7 @@ async def test_the_store_outlives_its_connections(store: SqlStore, url: str) -> 
 
 
 async def test_a_server_that_is_away_is_unusable(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnusable, match="check that it runs") as told:
+    with pytest.raises(StoreUnusable, match="check that the database runs") as told:
         await SqlStore(f"postgresql+psycopg://u:secret@/x?host={tmp_path}").open()
     assert "secret" not in str(told.value)
 

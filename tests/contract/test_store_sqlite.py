@@ -225,7 +225,7 @@ async def test_many_wait_for_one_lock_together(
         ("sqlite:////nowhere/at/all/cavvy.db", "cannot write /nowhere"),
         ("sqlite://", "must name a file"),
         ("mysql://x/y", "expected memory:"),
-        ("postgresql://nobody@127.0.0.1:1/none", "check that it runs"),
+        ("postgresql://nobody@127.0.0.1:1/none", "check that the database runs"),
     ],
 )
 async def test_what_cannot_be_opened_says_why(url: str, text: str) -> None:

@@ -78,7 +78,7 @@ class Wrong(MarketPolicy):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (PolicyDecision(RunMode.SPOT, 0), "has none"),
+        (PolicyDecision(RunMode.SPOT, 0), "has no spot capacity"),
         (PolicyDecision(RunMode.IDLE, 0, 0.0), "not after the current time"),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_damaged_or_older_one_in_the_state_folder_is_not_used(home: Path) -> N
     assert "not a usable catalog" in (problem_of_refreshed() or "")
     changed_copy(refreshed_path(), "UPDATE meta SET value = '2020-01-01' WHERE key = 'as_of'")
     assert path_in_use() == SHIPPED
-    assert problem_of_refreshed() == "older than the one shipped with Cavvy"
+    assert problem_of_refreshed() == "older than the snapshot shipped with Cavvy"
 
 
 def item(**changes: object) -> dict[str, object]:

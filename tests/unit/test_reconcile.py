@@ -163,7 +163,7 @@ def test_numbers_times_and_rows_that_cannot_be_read_are_named(tmp_path: Path) ->
     [
         (b"", "has no columns"),
         (b"a,b\n", "has no rows"),
-        (b"a,b\n1,2\n", "not those of a known bill"),
+        (b"a,b\n1,2\n", "do not match any known bill format"),
         ("a,b\n1,ü\n".encode("utf-16"), "not text in UTF-8"),
         ("a,ü\n1,2\n".encode("latin-1"), "not text in UTF-8"),
         (b"PK\x03\x04rest", "a zip archive"),

@@ -48,7 +48,7 @@ def test_forms(text: str, expected: Volume) -> None:
     ("text", "told"),
     [
         ("data", "needs a source and a path"),
-        ("data:mnt", "is not an absolute path; a provider's volume needs one"),
+        ("data:mnt", "is not an absolute path; a provider's volume needs an absolute path"),
         ("s3://bucket/a:/data", "add the URL to `inputs` or `outputs`"),
         ("~/data:/data", "~ is only expanded by a shell"),
         ("./data:/data", "use `workdir`"),

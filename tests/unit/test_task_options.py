@@ -104,7 +104,7 @@ def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) ->
     (tmp_path / "a.yaml").write_text("name: My_Task\nrun: x")
     refused = run("a.yaml")
     assert refused.exit_code == 2
-    assert "use `--as skypilot` to read it as a SkyPilot file" in refused.stderr
+    assert "use `--as skypilot` to read the file as a SkyPilot file" in refused.stderr
     assert run("a.yaml", "--as", "skypilot").exit_code == 0
     assert sent[0]["origin"].dialect == "SkyPilot"  # type: ignore[attr-defined]  # a RunOrigin
 

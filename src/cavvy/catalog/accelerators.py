@@ -210,7 +210,7 @@ def is_match(accelerator: str, wish: str | None) -> bool:
 
 
 def suggest(name: str) -> str | None:
-    """Return the known name that is most similar to a misspelt one, or None if no name is
+    """Return the known name that is most similar to a misspelt name, or None if no name is
     similar."""
     from difflib import get_close_matches
 

@@ -1,7 +1,8 @@
 """Finds the RDMA network of a machine from its instance type, because price lists do not state it.
 
 The rows of `fabrics.csv` are patterns for instance types of one provider. If no row describes a
-machine, the machine has no known RDMA network, so it never meets a request for one.
+machine, the machine has no known RDMA network, so the machine never meets a request for an RDMA
+network.
 """
 
 import re

@@ -1,10 +1,10 @@
 """Checks whether an offer fits one node of a requirement, and explains why not. `fit` matches live
 offers. Queries of the catalog snapshot must give the same results as `fit`.
 
-If an offer does not state a property (memory 0, network None), it fails every requirement for this
-property. An offer without a disk size meets every disk requirement, because the size is chosen at
-launch. On a shared host, a job gets only what it requests, so upper limits and exact counts do not
-exclude the host.
+If an offer does not state a property (memory 0, network None), the offer fails every requirement
+for this property. An offer without a disk size meets every disk requirement, because the size is
+chosen at launch. On a shared host, a job gets only what it requests, so upper limits and exact
+counts do not exclude the host.
 """
 
 from collections import Counter
@@ -137,7 +137,7 @@ def make_miss(offer: Offer, need: ResourceSpec, constraint: Constraint) -> NearM
 
 
 def explain(offer: Offer, need: ResourceSpec, constraint: Constraint) -> str:
-    """Explain why an offer fails a constraint, with the value of the offer and the required one:
+    """Explain why an offer fails a constraint, with the offer's value and the required value:
     "costs $19.92/h, your limit is $15.00/h".
     """
     match constraint:

@@ -3,7 +3,8 @@ the machine.
 
 The catalog has no network speed for the machines in this table, because a speed from another source
 is not a promise of the provider. A machine without a published speed never meets a request for
-`network.min`. A burst speed does not count as a network speed, because providers do not promise it.
+`network.min`. A burst speed does not count as a network speed, because providers do not promise
+burst speeds.
 """
 
 import re

@@ -52,7 +52,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
     `dialect` names the file's tool. If `dialect` is "", the tool is detected from the file's keys,
     name or folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with
-    keys of the task file; its values replace those of the file. `serves` is whether the file must
+    keys of the task file; its values replace the file's values. `serves` is whether the file must
     describe a service; otherwise it must describe a job.
     """
 
@@ -165,7 +165,8 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         notes.outside(
             "service",
             "the file describes a service, not a job",
-            suggestion="`cavvy serve FILE` starts it; without `service`, the commands run as a job",
+            suggestion="`cavvy serve FILE` starts the service; without `service`, the commands "
+            "run as a job",
         )
     if options.serves and found.task is not None and not serves:
         read_as = (
@@ -177,7 +178,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
             "service",
             f"the file describes a job, not a service of Cavvy{read_as}",
             expected="a section such as `service: {port: 8000}`",
-            suggestion="docs/guides/serve.md shows one; `cavvy run FILE` runs a job",
+            suggestion="docs/guides/serve.md shows an example; `cavvy run FILE` runs a job",
         )
     notes.check()
     assert found.task is not None  # A file that describes no task was already refused above.
@@ -282,7 +283,7 @@ def _parse_own(
                 "the file is valid for SkyPilot, but it was read as a Cavvy file because it has no "
                 "key that only SkyPilot has"
             ),
-            suggestion="use `--as skypilot` to read it as a SkyPilot file",
+            suggestion="use `--as skypilot` to read the file as a SkyPilot file",
         )
         raise SpecError([*error.problems, hint]) from None
     from cavvy.spec.engine_section import find_engine_files

@@ -48,8 +48,8 @@ def read_commit(
     kept_keys: TranslationNotes,
 ) -> Workdir:
     """Return a working folder from a git repository. If `ref` is a branch or tag instead of a
-    commit, the key is reported as unsupported until the task is submitted: `cavvy run` then looks
-    up the current commit of the branch or tag.
+    commit, the key is reported as unsupported until the task is submitted. At submission, `cavvy
+    run` looks up the current commit of the branch or tag.
     """
     commit = (ref or "").lower()
     if not is_commit(commit):

@@ -102,7 +102,7 @@ class TranslationNotes:
         under: str = "",
     ) -> None:
         """Refuse the keys in the table `refused`, and note the keys in the table `noted`. Each of
-        the two tables maps a key to the reason for refusing or noting it.
+        the two tables maps a key to the reason for refusing or noting the key.
         """
         for key in keys:
             if key.text in refused:

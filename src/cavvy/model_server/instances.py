@@ -2,7 +2,8 @@
 version 1 of KServe's protocol.
 
 An instance is one row of each input: the value itself if the model has one input, or an object with
-the values by the names of the inputs. A prediction is one row of each output in the same form.
+the values by the names of the inputs. A prediction is one row of each output, in the same form as
+an instance.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def _is_idle(run: ObservedRun) -> bool:
 
 def _is_starved(run: ObservedRun) -> bool:
     """Return whether the CPUs are fully used while the GPU waits. Waiting for a disk or network
-    cannot be distinguished from other waiting, so it is not recognised.
+    cannot be distinguished from other waiting, so the function does not detect such waits.
     """
     if run.cpu_percent is None or run.gpu_percent is None or not run.offer.vcpus:
         return False

@@ -110,7 +110,7 @@ class TaskLimiter:
         work exceeds the remaining limit.
 
         Cavvy does not end such a job early, because the job may still finish within the limit.
-        Cavvy stops the job when it reaches the limit.
+        Cavvy stops the job when the job reaches the limit.
         """
         limits = self._limits
         if not self._goes_on:

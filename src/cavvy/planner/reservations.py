@@ -2,8 +2,8 @@
 
 Of n committed machines, the k-th is used in the hours in which at least k machines run. A
 commitment for the k-th machine pays if this machine's hours of use would cost more on demand than
-all hours of the period would cost at the committed rate. Therefore, commitments are added one
-machine at a time, until the next commitment does not pay.
+the whole period would cost at the committed rate. Therefore, commitments are added one machine at a
+time, until the next commitment does not pay.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

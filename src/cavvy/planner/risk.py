@@ -63,7 +63,7 @@ def chosen_interval(
 
     If the task states an interval, the time for writing is 0, because the stated work already
     includes that time. If the task states no interval, the time is assumed to be CHECKPOINT_COST,
-    and the interval is the best one for that cost.
+    and the interval is the best interval for that cost.
     """
     if checkpoint is None:
         return None, timedelta(0)

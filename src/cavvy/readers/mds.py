@@ -107,11 +107,11 @@ def _read(encoding: str, data: bytes) -> Any:
 
 
 def _array(data: bytes, dtype: str, dimensions: str) -> Any:
-    """Decode an array. If the column does not fix the type or the shape, each value stores them
-    before its data. The type is one byte: its two low bits are the kind (0: unsigned, 1: signed, 2:
-    float), and its other bits are the number of bits per value. The shape starts with a byte: its
-    two low bits are the binary logarithm of the number of bytes per size, and its other bits are
-    the number of dimensions. The sizes follow.
+    """Decode an array. If the column does not fix the type or the shape, each value stores its type
+    or shape before its data. The type is one byte: its two low bits are the kind (0: unsigned, 1:
+    signed, 2: float), and its other bits are the number of bits per value. The shape starts with a
+    byte: its two low bits are the binary logarithm of the number of bytes per size, and its other
+    bits are the number of dimensions. The sizes follow.
     """
     place = 0
     if not dtype:

@@ -177,7 +177,7 @@ class JobScheduler:
         )
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
-        """Return the names of the resources that a job waits for if it wants this offer. The
+        """Return the names of the resources that a job waits for if the job needs this offer. The
         resource is the offer or its shared host. For a group of hosts, each host that the job does
         not avoid is also included.
         """

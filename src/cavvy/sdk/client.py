@@ -18,8 +18,8 @@ from cavvy.sdk.task import Task
 class Client:
     """A client of a Cavvy server. Any number of threads may use the client.
 
-    `Client()` uses the embedded server of this machine and starts it if it is not running, like the
-    commands. `Client(address, token=...)` uses another server. The address must begin with
+    `Client()` uses the embedded server of this machine, and starts this server if necessary, as the
+    commands do. `Client(address, token=...)` uses another server. The address must begin with
     https://. The address may begin with http:// if it is on this machine, such as the local end of
     an SSH tunnel. `project` is the project of the jobs. If `project` is not given, `submit` uses
     the project that the task names, and other methods use CAVVY_PROJECT or else `default`. `home`

@@ -20,7 +20,7 @@ _LOG = logging.getLogger("cavvy")
 class Connections:
     """The open connections to the server at `address`. If `address` is None, the connections lead
     to the server that commands use: the server of the chosen context, or the embedded server of the
-    state folder `home`. The first connection is opened when it is first used.
+    state folder `home`. The first connection is opened at the first request.
     """
 
     def __init__(self, address: str | None, token: str | None, home: str | None) -> None:

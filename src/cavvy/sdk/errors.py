@@ -90,7 +90,7 @@ _BY_CODE: dict[str, type[CavvyError]] = {
 
 
 def make_error(error: "ApiError") -> CavvyError:
-    """Convert an error of the transport to the public exception for it."""
+    """Convert an error of the transport to the matching public exception."""
     from cavvy.client import StartFailed, Unreachable
 
     if isinstance(error, Unreachable | StartFailed):

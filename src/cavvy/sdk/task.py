@@ -85,7 +85,7 @@ class Task:
     def _load(
         self, params: Mapping[str, object] | None = None, *, now: datetime | None = None
     ) -> "LoadedTask":
-        """Parse the task with these parameters. If `now` is given, times before it are refused.
+        """Parse the task with these parameters. If `now` is given, times before `now` are refused.
         Raises InvalidTask.
         """
         from cavvy.importers import ReadOptions, load_task
@@ -99,7 +99,7 @@ class Task:
             raise _make_invalid(error, self.path) from error
 
     def _join_params(self, params: Mapping[str, object] | None) -> dict[str, "Scalar"]:
-        """Return the parameters given to `from_file`, replaced by those in `params`."""
+        """Return the parameters that were given to `from_file`, updated with `params`."""
         return {**self._params, **_scalars(params)}
 
     def __repr__(self) -> str:

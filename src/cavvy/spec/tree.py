@@ -68,9 +68,9 @@ def compose_all(
     """Parse all documents in `text` into trees. If there is a syntax error, it is added to `notes`
     and the result is ().
 
-    If the list `repeated` is given, the text is read as PyYAML does without libyaml: a duplicate
-    key is not an error, its last value is used, and the key is added to `repeated`. With
-    `repeated`, a tab between words is an error.
+    If the list `repeated` is given, the text is read as PyYAML does without libyaml: the last value
+    of a duplicate key is used, and the key is added to `repeated`. With `repeated`, a tab between
+    words is an error.
     """
     if len(text) > MAX_CHARACTERS:
         notes.outside(
@@ -310,7 +310,7 @@ class _Composer:
 
     def _merge(self, node: Node, entries: dict[str, tuple[ScalarNode, Node]]) -> None:
         """Apply YAML's merge key `<<`. The table's own keys take precedence over the keys of the
-        merged tables. Among merged tables, the first one takes precedence.
+        merged tables. Among merged tables, the first table takes precedence.
         """
         for source in node.items if isinstance(node, ListNode) else (node,):
             if isinstance(source, MapNode):

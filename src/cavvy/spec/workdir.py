@@ -155,7 +155,7 @@ def list_folder(
 def combine(snapshots: Mapping[str, FolderSnapshot]) -> FolderSnapshot:
     """Merge several snapshots into one. The files of each snapshot are placed below its key, which
     is a path; "" is the top of the result. A snapshot of a single file is placed at its key. If
-    several files have the same path, the last one is used.
+    several files have the same path, the last file is used.
     """
     found: dict[str, FolderEntry] = {}
     for below, part in snapshots.items():
@@ -184,7 +184,7 @@ def check_folder(folder: Path) -> None:
         )
     if not folder.is_dir():
         raise FreezeError(
-            f"the working folder {folder} is a file", "use the folder that contains it"
+            f"the working folder {folder} is a file", "use the folder that contains the file"
         )
     if folder in (Path("/"), Path.home()):
         hint = "move the task file and its files into a separate folder"

@@ -61,7 +61,7 @@ def list_projects(session: DatabaseSession) -> Sequence[Project]:
 
 
 def list_used_projects(session: DatabaseSession) -> Sequence[Project]:
-    """Return all created projects, and those that exist only as names of jobs."""
+    """Return all created projects, and the projects that exist only because jobs name them."""
     created = list_projects(session)
     known = {project.name for project in created}
     used = {row[0] for row in session.run("SELECT DISTINCT project FROM jobs").fetchall()}

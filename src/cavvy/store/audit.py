@@ -65,7 +65,7 @@ def append_all(session: DatabaseSession, entries: Sequence[AuditEntry]) -> Chain
 def recorded(
     work: Callable[[DatabaseSession], _T], entry: AuditEntry
 ) -> Callable[[DatabaseSession], _T]:
-    """Return a function that does `work` and then appends the entry. The entry comes last, so that
+    """Return a function that runs `work` and then appends the entry. The entry comes last, so that
     other transactions wait only briefly for the log's lock.
     """
 
@@ -89,7 +89,7 @@ def read_records(
     newest: bool,
 ) -> Sequence[SealedRecord]:
     """Return at most `limit` records whose number is larger than `after`, sorted by number: the
-    oldest ones or, if `newest` is set, the newest.
+    oldest records or, if `newest` is set, the newest records.
     """
     where, values = in_projects("project", projects)
     conditions, given = [where, "number > ?"], [*values, after]

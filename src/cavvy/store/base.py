@@ -362,12 +362,12 @@ class Store(Protocol):
     async def save_checkpoint(
         self, checkpoint: SavedCheckpoint, *, on_behalf: int, keep: int = 2
     ) -> SavedCheckpoint:
-        """Store a checkpoint as the job's newest one, and return it with its number. Only the
-        newest `keep` checkpoints of the job are kept.
+        """Store a checkpoint as the job's newest checkpoint, and return it with its number. Only
+        the newest `keep` checkpoints of the job are kept.
 
-        If the checkpoint is already the newest one (same attempt and manifest), nothing changes.
-        Raises RowNotFound if the project has no such job, StaleVersion if an attempt after number
-        `on_behalf` has begun.
+        If the checkpoint is already the newest checkpoint (same attempt and manifest), nothing
+        changes. Raises RowNotFound if the project has no such job, StaleVersion if an attempt after
+        number `on_behalf` has begun.
         """
 
     async def checkpoints(self, job_id: str) -> Sequence[SavedCheckpoint]:
@@ -427,7 +427,7 @@ class Store(Protocol):
         newest: bool = False,
     ) -> Sequence[SealedRecord]:
         """Return at most `limit` records of the audit log whose number is larger than `after`,
-        sorted by number: the oldest ones or, if `newest` is set, the newest.
+        sorted by number: the oldest records or, if `newest` is set, the newest records.
         """
 
     async def credential(self, digest: str) -> AccountCredential | None:
@@ -477,7 +477,7 @@ class Store(Protocol):
         """Archives projects."""
 
     async def projects(self) -> Sequence[Project]:
-        """Return all created projects, and those that exist only as names of jobs."""
+        """Return all created projects, and the projects that exist only because jobs name them."""
 
     @property
     def sign_ins(self) -> SignInStore:

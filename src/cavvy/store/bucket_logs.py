@@ -326,8 +326,8 @@ def _find_small(pieces: Sequence[LogPiece]) -> Sequence[LogPiece]:
 
 
 def cover(pieces: Sequence[LogPiece]) -> list[LogPiece]:
-    """Return the pieces, sorted by their starts, except those whose bytes are all contained in an
-    earlier piece.
+    """Return the pieces, sorted by their starts, except the pieces whose bytes are all contained in
+    an earlier piece.
     """
     found: list[LogPiece] = []
     for piece in sorted(pieces, key=lambda each: (each.start, -each.size)):

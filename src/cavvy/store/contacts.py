@@ -1,6 +1,6 @@
-"""Exchanges facts about agents between the servers of one PostgreSQL database: when an agent last
-sent a request, when the agent last requested work, and until when its budget pays. An agent may be
-connected to a server that does not reconcile the agent's job.
+"""Exchanges facts about agents between the servers of one PostgreSQL database: the times of an
+agent's last request and last request for work, and the time until which the budget pays. An agent
+may be connected to a server that does not reconcile the agent's job.
 """
 
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ class AgentContacts:
         self._after = 0  # `written_at` of the newest row that was read
 
     async def exchange(self, news: Sequence[AgentContact]) -> Sequence[AgentContact]:
-        """Store this server's new facts and return those that the other servers have stored since
-        the last call. Some facts may be returned twice. Raises StoreError.
+        """Store this server's new facts and return the facts that the other servers have stored
+        since the last call. Some facts may be returned twice. Raises StoreError.
         """
         return await self._workers.do(lambda session: self._exchange(session, news))
 

@@ -300,7 +300,7 @@ def _translate_postgres(error: Exception, driver: DatabaseDriver) -> Exception:
     # 25P03: this process stood still in a transaction until PostgreSQL ended it
     if state[:2] in ("", "08", "28", "3D", "53", "57", "58") or state == "25P03":
         return StoreUnusable(
-            f"cannot use the database {where}: {str(error).strip()}; check that it runs "
+            f"cannot use the database {where}: {str(error).strip()}; check that the database runs "
             "and accepts this user"
         )
     return error

@@ -28,7 +28,7 @@ FENCE: ContextVar[Fence | None] = ContextVar("FENCE", default=None)
 
 
 def fenced(work: Callable[[DatabaseSession], _T], fence: Fence) -> Callable[[DatabaseSession], _T]:
-    """Return a function that checks the fence and then does `work` in the same transaction. The
+    """Return a function that checks the fence and then runs `work` in the same transaction. The
     returned function raises LeaseLost if the fence is outdated. The fence's row stays locked until
     the transaction ends, so a new holder of the lease waits for this transaction.
     """

@@ -42,7 +42,7 @@ class GatewayReports:
         await self._workers.do(lambda session: self._put(session, reports))
 
     async def list(self, service: str) -> Sequence[GatewayReport]:
-        """Return the newest report of each server, including this one and servers that no longer
+        """Return the newest report of each server, including this server and servers that no longer
         exist. Raises StoreError.
         """
         rows = await self._workers.do(lambda session: session.run(_READ, (service,)).fetchall())

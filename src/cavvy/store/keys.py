@@ -293,8 +293,8 @@ def _load(path: Path) -> AesKey:
         )
     if len(key) != KEY_BYTES:
         raise KeyUnusable(
-            f"{path} is not a key of {KEY_BYTES} bytes; restore the right file, or delete it to "
-            "create a new key"
+            f"{path} is not a key of {KEY_BYTES} bytes; restore the right file, or delete this "
+            "file to create a new key"
         )
     return AesKey(key, f"file:{path}")
 

@@ -181,7 +181,8 @@ class ReplicaLeases:
             if not each.address:
                 raise StoreUnusable(
                     "a command, such as `cavvy server adopt` or `cavvy server restore`, works with "
-                    f"the database (process {each.pid} on {each.host}); wait until it has ended"
+                    f"the database (process {each.pid} on {each.host}); wait until the command "
+                    "has ended"
                 )
             if each.revision is None:
                 raise StoreUnusable(
@@ -222,7 +223,7 @@ class ReplicaLeases:
     def _share(
         self, stored: Mapping[str, str], alive: Sequence[Replica]
     ) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the leases to take and those to release."""
+        """Return the leases to take and the leases to release."""
         ids = [each.id for each in alive]
         here = [each.id for each in alive if each.host == self.me.host]
         shared = share_leases(self._names, stored, ids, self.me.id)

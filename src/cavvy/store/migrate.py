@@ -147,7 +147,8 @@ def refuse_newer(session: DatabaseSession) -> None:
         backup = path and path.with_name(f"{path.name}.backup-…")
         raise StoreUnusable(
             f"the database is at revision {revision}, but this program supports only up to {HEAD}: "
-            "a newer program wrote the database. Install that version of cavvy or a newer one, or "
+            "a newer program wrote the database. Install that version of cavvy or a newer "
+            "version, or "
             f"restore the backup that was made before its migration ({backup or 'your dump'})"
         )
 

@@ -70,7 +70,7 @@ class SecretSealer:
                 except StoreUnusable:
                     pass  # the value was encrypted with another key
         raise StoreUnusable(
-            "none of the server's keys fits the value; restore the key that encrypted it"
+            "none of the server's keys fits the value; restore the key that encrypted the value"
         )
 
 

@@ -103,7 +103,7 @@ def _sign_in(
     until = max(expires_at, token.expires_at or now)
     insert = insert_into("sign_ins", ("digest", "trust", "token", "until"), _OR_NOTHING)
     if session.run(insert, (used, trust.name, token.id, to_micros(until))).rowcount == 0:
-        raise SignInConflict("the ID token was used before; get a new one")
+        raise SignInConflict("the ID token was used before; get a new ID token")
     account = _open_account(session, found, now) if found.subject else found.account
     if account != token.account:
         raise SignInConflict("another sign-in of this person was faster; sign in again")

@@ -1,6 +1,6 @@
-"""Copies all rows of a database into another one, between SQLite and PostgreSQL, and verifies the
-copy, for `cavvy server adopt`, backups and restores. Both databases must be at the schema revision
-HEAD.
+"""Copies all rows of a database into another database, between SQLite and PostgreSQL, and verifies
+the copy, for `cavvy server adopt`, backups and restores. Both databases must be at the schema
+revision HEAD.
 """
 
 import json

@@ -59,7 +59,7 @@ class TrainDevice:
 
 
 def pick(wanted: str = "auto", local_rank: int = 0) -> TrainDevice:
-    """Select the named device, or the best available one.
+    """Select the named device, or the best available device.
 
     Raises: ValueError: the device is not available or not supported.
     """

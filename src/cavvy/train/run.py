@@ -197,7 +197,7 @@ class Run:
 
     def resume(self) -> bool:
         """Load the newest checkpoint. Returns whether a checkpoint existed. If the script does not
-        call this method, `batches` calls it. Later calls do nothing.
+        call `resume`, `batches` calls `resume`. Later calls do nothing.
         """
         if self._resumed:
             return False

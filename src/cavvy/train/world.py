@@ -157,7 +157,7 @@ class RankWorld:
 
 
 def _name_rerun(size: int) -> str:
-    """Return a name that distinguishes this start of the program from earlier ones, or "" for the
+    """Return a name that distinguishes this start of the program from earlier starts, or "" for the
     first start with torchrun's store. A program starts again with torchrun's store in the same
     process, or after torchrun restarted the ranks. torchrun's numbers of restarts are not used,
     because they can differ between nodes.

@@ -239,7 +239,7 @@ class Diagnoser:
 
     def _data_waits(self) -> tuple[list[float], list[float]]:
         """Return two lists with one entry for each rank: the seconds per step for which the rank
-        waits for data, and the part of this time that is due to rare long stalls.
+        waits for data, and the seconds per step that are due to rare long stalls.
         """
         windows, ranks = self._windows[""], range(self._facts["ranks"])
         usual = [

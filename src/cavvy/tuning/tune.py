@@ -137,7 +137,7 @@ class PlanTuner:
     ) -> tuple[list[float], list[float]]:
         """Measure both sessions in the order ABBA..., so that slow changes of the machine's speed
         affect both equally. If the first session fails, for example because the two sessions do not
-        fit into memory together, the second session is closed and the first session is started
+        fit into memory together, the second session is closed. The first session is then started
         again for the next trials.
         """
         seconds: dict[int, list[float]] = {0: [], 1: []}

@@ -92,7 +92,7 @@ def _detect(file: Path, row: BillRow) -> BillFormat:
         if all(any(name in row for name in names) for names in form.required):
             return form
     raise UnknownBill(
-        f"the columns of {file} are not those of a known bill",
+        f"the columns of {file} do not match any known bill format",
         "choose the format with --provider, or name the columns with --map",
     )
 

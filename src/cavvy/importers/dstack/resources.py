@@ -106,7 +106,7 @@ def _read_accelerators(
             kept_keys.refuse(
                 where,
                 f"resources.gpu.{key}",
-                "this property cannot be requested; list the accelerators that have it",
+                "this property cannot be requested; list the accelerators that have this property",
             )
     count = _as_count(gpu.count)
     if count is None:

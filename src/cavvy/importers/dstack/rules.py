@@ -142,7 +142,7 @@ _EXCLUSIVE = (("image", "python"), ("image", "docker"), ("python", "docker"), ("
 
 
 def is_set(table: Node, key: str) -> bool:
-    """Return whether a key has a value. The values false, "" and an empty list count as no
+    """Return whether a key has a value. The values false, "" and an empty list are treated as no
     value.
     """
     node = child(table, key)

@@ -1,4 +1,4 @@
-"""Translates the keys of dstack's services. Defaults are those of dstack's configuration reference
+"""Translates the keys of dstack's services. The defaults come from dstack's configuration reference
 (`.dstack.yml` of type `service`).
 """
 

@@ -62,7 +62,7 @@ _LATER = {
 }
 _NOTED = {
     "ports": "ports are not forwarded automatically; `cavvy forward NAME PORT` forwards one",
-    "nvcc": "the node or the image must provide it",
+    "nvcc": "the node or the image must provide nvcc",
     "ide": "`cavvy dev FILE --ide vscode` opens the editor; `cavvy ssh NAME` connects to the job",
     "version": "Cavvy uses the version of the editor that you have installed",
     "home_dir": "dstack no longer reads this key",
@@ -310,7 +310,8 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
             kept_keys.note(
                 each.mark,
                 "volumes",
-                "the volume is optional and is not attached, because the nodes may not have it",
+                "the volume is optional and is not attached, because the nodes may not have this "
+                "volume",
             )
             continue
         try:

@@ -77,8 +77,8 @@ def keep_config(
     config: Node | None, clouds: Collection[str], is_image: bool, kept_keys: TranslationNotes
 ) -> None:
     """Refuse each untranslated setting that the work may need, and add a note for each other
-    untranslated setting. Whether the work may need a setting depends on the `clouds` on which the
-    job may run (empty means any cloud), and on whether the job runs in an image.
+    untranslated setting. Whether the work may need a setting depends on two facts: on which
+    `clouds` the job may run (empty means any cloud), and whether the job runs in an image.
     """
     for key, section in entries(config):
         keys = entries(section) if isinstance(section, MapNode) else [(key, section)]

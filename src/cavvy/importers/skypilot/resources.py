@@ -285,8 +285,8 @@ def _find_tpu_cloud(table: MapNode) -> str:
 
 
 def _add_tpu_provider(needs: ResourceSpec) -> ResourceSpec:
-    """Return the resources at Google with the provider of the Cloud TPU API, if they request TPUs.
-    Compute Engine has no machine types for most slices.
+    """If the resources request TPUs at Google, add the provider of the Cloud TPU API, and return
+    the result. Compute Engine has no machine types for most slices.
     """
     if needs.providers != ("gcp",) or not any(map(_is_tpu, needs.accelerators)):
         return needs

@@ -1,4 +1,4 @@
-"""Translates the section `service` of SkyPilot's files. Defaults are those of SkyServe 0.14
+"""Translates the section `service` of SkyPilot's files. The defaults come from SkyServe 0.14
 (sky/serve/service_spec.py and constants.py).
 """
 
@@ -108,7 +108,7 @@ def _read_probe(section: MapNode, kept_keys: TranslationNotes) -> ReadinessProbe
     path = as_text(node) if isinstance(node, ScalarNode) else text_at(node, "path")
     for key, reason in (
         ("post_data", "probes are GET requests; name a path that answers GET, such as /health"),
-        ("headers", "probes cannot have headers; name a path that needs none"),
+        ("headers", "probes cannot have headers; name a path that needs no headers"),
     ):
         if child(node, key) is not None:
             kept_keys.refuse_at(node, f"service.readiness_probe.{key}", reason)

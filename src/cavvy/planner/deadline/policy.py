@@ -130,8 +130,8 @@ def last_moment(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDec
 
 
 def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """If another market has spot for about the same price, and the checkpoint can be copied there
-    for free, start in that market instead of waiting for spot in the current market.
+    """Start in another market instead of waiting for spot, if that market has spot for about the
+    same price and the copy of the checkpoint is free.
     """
     terms, view = question.terms, question.view
     waits = decision.mode is view.mode is RunMode.IDLE and view.market != NOWHERE

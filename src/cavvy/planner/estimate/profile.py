@@ -14,8 +14,8 @@ class ProfileError(ValueError):
 
 
 class KernelProfile(Struct, frozen=True, kw_only=True):
-    """Equal kernels of one step; `count` is their number. The other values are for a single kernel.
-    `bytes` is the number of bytes that one kernel reads and writes.
+    """Equal kernels of one step; `count` is their number. All values except `count` are for a
+    single kernel. `bytes` is the number of bytes that one kernel reads and writes.
     """
 
     kind: str  # matmul, conv, attention, reduction, copy, index, pointwise

@@ -58,7 +58,7 @@ def make_rates(
     profile: WorkProfile, run: StepSettings, counts: Iterable[int] = COUNTS
 ) -> dict[str, float]:
     """Return the samples per second of a node, for each device and number of accelerators that
-    have enough memory for the step. The keys are those of `work.rates`.
+    have enough memory for the step. The keys have the format of the keys in `work.rates`.
     """
     rates = {}
     for device in list_devices():

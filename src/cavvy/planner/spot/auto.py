@@ -115,7 +115,8 @@ class AutoPolicy(MarketPolicy):
                 return self._leave_idle(view, moment, watch, problem)
 
     def _forced(self, view: PolicyView, moment: TimeLeft, single: bool) -> PolicyDecision | None:
-        """Return the decision if the view allows only one, or None if costs must be compared."""
+        """Return the decision if the view allows only one decision, or None if costs must be
+        compared."""
         if view.mode is RunMode.SPOT:
             dearer = (self._watches[self._home].ratio - 1) * moment.work
             if dearer > self._overhead and moment.slack >= self._overhead:
@@ -150,7 +151,7 @@ class AutoPolicy(MarketPolicy):
 
     def _trust(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int) -> float:
         """Return for how many more hours spot must be available in this market before a job on
-        demand should change to it, or 0 if the job should change now. The change also needs to pay:
+        demand should change to spot; 0 if the job should change now. The change also needs to pay:
         the expected saving on the remaining work must cover the cost of the change and of the wait
         that may follow.
         """
@@ -193,8 +194,8 @@ class AutoPolicy(MarketPolicy):
         the expected price of this launch.
 
         The savings need to cover only a part of the price, because a start also shows whether spot
-        lasts in this market. For the same reason, the spell lengths have a light prior, which a few
-        observed short periods with spot outweigh.
+        lasts in this market. The spell lengths have a light prior, so that a few observed short
+        periods with spot outweigh the prior.
         """
         hours, lasts = watch.stays.trusting_seen().within(age, moment.work)
         launch = self._overhead * (1 + price)
@@ -227,7 +228,7 @@ class AutoPolicy(MarketPolicy):
 
         A gang that runs on spot moves only to a market whose spot has been available for at least
         two overheads, and only if the slack is enough for two such moves. If spot in the other
-        market is only assumed to be available, it must also be cheaper.
+        market is only assumed to be available, spot there must also be cheaper.
         """
         others = [
             index for index, watch in enumerate(self._watches) if watch.up and index != self._home

@@ -155,10 +155,10 @@ class SteadyPlacement:
     """Cavvy's policy: it prefers the zones that have kept their replicas longest, and adds spares
     only while the risk of a loss requires spares.
 
-    Launches go to the zones with the lowest loss rate, (losses + prior losses) / (hours with
-    replicas + prior hours), and preferably not to zones and regions that already have replicas of
-    the service. The policy assumes that a zone loses all its replicas at the same time, and that a
-    zone that has kept its replicas for long tends to keep them. The assumed losses per hour are
+    Replicas are launched in the zones with the lowest loss rate, (losses + prior losses) / (hours
+    with replicas + prior hours), and preferably not in zones and regions that already have replicas
+    of the service. The policy assumes that a zone loses all its replicas at the same time, and that
+    a zone that has kept its replicas for long tends to keep them. The assumed losses per hour are
     prior losses / (age of the zone's oldest replica in hours + prior hours). If too few replicas
     remain after a loss, the policy assumes that the missing replicas are replaced after one cold
     start and one tick. Spares are added while the expected shortfall of replicas exceeds the
@@ -300,8 +300,8 @@ class SteadyPlacement:
         return min((zone for zone in range(len(spot)) if spot[zone]), key=without)
 
     def _best(self, spot: list[int], now_s: float) -> int:
-        """Return the best zone for a launch: one with few losses, few replicas of the service and
-        no recent failure.
+        """Return the best zone for a launch: a zone with few losses, few replicas of the service
+        and no recent failure.
         """
 
         def badness(zone: int) -> float:

@@ -3,8 +3,8 @@ a period in which spot stays available or stays unavailable. Lengths of spells a
 
 Observations are mixed with a cautious prior. The prior has a Pareto tail, because all recorded
 markets have many short spells and a few very long ones. The exponent of the tail, the lengths of
-the shortest and longest spell, and the weight of the prior are round numbers and were not fitted:
-halving or doubling any of them hardly changes the results.
+the shortest and longest spell, and the weight of the prior are round numbers that were not fitted.
+Halving or doubling one of these numbers hardly changes the results.
 """
 
 from bisect import bisect_left, bisect_right, insort

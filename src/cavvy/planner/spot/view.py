@@ -3,7 +3,7 @@ policies through these types.
 
 Times are seconds since the job was submitted. Rates are US dollars per hour as floats, because they
 are used only to compare costs, never for billing. `PolicyView`, `SpotQuote` and `PolicyDecision`
-are named tuples because a simulation creates hundreds of thousands of them per second.
+are named tuples because a simulation creates hundreds of thousands of these objects per second.
 """
 
 from collections.abc import Sequence

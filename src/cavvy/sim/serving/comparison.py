@@ -38,8 +38,8 @@ class ServingWay(StrEnum):
 
 class WayCost(Struct, frozen=True, kw_only=True):
     """The monthly cost of one way to run the service, or None if its price is unknown. The share of
-    requests on time, the wait that 99 of 100 requests do not exceed, and the maximum number of
-    replicas are None if the way was not simulated.
+    requests on time, the 99th percentile of the waits, and the maximum number of replicas are None
+    if the way was not simulated.
     """
 
     way: ServingWay

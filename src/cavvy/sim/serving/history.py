@@ -36,8 +36,8 @@ class LoadHistory:
 
 class LoadView(NamedTuple):
     """The inputs of a rule. `slots` is the number of requests that a replica can process at the
-    same time, and `service_s` is the true mean service time, from which rules based on rates
-    compute their target.
+    same time. `service_s` is the true mean service time, from which rules based on rates compute
+    their target.
     """
 
     now_s: float

@@ -57,9 +57,9 @@ class TokenSpeed(Struct, frozen=True, kw_only=True):
 
 
 class RequestOptions(Struct, frozen=True, kw_only=True):
-    """The options for converting a file to requests: the token speed, the service time for requests
-    whose service time the file does not state, and the random seed for arrivals that the file
-    states only as a rate.
+    """The options for converting a file to requests: the token speed, the service time of requests
+    for which the file states none, and the random seed for arrivals that the file states only as a
+    rate.
     """
 
     speed: TokenSpeed = TokenSpeed()
@@ -158,8 +158,8 @@ def _read_burst_gpt(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_
 
 
 def _read_mooncake(rows: Iterable[_Row], options: RequestOptions) -> Iterator[_Request]:
-    """Read Mooncake's traces. The traces give times only in steps of some seconds, so the requests
-    of a step are distributed over the step at random.
+    """Read Mooncake's traces. The traces give times in steps of several seconds, so the requests of
+    a step are distributed randomly over the step.
     """
     found = [
         (float(row["timestamp"]) / 1000.0, float(row["input_length"]), float(row["output_length"]))

@@ -266,7 +266,7 @@ class _Job:
         if not self._session.quotes(self.now_s, self._own)[market].up:
             raise PolicyFault(
                 f"the policy takes spot in {self._terms.markets[market].name} at "
-                f"{self.now_s:.0f} s, but this market has none"
+                f"{self.now_s:.0f} s, but this market has no spot capacity"
             )
         self._observe(market, ObservationKind.GRANTED if granted else ObservationKind.REFUSED)
         return granted

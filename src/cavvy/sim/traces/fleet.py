@@ -131,7 +131,7 @@ class _FleetRun:
         self._start(pool, arrival.arrival_s)
 
     def end_until(self, time: float) -> None:
-        """End the jobs whose end is at or before this time, and give their GPUs to jobs in the
+        """End the jobs whose end is at or before this time, and assign their GPUs to jobs in the
         queue.
         """
         while self._ends and self._ends[0][0] <= time:

@@ -65,7 +65,7 @@ class PolicyTrial(Struct, frozen=True, kw_only=True):
 
 class TrialResult(Struct, frozen=True, kw_only=True):
     """One run of one policy. `optimum_usd` is the lowest possible cost for the same window and
-    setting, or None if it was not requested.
+    setting, or None if the optimum was not requested.
     """
 
     policy: str

@@ -78,6 +78,6 @@ def _full(path: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or ":" in path:
         raise WrongValue(
-            f"{shown(path)} is not a plain path", suggestion="write it without .. and colons"
+            f"{shown(path)} is not a plain path", suggestion="write the path without .. and colons"
         )
     return "/" + "/".join(parts)

@@ -59,7 +59,7 @@ def _read_instance(text: str) -> str:
     retired = find_retired(name)
     if retired is not None:
         since = f" (since {retired.since})" if retired.since else ""
-        hint = f"write `instance: {retired.successor}`, which replaces it"
+        hint = f"write `instance: {retired.successor}`, which replaces this type"
         raise WrongValue(f"{name} is retired{since}", suggestion=hint, expected="")
     return name
 

@@ -27,7 +27,7 @@ _check_name = matching(
     "is not a volume name",
     expected="letters, digits and . _ -",
 )
-_NO_FULL_PATH = "is not an absolute path; a provider's volume needs one"
+_NO_FULL_PATH = "is not an absolute path; a provider's volume needs an absolute path"
 
 
 def _check_export(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Finds the regions of buckets through their storages, within a time limit for all of them."""
+"""Requests the regions of buckets from their storages, within one time limit for all requests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime

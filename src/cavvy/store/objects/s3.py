@@ -117,8 +117,8 @@ class XmlBucket(SignedStorage):
         return found.lower()
 
     def find_region(self) -> None:
-        """Request the bucket's region and use it for signatures. Amazon S3 refuses signatures for a
-        different region."""
+        """Request the bucket's region, and use this region for signatures. Amazon S3 refuses
+        signatures for a different region."""
         if self._fixed or not isinstance(self._signer, AmazonKey):
             return
         answer = ask("HEAD", self._roots[0] + "/")

@@ -1,4 +1,4 @@
-"""Measures data in buckets by listing it, within a time limit for all listings."""
+"""Measures data in buckets by listing the objects, within one time limit for all listings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime

@@ -27,8 +27,8 @@ def refreshed_path() -> Path:
 
 
 def path_in_use() -> Path:
-    """Return the path of the snapshot in use: the refreshed one if it is usable and not older than
-    the shipped one, else the shipped one.
+    """Return the path of the snapshot in use: the refreshed snapshot if it is usable and not older
+    than the shipped snapshot, otherwise the shipped snapshot.
     """
     refreshed = refreshed_path()
     if not refreshed.exists():
@@ -51,7 +51,7 @@ def problem_of_refreshed() -> str | None:
         return (
             None
             if _as_of(refreshed) >= _as_of(SHIPPED)
-            else "older than the one shipped with Cavvy"
+            else "older than the snapshot shipped with Cavvy"
         )
     except SnapshotError as error:
         return str(error)
@@ -149,8 +149,8 @@ def _check_not_collapsed(rows: tuple[int, int], against: Path) -> None:
     for what, now, before in zip(("offers", "offers with an accelerator"), rows, old, strict=True):
         if now < before * _COLLAPSED:
             raise SnapshotError(
-                f"the new catalog has {now:,} {what}, the one in use has {before:,}; the new "
-                "one looks incomplete and was not used"
+                f"the new catalog has {now:,} {what}, the catalog in use has {before:,}; the new "
+                "catalog looks incomplete and was not used"
             )
 
 

@@ -28,7 +28,7 @@ def nearest(
     connection: sqlite3.Connection, need: ResourceSpec, filters: NeedFilters, wanted: int
 ) -> Iterator[tuple[Constraint, OfferRow]]:
     """Yield the `wanted` nearest misses, at most one per instance type and constraint. If two
-    misses are equally near, the cheaper one comes first.
+    misses are equally near, the cheaper offer comes first.
     """
     found: list[tuple[float, OfferRow, Constraint]] = []
     for distance, constraint, selection in sorted(
@@ -131,7 +131,7 @@ def _gap(need: ResourceSpec, constraint: Constraint, fact: float, cpus: float = 
 
 
 def _order(row: OfferRow) -> Sequence[int | str]:
-    """Return the sort key of a row, equal to the one that `catalog/fit.order` uses."""
+    """Return the sort key of a row, equal to the sort key of `catalog/fit.order`."""
     return (
         row.rate,
         row.provider,

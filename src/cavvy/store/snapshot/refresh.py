@@ -63,7 +63,7 @@ def _merged(
     old: CatalogSnapshot, fetched: Mapping[str, Sequence[Offer]], partial: Collection[str]
 ) -> Iterator[Offer]:
     """Yield the new offers, then the old ones. If several offers have equal keys, the writer keeps
-    the first one."""
+    the first of these offers."""
     for offers in fetched.values():
         yield from offers
     for offer in old.all_offers():

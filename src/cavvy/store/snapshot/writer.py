@@ -52,7 +52,7 @@ def write_snapshot(
 ) -> int:
     """Write a new file at `path` (which must not exist) and return its number of offers.
 
-    If several offers have the same key, only the first is written.
+    If several offers have the same key, only the first of these offers is written.
     """
     unique: dict[str, Offer] = {}
     for offer in offers:

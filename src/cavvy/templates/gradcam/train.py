@@ -77,7 +77,7 @@ def heat_map(
     model: nn.Module, layer: nn.Module, image: torch.Tensor, method: str, label: int | None = None
 ):
     """Return a map (H, W) with values from 0 to 1 that shows which parts of `image` (3, H, W)
-    support `label`. The default label is the one that the network predicts.
+    support `label`. By default, `label` is the label that the network predicts.
 
     Most maps are a weighted sum of the channels of the output of `layer`. The methods differ in how
     they compute the weights of the channels or pixels.

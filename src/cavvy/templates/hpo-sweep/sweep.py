@@ -1,4 +1,4 @@
-"""Starts many trials, stops those that fall behind, and reports the best one.
+"""Starts many trials, stops the trials that fall behind, and reports the best trial.
 
     python sweep.py --trials 8
 

@@ -1,5 +1,5 @@
-"""An LSTM that learns, letter by letter, to write text like that of Python's manual. Every Python
-installation contains the manual.
+"""An LSTM that learns, letter by letter, to write text in the style of Python's manual. Every
+Python installation contains the manual.
 
 python train.py --letters 200000
 """

@@ -13,9 +13,9 @@ from cavvy.train.world import ATTEMPT, RankWorld
 
 def run_again(world: RankWorld) -> None:
     """If torchrun started this process, run the program again in the same process. The process must
-    not exit, because torchrun ends all ranks when one exits, and treats exit code 75 as a failure.
-    The connections to other ranks are closed. When the restarted program joins the process group,
-    it waits for the other ranks.
+    not exit, because torchrun ends all ranks when one rank exits, and treats exit code 75 as a
+    failure. The connections to other ranks are closed. When the restarted program joins the process
+    group, it waits for the other ranks.
 
     Raises: SystemExit: torchrun did not start this process, or the script itself joined the process
     group, which a process cannot join again.

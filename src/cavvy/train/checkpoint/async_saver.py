@@ -119,7 +119,7 @@ class AsyncSaver:
                 self._world.run_on_all(partial(self.store.adopt, found))
                 return found, damaged
             damaged[found.step] = damage
-            log.warning("%s; trying the checkpoint before it", list_damage({found.step: damage}))
+            log.warning("%s; trying the previous checkpoint", list_damage({found.step: damage}))
         return None, damaged
 
     def _find_newest(self, below: float) -> StoredCheckpoint | None:

@@ -1,6 +1,6 @@
 """The state of objects that a script adds to checkpoints with `run.keep`.
 
-The tensors of these objects are saved together with those of the model. The rest of the state is
+The tensors of these objects are saved together with the model's tensors. The rest of the state is
 plain data: an encoded copy of the state, in which each tensor has a shape but no values.
 """
 

@@ -60,7 +60,7 @@ class StoredCheckpoint:
 
 class CheckpointStore:
     """The checkpoints of a run in `folder`. Either all ranks share the folder, or each node has a
-    separate one.
+    separate folder.
 
     Args:
         is_keeper: whether this rank maintains the folder; true for the first rank that uses it.

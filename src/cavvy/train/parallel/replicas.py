@@ -81,8 +81,8 @@ class ReplicaCheck:
         raise RanksDiverged(
             f"rank {' and '.join(map(str, ranks))}: the copy of parameter {name!r} differs from "
             f"the other ranks ({len(odd)} of {len(self._named)} parameters differ). Every rank "
-            "must update its model equally: whether to call run.step, the learning rate and "
-            "changes of parameters must not depend on the rank or on its share of the batch. "
+            "must update its model equally: calls of run.step, the learning rate and changes of "
+            "parameters must not depend on the rank or on the rank's share of the batch. "
             "run.accumulate returns the same loss on all ranks. Saved checkpoints are not affected"
         )
 
@@ -166,8 +166,8 @@ def _gather(
 
 
 def _odd(prints: dict[int, int | None]) -> list[int]:
-    """Return the ranks whose fingerprint differs from the most common one. If two fingerprints are
-    equally common, the first rank's fingerprint is used.
+    """Return the ranks whose fingerprint differs from the most common fingerprint. If two
+    fingerprints are equally common, the first rank's fingerprint is used.
     """
     ((usual, _),) = Counter(prints.values()).most_common(1)
     return [rank for rank, value in prints.items() if value != usual]

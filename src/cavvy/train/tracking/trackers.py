@@ -118,8 +118,8 @@ def open_tracker(kind: str, *, name: str = "", folder: str = "") -> Tracker:
 
 
 def name_run(before: str | None = None) -> str:
-    """Return the ID of the job; outside a job, the name of the continued run (`before`) or else a
-    new name: the script's name, the time, and four random digits.
+    """Return the ID of the job. Outside a job, return the name of the continued run (`before`) or
+    else a new name, which consists of the script's name, the time, and four random digits.
 
     The result contains only letters, digits, - and _, which all trackers accept.
     """

@@ -204,8 +204,8 @@ def sum_up(seen: list[StackSample], lasted: int, lines: BusyLines) -> dict[str, 
 
 def _what_ran(busy: "list[tuple[int, int]]", place: int, look: StackSample, is_same: bool) -> str:
     """Return the length, "tiny" or "long", of the operation that was running or about to be called,
-    and "" if there was no operation. `place` is the index of the last interval that began before
-    the sample.
+    or "" if there was no operation. `place` is the index of the last interval that began before the
+    sample.
 
     Taking a sample may delay a tiny operation, so that it appears long. Therefore, if the line is
     the same as in the previous sample (`is_same`), the result depends on the median length of all
@@ -249,9 +249,9 @@ def calling_line() -> str:
 def find_between(frame: Any, loop: "frozenset[Any]") -> tuple[str, str]:
     """Return a line of the user's code and the kind of its work. The line is running, or it called
     the code that is running. The kind is `saving`, `work` (PyTorch operations, or an evaluation) or
-    "". The kind is found from the file or the name of the functions on the call stack, up to the
+    "". The kind is derived from the file or the name of the functions on the call stack, up to the
     loop. A function whose name looks like an evaluation counts as `work`, even if a function that
-    saves calls it.
+    saves calls this function.
     """
     line = kind = ""
     is_evaluation = False

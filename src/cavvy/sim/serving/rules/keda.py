@@ -12,7 +12,7 @@ class KedaRule(Struct, frozen=True, kw_only=True):
     defaults of autoscaling/v2).
 
     Every 15 s: wanted = ceil(requests / target), unchanged within 10 %. In one step, the number of
-    replicas grows at most to twice its value or by four, whichever is more; it shrinks only to the
+    replicas at most doubles or grows by four, whichever is more. The number shrinks only to the
     highest number wanted within the last 300 s. KEDA itself adds the first replica, and removes the
     last replica 300 s after the last request.
     """
