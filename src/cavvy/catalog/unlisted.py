@@ -12,8 +12,7 @@ from cavvy.domain.offers import Purchase
 @cache
 def list_reasons() -> Mapping[tuple[str, Purchase], str]:
     """Return the reasons why prices are missing, by provider and purchase option. A reason applies
-    to those instance types with accelerators that have no price for the purchase option in the
-    current catalog.
+    to accelerator instance types without a price for the purchase option in the current catalog.
     """
     return {
         (row["provider"], Purchase(row["purchase"])): row["reason"]

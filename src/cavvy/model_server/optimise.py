@@ -26,7 +26,7 @@ class SampleReader:
 
 def list_kinds(source: Path) -> list[str]:
     """Return the conversions to try: `dynamic` converts only matrices; `static` also converts
-    convolutions, and is tried only if the model has any.
+    convolutions, and is tried only if the model has convolutions.
     """
     import onnx
 

@@ -1,6 +1,4 @@
-"""Estimates the time and price of copying those inputs and outputs of a task whose size is
-known.
-"""
+"""Estimates the time and price of copying the task's inputs and outputs whose size is known."""
 
 from collections.abc import Iterator, Mapping
 from datetime import date, timedelta
@@ -154,7 +152,7 @@ def _list_copies(task: TaskSpec, starts: float) -> Iterator[_Copy]:
 
 
 def _home(copy: _Copy) -> str | None:
-    """Return the provider of the bucket, or None if the URL is not of a bucket."""
+    """Return the provider of the bucket, or None if the URL does not name a bucket."""
     return BUCKET_PROVIDERS.get(urlsplit(copy.url).scheme)
 
 

@@ -111,7 +111,8 @@ def _scalars(params: Mapping[str, object] | None) -> dict[str, "Scalar"]:
 
 
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `old` with the values in `new`. A table that is in `old` and in `new` is merged."""
+    """Return `old`, updated with the values in `new`. A table that is in `old` and in `new` is
+    merged."""
     merged = {**old, **new}
     for name in old.keys() & new.keys():
         if isinstance(old[name], dict) and isinstance(new[name], dict):

@@ -106,7 +106,7 @@ def _read_share(text: str, mark: SourceMark, notes: ProblemNotes) -> float:
 
 
 def _complete(table: MapNode, more: Mapping[str, str | int]) -> MapNode:
-    """Return the table with those keys of `more` added that the table lacks."""
+    """Return the table, extended by the keys of `more` that the table lacks."""
     added = (
         (_scalar(table.mark, key), _scalar(table.mark, value))
         for key, value in more.items()

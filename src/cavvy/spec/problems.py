@@ -118,7 +118,7 @@ class ProblemNotes:
     def outside(
         self, place: str, message: str, *, expected: str = "", suggestion: str = ""
     ) -> None:
-        """Add a problem that is not in a line of the file."""
+        """Add a problem that belongs to no line of the file."""
         self._problems.append(
             SpecProblem(
                 file=place,

@@ -277,8 +277,8 @@ class Store(Protocol):
 
     async def queue_position(self, job: JobRecord, now: datetime | None = None) -> int:
         """Return the position of a job in the queue of all projects: 1 for the next job to start, 0
-        for a job that is not queued. If `now` is given, jobs that may not start before a later time
-        are not counted.
+        for a job that is not queued. If `now` is given, only jobs that may start at the time `now`
+        are counted.
         """
 
     async def snapshots(self) -> Collection[str]:

@@ -49,8 +49,8 @@ class ServerSignal(Struct, frozen=True):
 
 
 class ReplicaChannel:
-    """One server's endpoint of the channel: sends signals to all other servers and receives theirs.
-    `sender` is this server's ID.
+    """One server's endpoint of the channel: sends signals to all other servers and receives their
+    signals. `sender` is this server's ID.
     """
 
     def __init__(self, url: str, sender: str) -> None:

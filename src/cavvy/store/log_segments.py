@@ -1,4 +1,5 @@
-"""The files of a log: each contains the bytes from an offset on, either plain or encrypted."""
+"""The files of a log: each file contains the bytes from one offset on, either plain or
+encrypted."""
 
 import os
 from collections.abc import Callable

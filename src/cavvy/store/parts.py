@@ -81,7 +81,7 @@ class BudgetStore(Protocol):
         """Delete a budget. Raises RowNotFound."""
 
     async def claim_alert(self, budget: str, month: datetime, percent: int) -> bool:
-        """Record that an alert is sent. Returns False if the alert was recorded before."""
+        """Record that an alert is being sent. Returns False if the alert was recorded before."""
 
     async def charged_rates(self) -> Mapping[str, ChargedRate]:
         """Return, keyed by job ID, the hourly rates of the gangs that may still cost money,

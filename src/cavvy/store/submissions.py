@@ -111,9 +111,7 @@ def insert_jobs(session: DatabaseSession, submissions: Sequence[Submission]) -> 
 def _insert_under_free_names(
     session: DatabaseSession, jobs: Sequence[JobRecord]
 ) -> dict[str, JobRecord]:
-    """Insert the jobs, except those that exist already. Return the inserted jobs as stored, keyed
-    by ID.
-    """
+    """Insert the jobs that do not exist yet. Return the inserted jobs as stored, keyed by ID."""
     new = {job.id: storable_job(replace(job, version=0)) for job in jobs}
     inserted = _insert(session, list(new.values()))
     while left := [job_id for job_id in new if job_id not in inserted]:
@@ -137,7 +135,7 @@ def _insert_rest(
 
 
 def _insert(session: DatabaseSession, jobs: Sequence[JobRecord]) -> dict[str, JobRecord]:
-    """Insert those jobs whose IDs and names are free. Return the inserted jobs, keyed by ID. Raises
+    """Insert the jobs whose IDs and names are free. Return the inserted jobs, keyed by ID. Raises
     ProjectArchived.
     """
     if not jobs:

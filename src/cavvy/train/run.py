@@ -116,8 +116,8 @@ class Run:
 
         Args:
             build: a function that creates the model. The function is called once, after random
-            generators are seeded. stages: for a pipeline, instead of `build`: functions that make
-            the consecutive parts
+                generators are seeded.
+            stages: for a pipeline, instead of `build`: functions that create the consecutive parts
                 of the model.
             blocks: returns the repeated parts of the model, which are the units of sharding and
                 recomputation. By default, the blocks are guessed.

@@ -265,7 +265,8 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """Return a change of the plan that adds readers, or {} if the plan already has many."""
+        """Return a change of the plan that adds readers, or {} if the plan already has many
+        readers."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}

@@ -82,7 +82,7 @@ def plan_course(
         return RoamingTarget(
             best,
             0.0,
-            "spot is unavailable for too long in this market: the job moves to another",
+            "spot is unavailable for too long in this market: the job moves to another market",
             price,
         )
     return RoamingTarget(None, patience, "spot is expected back before a move would pay off", price)

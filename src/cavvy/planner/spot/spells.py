@@ -4,7 +4,7 @@ a period in which spot stays available or stays unavailable. Lengths of spells a
 Observations are mixed with a cautious prior. The prior has a Pareto tail, because all recorded
 markets have many short spells and a few very long ones. The exponent of the tail, the lengths of
 the shortest and longest spell, and the weight of the prior are round numbers that were not fitted.
-Halving or doubling one of these numbers hardly changes the results.
+Halving or doubling one of the constants hardly changes the results.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -148,7 +148,7 @@ class SpellLengths:
         return sums.waited[start - 1] + (age - sums.lengths[start - 1]) * longer, longer
 
     def beyond(self, age: float) -> "SpellLengths":
-        """Return the remaining lengths of those spells that last longer than `age` hours."""
+        """Return the remaining lengths of the spells that last longer than `age` hours."""
         sums = self.sums
         start = bisect_right(sums.lengths, age)
         if start == len(sums.lengths):

@@ -5,7 +5,7 @@ A cut is a time at which a quote changes. A stay is a period on spot or on deman
 Prices are constant between two cuts. Therefore a stay can start at a cut instead of later, do the
 same work, and cost the same, so only stays that start at a cut need to be considered. A stay may
 end at any time. The state at a cut is the running stay and the amount of work done. A launch is
-modelled as a loss of work equal to the overhead. The stay makes up for this loss while it loads. A
+modelled as a loss of work equal to the overhead; the stay makes up for the loss while it loads. A
 stay that ends before it has made up for the overhead only adds cost. Therefore the model never
 gives a state a lower cost than the state has in reality.
 

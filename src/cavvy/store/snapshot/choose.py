@@ -75,7 +75,7 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         version = found[0] if found else "none"
         raise SnapshotError(
-            f"{path} has catalog format {version}, this program reads {SCHEMA_VERSION}; "
+            f"{path} has catalog format {version}, but this program reads {SCHEMA_VERSION}; "
             "use a snapshot made for this version, or upgrade"
         )
     return connection

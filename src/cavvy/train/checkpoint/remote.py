@@ -55,7 +55,7 @@ class CheckpointLocation:
 
     @property
     def readers(self) -> tuple[int, int]:
-        """The index of this rank among the ranks that see the same files, and the number of those
+        """The index of this rank among the ranks that see the same files, and the number of these
         ranks.
         """
         if self._remote is None:
@@ -101,7 +101,7 @@ class CheckpointLocation:
 
     def send(self, done: StoredCheckpoint, names: list[str]) -> None:
         """Upload a checkpoint that is durable locally, unless it is already uploaded. Each rank
-        uploads those files of `names` that it has. The method runs in the thread that saves.
+        uploads the files in `names` that the rank has. The method runs in the thread that saves.
 
         Raises: RuntimeError: on all ranks, if one rank of the gang could not upload its files.
         """

@@ -151,8 +151,8 @@ def align_placed(model: Any, mesh: Any, world: RankWorld) -> None:
 def _gather(
     named: Tensors, mesh: Any, axes: Sequence[str], world: RankWorld
 ) -> dict[str, dict[int, int | None]]:
-    """Return the fingerprints of each tensor by rank. The ranks are those along the mesh dimensions
-    `axes`; the fingerprint is None if a rank has no copy of the tensor.
+    """Return the fingerprints of each tensor by rank. The result covers the ranks along the mesh
+    dimensions `axes`; a fingerprint is None if the rank has no copy of the tensor.
     """
     mine = dict(zip(named, fingerprints(named.values()).tolist(), strict=True))
     every = world.gather(mine)
