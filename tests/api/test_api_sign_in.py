@@ -174,11 +174,11 @@ async def test_wrong_claims_are_refused(api: Api, issuer: Issuer) -> None:
         ({"aud": {AUDIENCE: 1}}, "another audience"),
         ({"sub": 5}, "signature or form"),
         ({"events": {}}, "logout token"),
-        ({"repository": "evil/train"}, "no trust accepts its repository"),
-        ({"repository": "acme/train-evil"}, "no trust accepts its repository"),
-        ({"repository": ["acme/train"]}, "no trust accepts its repository"),
-        ({"repository": None}, "no trust accepts its repository"),
-        ({"ref": "refs/tags/v1"}, "no trust accepts its ref"),
+        ({"repository": "evil/train"}, "no trust accepts the token's repository"),
+        ({"repository": "acme/train-evil"}, "no trust accepts the token's repository"),
+        ({"repository": ["acme/train"]}, "no trust accepts the token's repository"),
+        ({"repository": None}, "no trust accepts the token's repository"),
+        ({"ref": "refs/tags/v1"}, "no trust accepts the token's ref"),
     ]
     for changes, reason in cases:
         assert reason in await refused(api, issuer.sign(**changes)), changes

@@ -101,7 +101,7 @@ def check_job(provider: OpenIdServer, root: User, url: str, job: User) -> None:
     add = (*add, "--account", "ci", "--scope", "view", "-p", "vision")
     assert "must restrict" in root.cli(*add, code=2)
     root.cli(*add, "--claim", "email=*@build.example.com")
-    assert "no trust accepts its email" in login(
+    assert "no trust accepts the token's email" in login(
         job, url, get_id_token(provider, "ada", "other"), 1
     )
     provider.people["robot"] = {"email": "train@build.example.com"}

@@ -64,7 +64,7 @@ def test_a_star_stands_for_any_characters(want: str, value: object, found: bool)
 
 def test_the_message_names_claims_but_neither_trusts_nor_values() -> None:
     trusts = [make({"a": "secret", "b": "secret"}, "one"), make({"a": "secret"}, "two")]
-    with pytest.raises(ClaimsRefused, match=r"^no trust accepts its a$"):
+    with pytest.raises(ClaimsRefused, match=r"^no trust accepts the token's a$"):
         find_trust(trusts, {"b": "secret"})
     assert find_trust(trusts, {"a": "secret"}).name == "two"
 

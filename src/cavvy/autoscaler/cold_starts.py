@@ -45,8 +45,9 @@ def expect_cold_start(
 def list_starts(
     measured: Mapping[str, ColdStart], markets: Iterable[MarketObservation], assumed_s: float
 ) -> list[float]:
-    """Return in how many seconds each starting replica will be ready. Replicas that have taken
-    twice as long as nine of ten cold starts are omitted, because they may never be ready.
+    """Return the number of seconds after which each starting replica will be ready. A replica may
+    never be ready if it has taken more than twice the time that nine of ten cold starts do not
+    exceed, so it is omitted.
     """
     found = []
     for market in markets:

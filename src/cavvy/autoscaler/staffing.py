@@ -38,7 +38,7 @@ def count_replicas(
 
 
 def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
-    """Return how many of the last minutes must have had a lower need before replicas end:
+    """Return the number of past minutes in which the need must have been lower before replicas end:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 

@@ -91,7 +91,7 @@ EMPTY = ChainHead(0, FIRST)
 
 
 def seal(entry: AuditEntry, head: ChainHead) -> SealedRecord:
-    """Make the record that follows `head`."""
+    """Create the record that follows `head`."""
     number = head.number + 1
     record = AuditRecord(**msgspec.structs.asdict(entry), number=number, prior=head.hash)
     text = msgspec.json.encode(record, order="sorted")

@@ -1,8 +1,8 @@
 """Decides what a principal may do. The decisions depend only on the roles of the principal, the
 limits of its token, and the tree of projects, so they never reveal whether an object exists.
 
-A principal is created once for each request, when the request arrives at the server. A new way to
-sign in only needs to create a principal.
+A principal is created once for each request, when the request arrives at the server. A new sign-in
+method only needs to create a principal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ class Principal(Struct, frozen=True, kw_only=True):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the token can do less than its account."""
+        """Whether the token has fewer rights than its account."""
         return self.scopes is not None or self.within is not None
 
 

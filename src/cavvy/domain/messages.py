@@ -89,7 +89,7 @@ class Since:
 
 
 def since(version: int, what: str, used: Callable[[Any], bool] = bool) -> dict[str, Since]:
-    """Return the metadata of a field that agents support from protocol `version` on.
+    """Return the metadata for a field that agents have supported since protocol `version`.
     `protocol.list_unknown` uses it.
     """
     return {"since": Since(version=version, what=what, used=used)}
@@ -154,9 +154,9 @@ class TransferWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelPeer:
-    """A rank in the tunnel. `endpoint` is the rank's address and UDP port outside of the tunnel,
-    and `address` is the rank's address inside the tunnel. If the node cannot join, `key` is empty
-    and `missing` names the requirements that the node lacks.
+    """A rank as a peer in the gang's WireGuard tunnel. `endpoint` is the rank's address and UDP
+    port outside of the tunnel, and `address` is the rank's address inside the tunnel. If the node
+    cannot join, `key` is empty and `missing` names the requirements that the node lacks.
     """
 
     key: str

@@ -42,7 +42,7 @@ def find_counts(work: RequestWork, replica: str) -> RequestCounts:
 
 
 def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> dict[str, KeyWork]:
-    """Return the larger counts of each client's key."""
+    """Return the larger of the two counts of each client's key."""
     found = dict(one)
     for key, count in other.items():
         known = found.get(key)
@@ -69,7 +69,9 @@ class DividedBill(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaBill(Struct, frozen=True, kw_only=True):
-    """The charges of a replica's attempt, added up by kind, and their divided part."""
+    """The charges of a replica's attempt, added up by kind, and the part of them that is already
+    divided among requests.
+    """
 
     attempt_id: str
     job_id: str

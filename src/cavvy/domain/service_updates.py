@@ -10,7 +10,7 @@ from cavvy.domain.values import Struct
 
 
 class RevisionSums(Struct, frozen=True, kw_only=True):
-    """Sums over answered requests of a revision. `timed` is the number of requests that did not
+    """The sums over a revision's answered requests. `timed` is the number of requests that did not
     fail; `logs` is the sum of the natural logarithms of their latencies, and `squares` is the sum
     of the squares of these logarithms.
     """

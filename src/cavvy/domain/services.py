@@ -73,7 +73,7 @@ class ServiceTimeouts(Struct, frozen=True, kw_only=True):
 
 
 class RateScope(StrEnum):
-    """The unit to which a rate limit applies."""
+    """The group of requests that share one rate limit."""
 
     CLIENT = "client"  # each key, or each address if the service needs no key
     ADDRESS = "address"
@@ -196,8 +196,8 @@ class WebhookSignature(StrEnum):
 
 
 class WebhookTrigger(Struct, frozen=True, kw_only=True):
-    """A source of calls: requests of another system, which it signs with the secret of this name.
-    Each delivery causes one call of `path`.
+    """A source of calls: requests that another system sends, signed with the secret that `secret`
+    names. Each delivery causes one call of `path`.
     """
 
     name: str
@@ -301,7 +301,7 @@ COMING_REPLICAS = frozenset({ReplicaState.ORDERED, ReplicaState.STARTING})
 
 
 class ReplicaLoss(StrEnum):
-    """The kind of loss of a replica in a spot market."""
+    """Whether a spot market lost a replica's node, or refused its launch."""
 
     LOST = "lost"  # the replica's node was reclaimed
     REFUSED = "refused"  # there was no capacity for the replica

@@ -100,7 +100,9 @@ def find_trust(trusts: Sequence[IssuerTrust], claims: Mapping[str, object]) -> I
             least = wrong
     # Issuers such as GitHub sign tokens for strangers: strangers must not learn the names of
     # trusts.
-    raise ClaimsRefused(f"no trust accepts its {' and '.join(sorted(least or ['audience']))}")
+    raise ClaimsRefused(
+        f"no trust accepts the token's {' and '.join(sorted(least or ['audience']))}"
+    )
 
 
 def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
@@ -147,8 +149,8 @@ def limits_users(trust: IssuerTrust) -> bool:
 
 
 def needs_limits(trust: IssuerTrust) -> bool:
-    """Return whether a trust must be limited to certain users of its issuer: trusts for CI systems,
-    and trusts that create accounts for the users of a SHARED_ISSUER.
+    """Return whether a trust must be limited to certain users of its issuer. This is required for
+    CI systems, and for trusts that create accounts for the users of a SHARED_ISSUER.
     """
     shared = trust.issuer.rstrip("/") in SHARED_ISSUERS
     return bool(trust.account) or (shared and trust.accounts is AccountRule.CREATE)

@@ -76,7 +76,7 @@ class BatchPart:
         self.half: object | None = None
 
     def write(self, others: Sequence["BatchPart"], name: str) -> bytes:
-        """Return the batch of this part and `others` as the replica receives the batch."""
+        """Return the request for the batch of this part and `others`, as sent to the replica."""
         body = join_bodies((each.body for each in (self, *others)), name)
         ids = _join_ids(each.request_id for each in (self, *others))
         return (
@@ -274,7 +274,7 @@ class ServiceBatches:
         return mine[: choose_size(rows, pool.batch_times, self.terms.max, free, now)]
 
     def join(self, members: Sequence[Exchange], pool: "ReplicaPool") -> Exchange:
-        """Return the exchange of a batch."""
+        """Return the exchange that sends these members to a replica as one batch."""
         first = members[0]
         parts = [_part_of(each) for each in members]
         batch = JoinedBatch(members, pool, self.terms.output)
@@ -296,7 +296,7 @@ class ServiceBatches:
         self._gaps = old._gaps
 
     def describe(self, pools: Iterable["ReplicaPool"]) -> BatchFacts:
-        """Return the counts, and the mean of the models of these replicas."""
+        """Return the counts of batches, and the mean of these replicas' models of batch times."""
         times = (pool.batch_times for pool in pools)
         return BatchFacts(
             formed=self._formed,

@@ -69,9 +69,9 @@ class BatchTimes:
         self._nt = _KEEP * self._nt + instances * taken_s
 
     def fit(self) -> tuple[float, float]:
-        """Return a and b, both at least 0. If all batches had nearly the same size, a and b cannot
-        be determined separately; b is then 0, so that the model predicts no gain from larger
-        batches.
+        """Return the coefficients a and b of t(n) = a * n + b, both at least 0. If all batches had
+        nearly the same size, a and b cannot be determined separately; b is then 0, so that the
+        model predicts no gain from larger batches.
         """
         if not self._weight:
             return 0.0, 0.0
@@ -174,10 +174,10 @@ def pays_to_wait(requests: int, more: float, gap_s: float, times: BatchTimes) ->
     `requests` requests wait for the next request, which has m = `more` instances and is expected
     after the time g = `gap_s`.
 
-    If the batch of n instances starts now, the next request starts when the batch ends. The
-    latencies are k * t(n) and t(n) + t(m) - g. If the batch waits, the latencies are k * (g + t(n +
-    m)) and t(n + m). The difference is (k + 1) * g + k * a * m - b, so waiting pays if the
-    difference is negative.
+    If the batch of n instances starts now, the next request starts when the batch ends. The batch
+    then has the total latency k * t(n), and the next request has the latency t(n) + t(m) - g. If
+    the batch waits, these latencies are k * (g + t(n + m)) and t(n + m). The difference of the sums
+    is (k + 1) * g + k * a * m - b, so waiting pays if the difference is negative.
     """
     if not times.known:
         return False

@@ -73,7 +73,8 @@ class ChunkedBody:
     def is_whole_chunk(self, data: bytes) -> bool:
         """Return whether the next bytes are one chunk that may be passed on unchanged, without
         `feed`. It takes less time to pass a chunk on than to decode it with `feed`. In a stream of
-        events, most reads are one whole chunk."""
+        events, most reads return exactly one chunk.
+        """
         size, _, rest = data.partition(b"\r\n")
         return (
             _AFTER_SIZE.get(size) == len(rest)

@@ -250,7 +250,7 @@ class Door:
         head: RequestHead,
         target: bytes,
     ) -> bytes:
-        """Return the head as a replica receives it."""
+        """Return the head that is sent to the replica."""
         more = b""
         if head.authorization or head.api_key:
             more = service.list_credentials(head)

@@ -1,7 +1,7 @@
 """One request and its response, from the client's connection to the replica's connection.
 
-The client's side supplies the body; the replica's side writes the response to the sink. The queue
-of the service is between the two sides.
+The client's connection supplies the body, and the replica's connection writes the response to the
+sink. The service's queue connects the two.
 """
 
 from asyncio import TimerHandle
@@ -107,7 +107,7 @@ class Exchange:
             self.places = head.places
 
     def begin(self) -> None:
-        """Begin the exchange: the head has arrived, and perhaps a part of the body."""
+        """Begin the exchange after the head has arrived, even if parts of the body are missing."""
         if not self._begun:
             self._begun = True
             batches = self.service.batches

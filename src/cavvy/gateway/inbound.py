@@ -31,7 +31,7 @@ class OpenRequest(Protocol):
     held_bytes: int
 
     def begin(self) -> None:
-        """Begin when the head has arrived, perhaps with a part of the body."""
+        """Begin the request after its head has arrived, even if parts of the body are missing."""
 
     def feed(self, payload: bytes, done: bool) -> bool:
         """Add decoded bytes of the body; return False if the body is larger than permitted."""
@@ -343,7 +343,7 @@ class InboundConnection(asyncio.Protocol):
             self.transport.write_eof()
 
     def _pass_on(self, data: bytes) -> None:
-        """Pass bytes of a tunnel to the replica; no bytes mean the end."""
+        """Pass bytes of a tunnel to the replica; empty `data` marks the end of the bytes."""
         request = self._request
         if isinstance(request, Exchange) and request.upstream is not None:
             if data:

@@ -49,8 +49,9 @@ def join_bodies(bodies: Iterable[JoinableBody], name: str) -> bytes:
 
 
 def split_response(body: bytes, name: str, counts: Sequence[int]) -> list[bytes] | None:
-    """Return a response for each request, given the numbers of their instances, or None if the
-    response does not have one prediction for each instance."""
+    """Return a response for each request, or None if the response does not have one prediction for
+    each instance. `counts` contains each request's number of instances.
+    """
     table: dict[str, object] | None = None
     try:
         if body.lstrip()[:1] == b"[":

@@ -65,8 +65,7 @@ class KeptCounts:
         return known[:16].cast("Q")
 
     def resume(self, service: str) -> Mapping[str, Mapping[str, Count]]:
-        """Return the numbers of the service that a former gateway has counted, by replica and
-        key."""
+        """Return the service's counts from the previous gateway, by replica and key."""
         found: dict[str, dict[str, Count]] = {}
         for (replica, key), slot in self._used.get(service, {}).items():
             found.setdefault(replica, {})[key] = slot[:16].cast("Q")
@@ -179,7 +178,7 @@ class KeptCounts:
 
 
 def read_work(path: Path) -> Mapping[str, RequestWork]:
-    """Return what the file of a gateway contains, by service. The gateway need not be running."""
+    """Return the counts in a gateway's file, by service. The gateway need not be running."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -46,7 +46,7 @@ _decode = msgspec.json.Decoder(_Body).decode
 
 
 class ModelRoutes:
-    """The services of each model."""
+    """Maps each model to the services that serve it."""
 
     def __init__(
         self, services: Iterable["ServiceQueue"], open_request: Open, hold_bytes: int

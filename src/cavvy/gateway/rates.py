@@ -45,7 +45,7 @@ class TokenBucket:
 
 
 class LimitedRate:
-    """One limit, with a bucket for each client that is counted separately."""
+    """One limit, with a separate bucket for each value of its scope, such as each client."""
 
     def __init__(self, limit: RateLimit) -> None:
         self.limit = limit

@@ -50,6 +50,6 @@ def is_below(target: bytes, prefix: bytes) -> bool:
 
 
 def strip_prefix(target: bytes, prefix: bytes) -> bytes:
-    """Return the target as the replica sees it."""
+    """Return the target that is sent to the replica."""
     rest = target[len(prefix) :]
     return rest if rest.startswith(b"/") else b"/" + rest

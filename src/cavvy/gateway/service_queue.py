@@ -115,10 +115,10 @@ class ServiceQueue:
             self.free(pool, carrier, now)
 
     def list_credentials(self, head: RequestHead) -> bytes:
-        """Return the header fields with the client's credentials for the replica. The fields are
-        not passed on if the service has keys, because the fields could contain these keys. A key of
-        another service is never passed on. A request that was routed by its model can contain the
-        key of another service.
+        """Return the header fields with the client's credentials that are passed on to the replica.
+        The fields are not passed on if the service has keys, because the fields could contain these
+        keys. A key of another service is never passed on. A request that was routed by its model
+        can contain the key of another service.
         """
         fields = b""
         if not self.keys:

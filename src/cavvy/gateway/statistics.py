@@ -147,7 +147,7 @@ class ServiceCounters:
     def record_answer(
         self, arrived_at: float, started_at: float, now: float, work_s: float
     ) -> None:
-        """Count an answer. `work_s` is how long the replica was busy with the request."""
+        """Count an answer. `work_s` is the time for which the replica was busy with the request."""
         self.answered += 1
         self.waited_s += started_at - arrived_at
         self.service_s += work_s
