@@ -20,7 +20,7 @@ class ColdStart(Struct, frozen=True, kw_only=True):
 
 def record_cold_starts(before: ColdStart | None, measured_s: tuple[float, ...]) -> ColdStart | None:
     """Return the cold start with the new measurements: an exponentially weighted mean, and a
-    quantile that increases in large steps and decreases in small ones.
+    quantile that increases in large steps and decreases in small steps.
     """
     for each_s in measured_s:
         if before is None:

@@ -98,8 +98,8 @@ def _view(seen: ServiceObservation) -> ServiceView:
 def _fill(
     placed: list[int], numbers: list[int], markets: tuple[MarketObservation, ...], wanted: int
 ) -> None:
-    """Keep the replicas where they are, and add or remove replicas by price: new replicas are added
-    in the cheapest market, and the most expensive replicas end first.
+    """Keep all replicas in their markets, and add or remove replicas by price: new replicas are
+    added in the cheapest market, and the most expensive replicas end first.
     """
     order = sorted(numbers, key=lambda number: markets[number].rate)
     left = wanted

@@ -1,4 +1,6 @@
-"""The facts that the autoscaler observes about a service at one moment, and its decisions."""
+"""The facts that the autoscaler observes about a service at one moment, and the autoscaler's
+decisions.
+"""
 
 from enum import StrEnum
 

@@ -39,7 +39,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     ended.
 
     No device is in two allocations of the same host. The sums of allocated CPUs and memory never
-    exceed those of the host.
+    exceed the host's CPUs and memory.
     """
 
     host: str

@@ -64,7 +64,7 @@ class Principal(Struct, frozen=True, kw_only=True):
     """The sender of a request: the account, the token, and the address that the request comes from.
 
     `account` is None for the owner of the state folder, whose token is a file in that folder and
-    who has all rights. `roles` are the roles in each project, including inherited ones; the key
+    who has all rights. `roles` are the roles in each project, including inherited roles; the key
     INSTALLATION has the roles that apply everywhere. `scopes` and `within` are the limits of the
     token: its permissions and its projects. `scopes` or `within` is None if the token has no such
     limit.

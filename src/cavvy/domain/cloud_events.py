@@ -34,7 +34,7 @@ _PLAIN = "!#$&'()*+,/:;<=>?@[\\]^`{|}~"
 
 
 class InvalidEvent(Exception):
-    """Raised if a request claims to be a CloudEvent 1.0 but is not a valid one."""
+    """Raised if a request claims to be a CloudEvent 1.0 but is not a valid CloudEvent."""
 
 
 class EventAttributes(Struct, frozen=True, kw_only=True):

@@ -63,7 +63,7 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
         JobPhase.QUEUED: "the attempt ended before its work ran; another offer is needed",
         JobPhase.STOPPING: "the user or a limit stops the job",
         JobPhase.DONE: "the work succeeded before its start was noticed",
-        JobPhase.FAILED: "the attempt failed in a way that is not retried",
+        JobPhase.FAILED: "the attempt failed, and this kind of failure is not retried",
         JobPhase.STOPPED: "a person cancelled the job's gang at the provider",
     },
     JobPhase.RUNNING: {
@@ -76,7 +76,7 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
     },
     JobPhase.STOPPING: {
         JobPhase.STOPPED: "the work was stopped by the user",
-        JobPhase.FAILED: "a limit stopped the work, or it failed before the stop reached it",
+        JobPhase.FAILED: "a limit stopped the work, or the work failed before the stop reached it",
         JobPhase.DONE: "the work succeeded before the stop reached it",
     },
     JobPhase.DONE: {},

@@ -65,13 +65,13 @@ class Offer(Struct, frozen=True, kw_only=True):
     `accelerator_part` is below 1, the count is 1, and the memory is the memory of the part.
     `term_months` is how long a reserved offer must be paid for. `capacity` is the number of
     available nodes, or None if the provider does not report it. `pool` is the name of capacity that
-    several offers of a region share: a node rented from one of them is no longer available from the
-    others. The pool is "" if the offer shares no capacity. `credential` is the project whose
-    credential was used to list the offer, or "" if the installation's credential was used. `hosts`
-    is above 1 if the node is one of several hosts that are rented together, such as the hosts of a
-    TPU slice: the number of a gang's nodes is then a multiple of `hosts`, and all amounts are for
-    one host. `shared` means that several jobs share the host's devices; a job then holds only the
-    devices that it requests.
+    several offers of a region share: a node rented from one of these offers is no longer available
+    from the others. The pool is "" if the offer shares no capacity. `credential` is the project
+    whose credential was used to list the offer, or "" if the installation's credential was used.
+    `hosts` is above 1 if the node is one of several hosts that are rented together, such as the
+    hosts of a TPU slice: the number of a gang's nodes is then a multiple of `hosts`, and all
+    amounts are for one host. `shared` means that several jobs share the host's devices; a job then
+    holds only the devices that it requests.
     """
 
     provider: str

@@ -58,8 +58,8 @@ class PolicyBook:
         self._parents: Mapping[str, str | None] = {each.name: each.parent for each in projects}
 
     def find(self, project: str) -> Sequence[BoundPolicy]:
-        """Return the policies that apply to the jobs of a project: those of the installation, of
-        the projects above this project, and of the project itself, in this order.
+        """Return the policies that apply to the jobs of a project: the policies of the
+        installation, of the projects above this project, and of the project itself, in this order.
         """
         if not self._policies:
             return ()

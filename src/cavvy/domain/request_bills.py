@@ -69,8 +69,8 @@ class DividedBill(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaBill(Struct, frozen=True, kw_only=True):
-    """The charges of a replica's attempt, added up by kind, and the part of them that is already
-    divided among requests.
+    """The charges of a replica's attempt, added up by kind, and the part of the charges that is
+    already divided among requests.
     """
 
     attempt_id: str

@@ -111,8 +111,8 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
 
 class CandidateRevision(Struct, frozen=True, kw_only=True):
     """The revision under test, with the user who started it and its terms. The revision's replicas
-    are stored with those of the service. `ready_at` is the time when the revision's first replica
-    was ready. With `withdrawn`, the user has returned to the old revision.
+    are stored in the service's list of replicas. `ready_at` is the time when the revision's first
+    replica was ready. With `withdrawn`, the user has returned to the old revision.
     """
 
     revision: int

@@ -129,7 +129,7 @@ class ServiceLevel(Struct, frozen=True, kw_only=True):
 
 
 class UpdateStrategy(StrEnum):
-    """The way in which a new revision replaces the serving revision."""
+    """The method by which a new revision replaces the serving revision."""
 
     ROLLING = "rolling"  # the new replicas replace the old ones one by one, as they become ready
     # the new revision first gets a part of the requests, and then all of them if it is not worse
@@ -139,7 +139,7 @@ class UpdateStrategy(StrEnum):
 
 
 class ServiceUpdate(Struct, frozen=True, kw_only=True):
-    """The settings for replacing the serving revision with a new one. A canary gets `weight`
+    """The settings for replacing the serving revision with a new revision. A canary gets `weight`
     percent of the requests. If there is not enough evidence against the canary, the canary takes
     over after it has answered `requests` requests or after the time `within`.
     """
@@ -268,24 +268,24 @@ REPLICA_MOVES: Mapping[ReplicaState, Mapping[ReplicaState, str]] = {
     },
     ReplicaState.STARTING: {
         ReplicaState.READY: "the replica answered its probe for the first time",
-        ReplicaState.ENDING: "the replica did not answer in time, its node was lost, or it is no "
-        "longer needed",
+        ReplicaState.ENDING: "the replica did not answer in time, its node was lost, or the "
+        "service no longer needs the replica",
     },
     ReplicaState.READY: {
         ReplicaState.UNHEALTHY: "the replica failed its probe too often in a row",
         ReplicaState.DRAINING: "fewer replicas are needed, a new revision replaces the replica, "
-        "or its node will be reclaimed",
+        "or the replica's node will be reclaimed",
         ReplicaState.ENDING: "the replica's node was lost",
     },
     ReplicaState.UNHEALTHY: {
         ReplicaState.READY: "the replica answered its probe again",
-        ReplicaState.ENDING: "the replica did not recover, its node was lost, or it is no longer "
-        "needed",
+        ReplicaState.ENDING: "the replica did not recover, its node was lost, or the service no "
+        "longer needs the replica",
     },
     ReplicaState.DRAINING: {
         ReplicaState.READY: "the replica is needed again, and its node will not be reclaimed",
-        ReplicaState.ENDING: "the replica's requests ended, their time limit has passed, or its "
-        "node was lost",
+        ReplicaState.ENDING: "the replica's requests ended, the time limit for draining has "
+        "passed, or the replica's node was lost",
     },
     ReplicaState.ENDING: {ReplicaState.ENDED: "the provider no longer has the replica's node"},
     ReplicaState.ENDED: {},

@@ -90,8 +90,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The host names of the service, including those that it will have if its candidate takes
-        over, in lower case.
+        """The host names of the service, including the names that the service will have if its
+        candidate takes over, in lower case.
         """
         tried = None if self.candidate is None else self.candidate.task.service
         names = (*self.spec.hosts, *(() if tried is None else tried.hosts))

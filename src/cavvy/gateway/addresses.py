@@ -6,7 +6,7 @@ import socket
 
 
 def explain_address(host: str, port: int, error: OSError) -> str:
-    """Return why nothing can listen on an address, and what to do."""
+    """Return the reason why nothing can listen on an address, together with the fix."""
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return f"address {shown} is in use by another process; change services.listen"

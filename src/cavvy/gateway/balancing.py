@@ -36,8 +36,8 @@ def make_ring(ids: Sequence[str]) -> Ring:
 def choose_least(loads: Sequence[int], start: int) -> int:
     """Return the position of the replica with the lowest load, or -1 if all are FULL.
 
-    If several replicas have the lowest load, the first one from `start` on is chosen, so that
-    callers who increase `start` distribute requests evenly.
+    If several replicas have the lowest load, the first of these replicas from position `start` on
+    is chosen, so that callers who increase `start` distribute requests evenly.
     """
     if len(loads) == 1:
         return 0 if loads[0] < FULL else -1

@@ -1,4 +1,5 @@
-"""Sends several waiting requests of a service to a replica as one, and divides the response.
+"""Sends several waiting requests of a service to a replica as one request, and divides the
+response.
 
 A batch is an exchange whose sink is a `JoinedBatch`. For the connection to the replica, the batch
 is one request; for the queue, the batch is as many requests as it has members. Members whose batch
@@ -212,7 +213,7 @@ class ServiceBatches:
         return media == b"application/json" and not streams
 
     def read_part(self, exchange: Exchange, now: float) -> BatchPart | None:
-        """Return what a request with a complete body contributes to a batch, or None."""
+        """Return the contribution of a request with a complete body to a batch, or None."""
         body = read_body(b"".join(exchange.held), self.terms.input)
         if body is None or len(body.instances) > self.terms.max:
             return None

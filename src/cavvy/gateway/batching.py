@@ -36,9 +36,9 @@ class WaitingRequest(Struct, frozen=True):
 class BatchTimes:
     """The times that one replica took for its batches, and the model that fits them.
 
-    The fit is by least squares with exponential forgetting. An outlier is moved to a few usual
-    deviations before it counts, so that one slow batch changes little; the usual deviation grows
-    with each outlier, so that the model adapts to a slower replica within about ten batches.
+    The fit is by least squares with exponential forgetting. An outlier counts as only a few usual
+    deviations, so that one slow batch changes little; the usual deviation grows with each outlier,
+    so that the model adapts to a slower replica within about ten batches.
     """
 
     __slots__ = ("_nn", "_nt", "_scale", "_sum_n", "_sum_t", "_weight", "largest")

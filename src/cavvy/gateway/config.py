@@ -77,8 +77,8 @@ class RateLimit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CanaryShare(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The percentage of the requests that are sent to canary replicas while these have room. The
-    gateway starts new counts for each revision.
+    """The percentage of the requests that are sent to canary replicas while these replicas have
+    room. The gateway starts new counts for each revision.
     """
 
     revision: int

@@ -335,7 +335,7 @@ class DeferredCalls:
 
 
 def _write_head(request: DeferredRequest, more: bytes, length: int) -> bytes:
-    """Return the head of a call as its replica will receive it. `more` are further fields."""
+    """Return the head that is sent to the replica of a call. `more` are further fields."""
     head = request.head
     fields = head.without(frozenset({b"prefer", b"content-length"})) + more
     start = b"%b %b HTTP/1.1\r\n" % (head.method, request.target)

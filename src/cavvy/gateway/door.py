@@ -189,7 +189,7 @@ class Door:
         below: bytes,
         now: float,
     ) -> OpenRequest | None:
-        """Open a request of the service. The replica will see `target`; `below` is the part of the
+        """Open a request of the service. The replica receives `target`; `below` is the part of the
         path after the service's prefix.
         """
         route = service.route

@@ -349,7 +349,7 @@ def _read_length(before: int | None, value: bytes) -> int:
 
 def _read_coding(before: bytes | None, value: bytes) -> bytes:
     if before is not None or value.lower() != b"chunked":
-        raise HeadError(501, "the only supported transfer coding is a single chunked")
+        raise HeadError(501, "the only supported Transfer-Encoding is a single `chunked`")
     return value
 
 

@@ -25,7 +25,7 @@ _FIRST = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefgh
 
 
 class OpenRequest(Protocol):
-    """The interface between a connection and the request that it reads."""
+    """The interface between a connection and the request that the connection reads."""
 
     head: RequestHead
     held_bytes: int

@@ -1,6 +1,6 @@
-"""Joins the JSON bodies of requests into one, and divides the response among the requests.
+"""Joins the JSON bodies of requests into one body, and divides the response among the requests.
 
-The format is that of the prediction API of TensorFlow Serving, which is version 1 of KServe's
+The format is defined by the prediction API of TensorFlow Serving, which is version 1 of KServe's
 protocol: a request is `{"instances": [...], ...}`, and its response `{"predictions": [...], ...}`
 with one prediction for each instance. Other names of the two arrays can be configured, and a
 response may also be the array alone. Numbers and texts are copied byte by byte.

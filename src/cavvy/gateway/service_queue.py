@@ -1,4 +1,4 @@
-"""A service: its replicas, and the requests that wait for one of them, in the order of arrival.
+"""A service: its replicas, and the requests that wait for a replica, in the order of arrival.
 
 A request waits while no replica is ready or all replicas are busy. A request is refused only if too
 many requests wait already, or if its own time limit has passed.

