@@ -43,7 +43,8 @@ MANIFEST = Manifest(
         f"({_JOBS})",
         Feature.MOUNTS: "a job is a container, in which host folders and EFS cannot be mounted yet "
         f"({_JOBS})",
-        Feature.TUNNEL: f"a job is a container that may not create a WireGuard interface ({_JOBS})",
+        Feature.TUNNEL: "a job is a container without the permission to create "
+        f"a WireGuard interface ({_JOBS})",
         Feature.NETWORK: "the compute environment selects the network "
         f"({_GUIDE}/create-compute-environment.html)",
         Feature.DISK: "the compute environment's launch template selects the disk "

@@ -43,8 +43,8 @@ MANIFEST = Manifest(
         f"and to a bucket instead ({_POOL})",
         Feature.MOUNTS: "a task is a container; the pool's mounts are not supported yet "
         f"({_DOCS}/virtual-file-mount)",
-        Feature.TUNNEL: "a task is a container that may not create a WireGuard interface "
-        f"({_CONTAINERS})",
+        Feature.TUNNEL: "a task is a container without the permission to create "
+        f"a WireGuard interface ({_CONTAINERS})",
         Feature.NETWORK: "tasks cannot select a network; the setting `subnet` selects one "
         f"({_DOCS}/batch-virtual-network)",
         Feature.DISK: "the image and the machine size determine the disk; other disk sizes and "

@@ -48,8 +48,8 @@ MANIFEST = Manifest(
         f"mount data assets with the option `data` ({_JOB})",
         Feature.MOUNTS: "a command job is a container without access to folders of its host or to "
         f"NFS; mount data assets with the option `data` ({_JOB})",
-        Feature.TUNNEL: "a command job is a container that may not create a WireGuard interface "
-        f"({_JOB})",
+        Feature.TUNNEL: "a command job is a container without the permission to create "
+        f"a WireGuard interface ({_JOB})",
         Feature.NETWORK: f"the cluster selects the network ({_CLUSTER})",
         Feature.DISK: f"the size of the cluster's machines determines the disk ({_CLUSTER})",
         Feature.RESULTS: "a command job loses its disk when it ends, except for its outputs "

@@ -50,8 +50,8 @@ MANIFEST = Manifest(
         f"copy data from and to a bucket instead ({_GUIDE}/ebs-volumes.html)",
         Feature.MOUNTS: "a task is a container, in which host folders and EFS cannot be mounted "
         f"yet ({_TASKS})",
-        Feature.TUNNEL: "a task is a container that may not create a WireGuard interface "
-        f"({_TASKS})",
+        Feature.TUNNEL: "a task is a container without the permission to create "
+        f"a WireGuard interface ({_TASKS})",
         Feature.NETWORK: f"ECS neither reports nor selects the speed of the network ({_TASKS})",
         Feature.DISK: "a task on Fargate has 20 GiB, and larger disks are not supported yet "
         f"({_STORAGE}); the Auto Scaling group selects the disks of its instances",

@@ -70,8 +70,8 @@ def object_to_tunnel(task: TaskSpec, pod: object) -> Objection | None:
     if not task.encrypt or task.nodes == 1 or pod:
         return None
     reason = (
-        "pods may not create a WireGuard interface; add the capability NET_ADMIN with the option "
-        "or the setting `pod`"
+        "pods have no permission to create a WireGuard interface; add the capability NET_ADMIN "
+        "with the option or the setting `pod`"
     )
     return Objection("encrypt", reason)
 

@@ -41,8 +41,8 @@ MANIFEST = make_manifest(
         f"instead ({_STORAGE})",
         Feature.MOUNTS: "a pod is a container without access to folders of its host or to NFS "
         f"({_CREATE})",
-        Feature.TUNNEL: "a pod is a container without the right to make a "
-        f"WireGuard interface ({_CREATE})",
+        Feature.TUNNEL: "a pod is a container without the permission to create "
+        f"a WireGuard interface ({_CREATE})",
         Feature.NETWORK: "Runpod's API neither reports nor selects the speed of the network "
         f"({_CREATE})",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods; a size "

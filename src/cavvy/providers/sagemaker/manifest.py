@@ -52,8 +52,8 @@ MANIFEST = Manifest(
         Feature.MOUNTS: "a training job is a container without access to folders of its host; EFS "
         "and FSx for Lustre are not supported yet "
         f"({_DOCS}/APIReference/API_FileSystemDataSource.html)",
-        Feature.TUNNEL: "a training job is a container without the right to make a "
-        f"WireGuard interface ({_JOB})",
+        Feature.TUNNEL: "a training job is a container without the permission to create "
+        f"a WireGuard interface ({_JOB})",
         Feature.NETWORK: "SageMaker neither reports nor selects the speed of the network "
         f"({_DISK})",
         Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size "

@@ -47,8 +47,8 @@ MANIFEST = Manifest(
         f"instead ({_JOB})",
         Feature.MOUNTS: "a custom job is a container without access to folders of its host; its "
         f"NFS mounts are not supported yet ({_JOB})",
-        Feature.TUNNEL: "a custom job is a container without the right to make a "
-        f"WireGuard interface ({_JOB})",
+        Feature.TUNNEL: "a custom job is a container without the permission to create "
+        f"a WireGuard interface ({_JOB})",
         Feature.NETWORK: "Vertex AI neither reports nor selects the speed of the network "
         f"({_COMPUTE})",
         Feature.DISK: "`resources.disk` selects the size of the disk; its type cannot be selected "
