@@ -359,7 +359,7 @@ class ControlPlane:
 
     def _share_with(self, share: WorkShare) -> Callable[[ServerSignal], None]:
         """Send the other servers the facts that are not in the database, and handle their signals.
-        Return the handler of signals.
+        Return the handler of the other servers' signals.
         """
         self.agents.memory.shares = True
         self.agents.notify_others = lambda gang: share.send(SignalKind.GANG, gang)
@@ -374,7 +374,8 @@ class ControlPlane:
         return receive
 
     async def _take_up(self, turn: LeaseTurn) -> None:
-        """Resume the work of new leases. Forget earlier polls, which may be out of date."""
+        """Resume the work for which this server has acquired leases. Forget earlier polls, which
+        may be out of date."""
         if turn.lost or turn.gained:
             self._operator.start_over()
         if turn.gained:

@@ -176,14 +176,14 @@ class Deferred:
     async def waiting(
         self, now: datetime, limit: int, per_machine: int = PER_MACHINE
     ) -> Sequence[JobRecord]:
-        """Do the same as `Store.waiting`, but leave out jobs with unwritten changes, because these
-        jobs must not start.
+        """Return the jobs that `Store.waiting` returns, without the jobs with unwritten changes,
+        because these jobs must not start.
         """
         found = await self._store.waiting(now, limit, per_machine)
         return [job for job in found if job.id not in self._jobs]
 
     async def unfinished(self) -> Sequence[str]:
-        """Do the same as `Store.unfinished`, but also return every job with unwritten changes."""
+        """Return the IDs that `Store.unfinished` returns, and every job with unwritten changes."""
         kept = {*self._jobs, *(each.job_id for each in self._attempts.values())}
         return sorted({*await self._store.unfinished(), *kept})
 

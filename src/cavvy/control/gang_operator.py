@@ -61,8 +61,8 @@ class GangOperator:
         return self._looks
 
     def start_over(self) -> None:
-        """Forget all polls, as after a restart. The method is called when this server's share of
-        the work has changed, because another server may have acted on the gangs meanwhile.
+        """Forget all polls, as after a restart, because this server's share of the work has changed
+        and another server may have acted on the gangs meanwhile.
         """
         self._started_at = self._clock.now()
         self._looks.clear()
@@ -75,8 +75,8 @@ class GangOperator:
             self._change(attempt, pays=pays)
 
     def look_now(self, gang: str) -> None:
-        """Poll the gang before its next decision. The method is called when the gang's provider has
-        signalled a change."""
+        """Poll the gang before its next decision, because the gang's provider has signalled a
+        change."""
         if gang in self._looks:
             self._looks[gang] = replace(self._looks[gang], looked_at=None, fresh=False)
 

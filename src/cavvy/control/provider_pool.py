@@ -162,7 +162,7 @@ class ProviderPool:
         return provider is not None and provider.manifest.reports_cancelled
 
     def expire(self) -> None:
-        """Discard the cached offers. The method is called when capacity or prices have changed."""
+        """Discard the cached offers, because capacity or prices have changed."""
         self._snapshot = None
         self.tell_expired()
 

@@ -162,8 +162,8 @@ class QueueReconciler:
         now: datetime,
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
         """Start or fail each job if possible. Return why the jobs without a machine wait, and why
-        the jobs of each machine wait. If a machine is busy, all later jobs of the machine wait for
-        the reason of its first waiting job.
+        the jobs of each machine wait. If a machine is busy, all waiting jobs of the machine have
+        the same reason as the machine's first waiting job.
         """
         stays: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)

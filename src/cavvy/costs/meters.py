@@ -28,7 +28,7 @@ METERS = (
         kind=EntryKind.DISK,
         source="disks and named volumes of a node while the node exists",
         providers=("aws", "azure"),
-        missing="other providers do not bill disks separately, or do not report their prices",
+        missing="other providers do not bill disks separately, or do not report disk prices",
     ),
     LedgerMeter(
         kind=EntryKind.ADDRESS,
@@ -70,7 +70,7 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.CORRECTION,
-        source="the difference when a provider reports other times, prices or uses",
+        source="the change in cost when a provider corrects reported times, prices or uses",
     ),
     LedgerMeter(kind=EntryKind.DISCOUNT, source="the discounts in the server's settings"),
 )

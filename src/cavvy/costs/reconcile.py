@@ -74,7 +74,7 @@ _REDUCTIONS = frozenset({DifferenceCause.CREDIT, DifferenceCause.DISCOUNT})
 
 
 class BilledSum(Struct, kw_only=True):
-    """The sum of the lines of a resource and kind on a day, of the bill or of the ledger."""
+    """The sum of the bill's or the ledger's lines for one resource, kind and day."""
 
     amount: Decimal = Decimal(0)
     hours: Decimal | None = Decimal(0)
@@ -454,8 +454,8 @@ def _explain(billed: BilledSum, charged: BilledSum) -> DifferenceCause:
 
 
 def _rounding(billed: BilledSum, charged: BilledSum) -> Decimal:
-    """Return the largest difference that rounding can cause: half a unit of the last decimal place
-    (at least two places) for each line, plus the ledger's own rounding for each entry.
+    """Return the largest difference that rounding can cause: for each line of the bill, half a unit
+    of the last decimal place; for each entry of the ledger, the ledger's own rounding.
     """
     half = Decimal(10) ** -max(2, billed.decimals) / 2
     return half * billed.count + _OWN_ROUNDING * charged.count

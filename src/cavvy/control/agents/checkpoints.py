@@ -431,7 +431,7 @@ class Checkpoints:
         self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
     ) -> None:
         """Create a checkpoint from the files that the job's work on this machine left in the job's
-        folder. The method is called when the next attempt runs on other nodes.
+        folder, because the next attempt runs on other nodes.
         """
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         saved = await self._store.checkpoints(job.id)
@@ -449,8 +449,8 @@ class Checkpoints:
     async def _to_folder(
         self, folders: CheckpointFolders, job: JobRecord, attempt: Attempt
     ) -> None:
-        """Fill the job's folder with the newest uploaded checkpoint. The method is called when the
-        attempt runs on this machine."""
+        """Fill the job's folder with the newest uploaded checkpoint, because the attempt runs on
+        this machine."""
         user = await asyncio.to_thread(folders.last_user, job.project, job.id)
         if user >= attempt.number:
             return

@@ -27,8 +27,9 @@ _SINCE = "results since"
 
 class DepositRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt that may have results in the bucket's folder `url`. `kept` means that the attempt
-    has ended but its results could not be applied. Such results stay in the bucket until the job is
-    removed. `project` is "" in records that earlier versions of Cavvy wrote.
+    has ended but its results could not be applied. Results that could not be applied stay in the
+    bucket until the job is removed. `project` is "" in records that earlier versions of Cavvy
+    wrote.
     """
 
     project: str = ""

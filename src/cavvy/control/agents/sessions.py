@@ -216,8 +216,8 @@ class AgentSessions:
         return node.order if node.order is not None and node.order.seq > after else None
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
-        """Do the same as `order`, but wait up to the time `wait` for an order. The wait ends
-        earlier, possibly with None, when `notify` is called.
+        """Return the current order for this rank as `order` does, but first wait for at most `wait`
+        if no newer order exists. The wait ends early, possibly with None, when `notify` is called.
         """
         changed = asyncio.Event()
         self._waiters[gang].add(changed)
@@ -556,7 +556,7 @@ class AgentSessions:
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
     """Return the messages to store one by one, after storing them together has failed. If there is
     only one message, it is reduced to the fields that can always be stored. Raises HashMismatch if
-    the message was already reduced in this way.
+    the message already has only these fields.
     """
     if len(messages) != 1:
         return messages

@@ -1,4 +1,4 @@
-"""Tracks uploads in parts that agents or the server have started. The server records each upload.
+"""Tracks multipart uploads that agents or the server have started. The server records each upload.
 If an upload is not complete when its attempt's work has ended, the server aborts the upload,
 because the storage would otherwise keep and bill the uploaded parts.
 

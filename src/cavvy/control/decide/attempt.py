@@ -86,7 +86,7 @@ class CountMiss(Struct, frozen=True, kw_only=True):
 
 
 class ClearMisses(Struct, frozen=True, kw_only=True):
-    """Reset the count of missed polls, since a poll found the gang again."""
+    """Reset the count of missed polls, because a poll found the gang again."""
 
 
 class RecheckAttempt(Struct, frozen=True, kw_only=True):
@@ -103,8 +103,8 @@ Action = (
 def decide_attempt(view: AttemptSnapshot, now: datetime) -> Action:
     """Return the next step of one attempt.
 
-    If the task requires that its nodes are kept, a gang whose work ends the job is kept instead of
-    released.
+    If the task requires that its nodes are kept, the gang is kept, not released, when its work ends
+    the job.
     """
     action = DECIDE[view.attempt.phase](view, now)
     if not isinstance(action, AdvanceAttempt) or action.phase is not AttemptPhase.ENDING:

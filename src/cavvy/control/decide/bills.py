@@ -77,7 +77,7 @@ def paid_time(left: Money, rate: HourlyRate) -> timedelta:
 
 
 def is_accrual_due(attempt: Attempt, look: GangLook) -> bool:
-    """Return whether `accrue` may return charges now. A poll leads to new charges at most once."""
+    """Return whether `accrue` may return charges now. Each poll is charged at most once."""
     if look.told is None or look.told_at is None or look.charged_at == look.told_at:
         return False
     if not any(node.started_at for node in (*look.told.nodes, *look.told.rolled_back)):

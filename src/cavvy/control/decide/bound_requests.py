@@ -18,8 +18,8 @@ whether a replica must be ordered:
              requests wait until a replica ends or their own time limit has passed.
 
 A replica that was ordered for P and finds no offer within `OFFER_WAIT` ends, so that a request for
-a place without capacity does not use up the service's maximum number of replicas. A replica for P
-is ordered again after `RETRY_AFTER`.
+a place without capacity does not use up the service's maximum number of replicas. After
+`RETRY_AFTER`, a replica for the same set of places is ordered again.
 """
 
 from collections import Counter
@@ -75,7 +75,7 @@ class BoundOrders(Struct, frozen=True, kw_only=True):
 
 class KeptReplicas(Struct, frozen=True, kw_only=True):
     """The IDs of the replicas that are kept because requests must stay in certain places, and the
-    needs that no replica meets.
+    sets of places that still need a replica.
     """
 
     ids: frozenset[str] = frozenset()
@@ -83,8 +83,8 @@ class KeptReplicas(Struct, frozen=True, kw_only=True):
 
 
 def list_needs(loads: PlaceLoads, idle: timedelta, now: datetime) -> Sequence[PlaceNeed]:
-    """Return the places in which the service needs a replica. The needs with the most places come
-    first, because a replica that meets such a need may also meet other needs.
+    """Return the sets of places in which the service needs a replica. The largest sets come first,
+    because a replica that serves a large set may also serve other sets.
     """
     since = (now - idle).timestamp()
     found = [
@@ -170,8 +170,8 @@ def find_orders(
 def share_orders(
     count: int, needs: Iterable[PlaceNeed], coming: Iterable[Places], waiting: int
 ) -> Sequence[Places]:
-    """Return the places for `count` further replicas. Each replica is assigned to the places with
-    the most waiting requests per replica ordered there; the empty set stands for any place.
+    """Return a set of places for each of `count` further replicas. Each replica is assigned to the
+    set with the most waiting requests per ordered replica; the empty set stands for any place.
     `coming` contains the places of the replicas already ordered, and `waiting` is the number of all
     waiting requests.
     """

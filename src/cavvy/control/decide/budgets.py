@@ -11,7 +11,7 @@ from cavvy.domain.values import Struct, replace
 
 class SeenSpending(Struct, frozen=True, kw_only=True):
     """The amount that a running job had spent at a given time, and its hourly rate at that time.
-    `posted` is the part of this amount that the sums of the ledger contain.
+    `posted` is the part of the amount that the ledger already contains.
     """
 
     at: datetime

@@ -30,7 +30,7 @@ the new revision's latency also increases v.
 
 The part of alpha that a look may spend grows with the information. The information is the square of
 an effect, measured in standard deviations. The effects are 1 % more errors and 5 % more latency.
-The first part of alpha is for larger effects, which can be detected with less information. The
+A fixed part of alpha is for larger effects, which can be detected with less information. The
 information depends on the total number of errors and on v, not on the revision to which the errors
 belong. Therefore the last look may divide the rest of alpha between errors and latency according to
 its power against each effect.
@@ -248,8 +248,8 @@ def _allow(most: float, information: float) -> float:
 
 
 def _inform_errors(trial: CanaryTrial) -> float:
-    """Return the information on errors: the square of the effect MORE_ERRORS, measured in standard
-    deviations.
+    """Return the statistical information on the error rate: the square of the effect MORE_ERRORS,
+    measured in standard deviations of the difference between the revisions' error rates.
     """
     requests = trial.old.requests + trial.new.requests
     rate = (trial.old.errors + trial.new.errors + 0.5) / (requests + 1)
@@ -284,13 +284,14 @@ def _variance_of_shift(trial: CanaryTrial) -> float:
 
 
 def _cell(terms: CanaryTerms) -> float:
-    """Return the width of the cells of the latency's distribution."""
+    """Return the width of one cell in the histogram of the latency statistic."""
     return sqrt(terms.requests) / _CELLS
 
 
 def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
-    """Return S, divided by its standard deviation, as the index of a histogram cell. Student's t is
-    converted to a normal number by Wallace's approximation.
+    """Return the histogram cell of the latency statistic: the sum S of the latency differences,
+    divided by the standard deviation of S. Wallace's approximation converts Student's t to a normal
+    number.
     """
     free = trial.free
     value = trial.shift / sqrt(_variance_of_shift(trial) * trial.information)
@@ -300,8 +301,8 @@ def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
 
 
 def _weigh(known: NullDistribution, value: int, allowed: float, terms: CanaryTerms) -> float:
-    """Return the evidence that a look finds if it may spend the probability `allowed`. The evidence
-    is at least 1 / alpha if the look rolls back.
+    """Return the evidence that a look finds if it may spend the probability `allowed`. If the look
+    rolls back the new revision, the evidence is at least 1 / alpha.
     """
     tail = max(find_tail(known, value), allowed / _MOST_EVIDENCE, 1e-300)
     return max(0.0, allowed) / tail / terms.alpha

@@ -36,11 +36,11 @@ class GatewayTotals(Struct, frozen=True, kw_only=True):
 def add_reports(
     totals: GatewayTotals, reports: Mapping[str, GatewayCount], at_s: float, *, whole: bool
 ) -> GatewayTotals:
-    """Return the totals with the newest reports. `at_s` is the time in seconds on the caller's
-    clock. `whole` means that every gateway has reported its requests in flight. If `totals` is
-    empty, all reports count in full. If a server joins later and its gateway was already running,
-    the counts in the server's first report are not added, because the gateway may have counted for
-    a long time.
+    """Return the totals, updated with the newest reports. `at_s` is the time in seconds on the
+    caller's clock. `whole` means that every gateway has reported its requests in flight. If
+    `totals` is empty, all reports count in full. If a server joins later and its gateway was
+    already running, the counts in the server's first report are not added, because the gateway may
+    have counted for a long time.
 
     The quantiles of a sum cannot be computed from the quantiles of its parts, so the largest value
     of each quantile is used.

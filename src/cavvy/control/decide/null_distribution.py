@@ -1,11 +1,11 @@
-"""The null distribution of a sequential test's statistic, restricted to the courses of the trial in
-which no earlier look has rejected.
+"""The null distribution of a sequential test's statistic, restricted to the trial's outcomes in
+which no earlier look has rejected the hypothesis.
 
 A sequential test of a fixed length updates its null distribution at each look (Armitage, McPherson
 and Rowe, "Repeated significance tests on accumulating data", Journal of the Royal Statistical
-Society A 132, 1969). Each look adds the new observations, and removes the courses in which the
+Society A 132, 1969). Each look adds the new observations, and removes the outcomes in which the
 statistic is large enough for the look to reject the hypothesis. The total probability of the
-removed courses is the probability of a false alarm.
+removed outcomes is the probability of a false alarm.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ class Increment:
 
 
 def draw_failed(new: int, old: int, failed: int) -> Increment:
-    """The number of failed requests among the `new` requests if `failed` of all requests, chosen at
-    random, fail (the hypergeometric distribution).
+    """Return the hypergeometric distribution: the number of failures among `new` requests if
+    `failed` of the `new` and `old` requests, chosen at random, fail.
     """
     most, least = min(failed, new), max(0, failed - old)
     mode = min(most, max(least, (failed + 1) * (new + 1) // (new + old + 2)))
@@ -102,7 +102,7 @@ def find_bound(known: NullDistribution, allowed: float) -> int:
 
 
 def remove_from(known: NullDistribution, bound: int) -> NullDistribution:
-    """Return the distribution without the courses in which the statistic reaches the bound, where
+    """Return the distribution without the outcomes in which the statistic reaches the bound, where
     the look rejects.
     """
     size = max(1, bound - known.first)

@@ -63,7 +63,7 @@ _LATER = timedelta(seconds=10)
 
 class ReplicaSeen(Struct, frozen=True, kw_only=True):
     """The observed state of a replica. `phase` is the phase of the replica's job, or None if there
-    is no job. `tried` means that the job has had an attempt, and `reclaimed` that the replica's
+    is no job. `tried` means that the job has had an attempt. `reclaimed` means that the replica's
     node will be reclaimed. `loss` says whether the spot market reclaimed the replica's node or had
     no capacity. `in_flight` is None while the gateway does not respond.
     """
@@ -537,8 +537,8 @@ def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
     """Return the replica, changed to draining or ending if it is surplus. `left` is the number of
-    further replicas of the same kind that are needed, and `spare` is the number of ready replicas
-    beyond the service's need.
+    replicas that are still needed in the replica's market (newest revision) or in older revisions.
+    `spare` is the number of ready replicas beyond the service's need.
     """
     if not _is_open(replica):
         return replica

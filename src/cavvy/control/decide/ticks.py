@@ -1,8 +1,8 @@
-"""Decides at which times of a cron line a service is called.
+"""Decides when a service is called, according to the service's cron lines.
 
 A call's ID is derived from the trigger and the time, so each time causes at most one call, even if
-several servers try to add the call. If several times have passed, only the last time causes a call,
-as for repeating jobs (`control/decide/schedule.py`).
+several servers try to add the call. If several due times were missed, only the last due time causes
+a call, as for repeating jobs (`control/decide/schedule.py`).
 """
 
 import hashlib

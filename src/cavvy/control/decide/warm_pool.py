@@ -156,8 +156,8 @@ def list_kept(kept: Iterable[Attempt], project: str) -> list[Attempt]:
 def hand_over(
     old: Attempt, former: JobRecord, charges: Sequence[Charge], job: JobRecord, now: datetime
 ) -> RowChanges:
-    """Assign a warm gang to a new attempt of the job. `charges` are the charges of the attempt that
-    had the gang before.
+    """Assign a warm gang to a new attempt of the job. `charges` are the charges of `old`, the
+    attempt that used the gang before.
     """
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)

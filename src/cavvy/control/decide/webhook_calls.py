@@ -42,8 +42,8 @@ _LONGEST = 4096  # maximum characters of a header that is passed to the service
 
 
 class WebhookCalls(Struct, frozen=True, kw_only=True):
-    """The calls that a request causes. If `once` is set, the calls are added only if no row like
-    `once` exists yet.
+    """The calls that a request causes. If `once` is set, the calls are added only if the queue does
+    not contain the row `once` yet.
     """
 
     calls: Sequence[tuple[QueuedCall, bytes]]

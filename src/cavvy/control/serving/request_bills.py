@@ -23,8 +23,8 @@ _REMEMBERED = 50  # replicas of a service; the garbage collection divides the bi
 
 class RequestBills:
     """Divides the bills of replicas whenever the bills grow. One write stores each division
-    together with its ledger entries. The write requires the version of the last division, so
-    nothing is divided twice, even if the server is killed.
+    together with its ledger entries. The write fails if the bill was divided meanwhile, so no
+    amount is divided twice, even if the server is killed.
     """
 
     def __init__(self, store: Store) -> None:
@@ -45,10 +45,10 @@ class RequestBills:
         *,
         last: bool = False,
     ) -> None:
-        """Divide the amounts by which the bills of the service's replicas have grown. `read`
-        returns the counts of the replicas' requests, or None if the counts are unknown. `last`
-        means that the service ends, so no later counts will arrive and the whole amount is divided
-        now.
+        """Divide the new amounts of the service's replica bills among requests and idle time.
+        `read` returns the counts of the replicas' requests, or None if the counts are unknown.
+        `last` means that the service ends, so no later counts will arrive and the whole amount is
+        divided now.
         """
         known = self._replicas.setdefault(service.id, {})
         # including replicas that have ended and will soon be removed from the service
@@ -109,7 +109,7 @@ class RequestBills:
             await self._divide_late([job_id])
 
     async def sweep(self) -> None:
-        """Divide the undivided amounts of the bills of ended replicas, such as late charges."""
+        """Divide amounts that were added to the bills of ended replicas, such as late charges."""
         await self._divide_late(await self._store.meters.late_replicas())
 
     async def _divide_late(self, jobs: Sequence[str]) -> None:

@@ -65,8 +65,8 @@ class LocalRank(Struct, frozen=True, kw_only=True):
     again_s: float = 0
 
     def see(self, intent: LocalIntent) -> NodeSeen:
-        """Describe this node for the control plane. No end is reported while processes of a dead
-        agent still run or its reports are being delivered.
+        """Describe this node for the control plane. The node counts as running while processes of a
+        dead agent still run, or while the agent's reports are being delivered.
         """
         return NodeSeen(
             rank=self.number,

@@ -68,7 +68,7 @@ MANIFEST = Manifest(
             "folder with its token, key and database. Without an image, jobs also cannot gain "
             "privileges: `mount` and `sudo` fail. Hiding the folder needs Linux namespaces; "
             "`cavvy check local` shows whether they are available. A task with an image is refused "
-            "if one of its volumes shows the folder.",
+            "if one of the task's volumes contains the server's folder.",
             default=True,
         ),
         isolation_setting(),

@@ -91,7 +91,7 @@ def read_error(answer: ReplicaAnswer) -> str | None:
 
 
 def keep_content_type(answer: ReplicaAnswer) -> Mapping[str, str]:
-    """Return the headers of an answer that are passed on to the caller."""
+    """Return the answer's headers that are passed on to the caller."""
     return {each: answer.headers[each] for each in ("content-type",) if each in answer.headers}
 
 

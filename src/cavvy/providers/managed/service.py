@@ -108,7 +108,7 @@ class ServiceJob(Struct, frozen=True, kw_only=True):
 
 
 class ManagedService(Protocol):
-    """The calls of a service. Each call must have a time limit."""
+    """The interface to a managed service. Each call must have a time limit."""
 
     traits: ServiceTraits
 

@@ -17,8 +17,8 @@ _MANIFEST = make_manifest(
     "may list the project's platforms, images, subnets, instances and disks, create and delete "
     "instances, and delete disks",
     endpoint="api.nebius.cloud:443",
-    endpoint_consequence="The base address of the gRPC API. An address that starts with `http://` "
-    "is called without TLS, for all services alike.",
+    endpoint_consequence="The base address of the gRPC API. If the address starts with `http://`, "
+    "Cavvy calls all services of the API without TLS.",
     unsupported={
         Feature.CAPACITY: "Cavvy does not read Nebius's capacity advice; if a region has no free "
         "machine, Cavvy tries the next best offer "

@@ -27,11 +27,11 @@ MANIFEST = make_manifest(
     deletion=_STORAGE,
     rights="an API key that may read and write pods",
     unsupported={
-        Feature.SPOT: f"Runpod's API 2 starts on-demand pods only ({_CREATE})",
+        Feature.SPOT: f"version 2 of Runpod's API starts on-demand pods only ({_CREATE})",
         Feature.IMAGE: f"{_CONTAINER}; the setting `image` selects the image of all pods",
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: f"{_CONTAINER}; the setting `registry` selects the credentials in the "
-        "Runpod account that pull the image of pods",
+        "Runpod account with which Runpod pulls the image of pods",
         Feature.CAPACITY: "Runpod reports whether a data center has a kind of GPU, but not how "
         f"many GPUs are free ({_DOCS}/api-reference-v2/catalog/list-gpu-types)",
         Feature.SELF_END: "Runpod bills a pod until its API terminates it "
@@ -47,8 +47,8 @@ MANIFEST = make_manifest(
         f"({_CREATE})",
         Feature.DISK: "the setting `disk_gib` selects the size of the disk for all pods; a size "
         f"for one task is not supported yet ({_CREATE})",
-        Feature.NOTICE: "on-demand pods are not reclaimed, and API 2 has no other pods "
-        f"({_CREATE})",
+        Feature.NOTICE: "Runpod does not reclaim on-demand pods, and version 2 of the API creates "
+        f"no other pods ({_CREATE})",
     },
     settings=(
         KEYS.setting(),

@@ -83,8 +83,8 @@ MANIFEST = Manifest(
         ),
         number(
             "download_s",
-            "How long SageMaker may copy the model from its bucket. An endpoint that needs longer "
-            "fails.",
+            "How long SageMaker may copy the model from its bucket. If copying takes longer, the "
+            "endpoint fails.",
             default=1200,
             minimum=60,
             unit="seconds",
@@ -92,8 +92,8 @@ MANIFEST = Manifest(
         ),
         number(
             "start_s",
-            "How long a container may take until it answers /ping. An endpoint that needs longer "
-            "fails.",
+            "How long a container may take until it answers /ping. If the container takes longer, "
+            "the endpoint fails.",
             default=1200,
             minimum=60,
             unit="seconds",

@@ -243,7 +243,7 @@ def read_endpoint(job: str, told: Mapping[str, Any]) -> ServiceJob:
 def _object_to_program(task: TaskSpec) -> list[Objection]:
     found = object_to_program(task, "SageMaker", CONTRACT)
     if len(task.inputs) > 1 or not all(_is_model(each) for each in task.inputs):
-        reason = f"SageMaker copies one folder or archive of S3 to {_FOLDER} ({CONTRACT})"
+        reason = f"SageMaker copies one folder or archive from S3 to {_FOLDER} ({CONTRACT})"
         found.append(Objection("inputs", reason))
     long = [name for name, value in task.env.items() if len(value) > _VARIABLE]
     if long or len(task.env) > _VARIABLES:

@@ -51,7 +51,7 @@ MANIFEST = make_manifest(
             "user may use.",
         ),
         text("account", "The account for jobs. The default is the user's default account."),
-        text("qos", "The quality of service of jobs. By default, Slurm selects it."),
+        text("qos", "The quality of service (QOS) of jobs. By default, Slurm selects the QOS."),
         text(
             "sbatch_options",
             "Additional options of `sbatch`, such as `--constraint=ib --exclude=n7`.",

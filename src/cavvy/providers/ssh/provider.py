@@ -184,8 +184,8 @@ class SshProvider:
     # Hosts and their facts
 
     def _follow(self) -> None:
-        """Update the links to the hosts with `_update`. If the inventory cannot be read, keep the
-        links from the last inventory."""
+        """Call `_update` to apply the inventory to the links to hosts. If the inventory cannot be
+        read, keep the links from the last inventory."""
         try:
             self._update()
         except Refused:

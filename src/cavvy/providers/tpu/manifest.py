@@ -45,7 +45,7 @@ _MANIFEST = make_manifest(
         text(
             "runtime",
             "The software version of hosts, such as `v2-alpha-tpuv6e`. The default is Google's "
-            "version for JAX and PyTorch on the generation of the TPU.",
+            "runtime for JAX and PyTorch on the TPU's generation.",
         ),
         text("network", "The VPC network of hosts.", "default"),
         text(

@@ -33,7 +33,7 @@ MANIFEST = make_manifest(
         Feature.CAPACITY: "the offers of one computer overlap: a computer with 8 GPUs is also "
         "offered with 1, 2 and 4 GPUs (https://docs.vast.ai/api-reference/search/search-offers)",
         Feature.SELF_END: "the server deletes instances that have stopped, because Vast.ai bills "
-        "their disks until its API deletes them "
+        "the disk of an instance until the instance is deleted "
         "(https://docs.vast.ai/guides/instances/pricing)",
         Feature.VOLUMES: "Vast.ai's volumes belong to one computer "
         "(https://docs.vast.ai/guides/instances/storage/volumes); copy data from and to a bucket "

@@ -61,7 +61,7 @@ class VertexOffers:
 
 
 def name_accelerator(offer: Offer) -> str | None:
-    """Return Vertex AI's name of an offer's accelerator. Returns None if the offer has no
+    """Return Vertex AI's name for an offer's accelerator. Returns None if the offer has no
     accelerator, or Vertex AI has no name for it.
     """
     if offer.accelerator is None:

@@ -32,8 +32,8 @@ class ManagementFee(Struct, frozen=True, kw_only=True):
 
 @cache
 def read_fee() -> ManagementFee:
-    """Return the fee computed from the table. If components have different fees, the highest
-    fee is returned, so that plans do not understate costs.
+    """Return the management fee, computed from the table of fees. If components have different
+    fees, the highest fee is returned, so that plans do not understate costs.
     """
     with _FILE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -83,8 +83,8 @@ MANIFEST = Manifest(
         ),
         number(
             "start_s",
-            "How long a deployment may take until its container answers /ping. An endpoint that "
-            "needs longer fails.",
+            "How long a deployment may take until its container answers /ping. If the deployment "
+            "takes longer, the endpoint fails.",
             default=1800,
             minimum=60,
             unit="seconds",

@@ -303,8 +303,8 @@ async def _find(api: VertexApi, job: str) -> Json | None:
 
 
 async def _find_or_create(api: VertexApi, job: str, body: Mapping[str, Any], **how: str) -> Json:
-    """Return an object, and create the object if it does not exist. Raises CloudFault, also while
-    Google is still creating the object.
+    """Return an object, and create the object if it does not exist. Raises CloudFault if a request
+    fails or while Google is still creating the object.
     """
     found = await _find(api, job)
     if found is None:

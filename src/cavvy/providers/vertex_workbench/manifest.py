@@ -78,8 +78,8 @@ MANIFEST = Manifest(
         text(
             "fees",
             "Google's management fees in US dollars an hour, for each vCPU and for each GPU of a "
-            f"type, such as `vCPU=0.01, T4=0.02`, from {PRICING}. Machines with GPUs without "
-            "a fee are not offered. This setting is required, because Google publishes these "
+            f"type, such as `vCPU=0.01, T4=0.02`, from {PRICING}. Machines whose GPU has no "
+            "fee here are not offered. This setting is required, because Google publishes these "
             "prices only on a web page. If a fee is 0, plans and bills do not contain it.",
         ),
         text(

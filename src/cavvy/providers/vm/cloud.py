@@ -176,8 +176,8 @@ class SilentRegions(CloudFault):
 
 
 class Cloud(Protocol):
-    """The six calls of a cloud. Each call has a time limit and raises only CloudFault, or Refused
-    if a person must change the account's setup.
+    """The interface to a cloud: six calls. Each call has a time limit and raises only CloudFault,
+    or Refused if a person must change the account's setup.
     """
 
     traits: CloudTraits

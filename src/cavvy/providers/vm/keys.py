@@ -38,8 +38,8 @@ class ApiKeySource(Struct, frozen=True, kw_only=True):
         return self.find(settings)[0]
 
     def find(self, settings: Mapping[str, Scalar]) -> tuple[str, str]:
-        """Return the key and the place where the key was found. Raises Refused with a list of the
-        places searched.
+        """Return the key, and the name of the file or environment variable that contains the key.
+        Raises Refused with a list of the places searched.
         """
         named = settings.get("key_file")
         if named:

@@ -121,8 +121,8 @@ class VmReach:
         self._sockets = TemporaryDirectory(prefix="cavvy-", dir="/tmp")
 
     async def prepare(self, gang: GangSpec) -> str:
-        """Store the data that the gang's agents need. The caller must await the call before it buys
-        anything. Return the public key that the machines must accept. Raises TryAgain.
+        """Store the data that the gang's agents need, before the caller requests machines. Return
+        the public key that the machines must accept. Raises TryAgain.
         """
         await self._records.refresh(gang.name)
         known = self._gangs.get(gang.name)

@@ -3,8 +3,8 @@
 
 Each call runs in a thread and has a time limit, even if the reply arrives byte by byte. A call that
 only reads is repeated after a lost reply, the status 429 or a server error. If a reply with the
-status 429 states a time to wait, the client waits for that time. The client does not repeat other
-calls, because the launcher must first check whether such a call took effect.
+status 429 states a time to wait, the client waits for that time. The client does not repeat calls
+that change something, because the launcher must first check whether such a call took effect.
 """
 
 import asyncio
@@ -106,14 +106,14 @@ class RestClient:
     async def send_for_text(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> str:
-        """Send a request like `send`, and return the reply as plain text, such as an id. Raises
+        """Send a request as `send` does, but return the reply as plain text, such as an id. Raises
         CloudFault."""
         what = f"{method} {path}"
         return str(await self._run(what, body, lambda: self._call(method, path, body, _read_text)))
 
     async def pages(self, path: str, read_next: Callable[[Json], str | None]) -> list[Json]:
-        """Return all pages of a list. `read_next` returns the next
-        page's path or URL, or None. Raises CloudFault.
+        """Return all pages of a list. `read_next` returns the path or URL of the next page, or None
+        on the last page. Raises CloudFault.
         """
         found: list[Json] = []
         following: str | None = path

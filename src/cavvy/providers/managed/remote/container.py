@@ -22,8 +22,8 @@ ENDED_BY: list[int] = []  # the signals that asked this container to end
 
 
 def read_place(hosts: dict[str, str]) -> tuple[int, str]:
-    """Return the container's rank and its host name. The host name is "" if the service states
-    none."""
+    """Return the container's rank and its host name. The host name is "" if the service does not
+    report host names."""
     if hosts["index"]:
         return int(os.environ.get(hosts["index"]) or 0), ""
     if hosts["cluster"]:

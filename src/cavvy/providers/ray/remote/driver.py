@@ -67,7 +67,7 @@ class NodeActor:
             return self.told[what]
 
     def begin(self) -> dict[str, Any]:
-        """Start the supervisor. Returns when the agent runs."""
+        """Start the supervisor. Returns once the agent is running."""
         address = ray.util.get_node_ip_address()
         boot = dict(self.plan["boot"], python=sys.executable, rank=self.rank)
         boot["config"] = dict(boot["config"], rank=self.rank, token=self.plan["tokens"][self.rank])
