@@ -173,7 +173,7 @@ class ControlPlane:
         )
 
     async def _remove_files(self, job: JobRecord) -> RemovedCheckpoints:
-        """Delete the checkpoints of a job that has ended, and its results in a bucket."""
+        """Delete an ended job's checkpoints, and the job's results in a bucket."""
         removed, left = await self.checkpoints.remove(job), await self.deposits.remove(job)
         return replace(removed, kept="; ".join(each for each in (removed.kept, left) if each))
 
@@ -557,7 +557,7 @@ class ControlPlane:
         self.hint(attempt.job_id)
 
     async def _settle(self) -> None:
-        """As soon as there is space, write changes that were delayed because the disk was full."""
+        """Write the changes that were delayed by a full disk, as soon as the disk has space."""
         while True:
             await self._deferred.pending.wait()
             await self._clock.sleep_until(self._clock.now() + _ROOM_PAUSE)

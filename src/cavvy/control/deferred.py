@@ -1,5 +1,5 @@
 """A store that can be used while the disk is full. Changes that release nodes are kept in memory
-until there is space.
+until the disk has space.
 
 Nodes may be removed before their removal is recorded. A purchase must be recorded before it
 happens, so it is never deferred. While the disk is full, `put` keeps changes to existing rows in

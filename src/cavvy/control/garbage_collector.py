@@ -1,6 +1,6 @@
-"""Finds resources at providers that run or are billed although nothing needs them, and removes
-them. A gang is removed after two observations have found it unwanted; for `cavvy down`, one
-observation is enough.
+"""Finds and removes unneeded resources that still run, or are still billed, at providers. A gang is
+removed after two observations have found the gang unwanted; for `cavvy down`, one observation is
+enough.
 """
 
 from collections.abc import Collection, Sequence

@@ -61,7 +61,7 @@ class _Placed(Struct, frozen=True, kw_only=True):
 
 
 class HasPolicies(Protocol):
-    """The part of a store that a pool needs."""
+    """The parts of a store that the provider pool uses: policies and provider credentials."""
 
     async def policies(self) -> PolicyBook: ...
     @property

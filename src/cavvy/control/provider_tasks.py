@@ -40,8 +40,8 @@ class ProviderTasks:
     def start(
         self, group: asyncio.TaskGroup, providers: Mapping[str, Provider], *, relay: bool
     ) -> None:
-        """Serve these providers from now on. If `relay` is set, also relay the messages of their
-        agents."""
+        """Serve these providers from now on. If `relay` is set, also relay the messages of the
+        providers' agents."""
         self._group, self._relaying = group, relay
         for account, provider in providers.items():
             self.add(account, provider)

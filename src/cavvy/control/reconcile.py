@@ -261,7 +261,7 @@ class JobReconciler:
         return replace(self._operator.view(uow.rows, attempt), collecting=collecting)
 
     async def _flush(self, uow: UnitOfWork) -> None:
-        """Write the pending changes, and notify the other parts of the control plane about them."""
+        """Write the pending changes, and report the changes to the rest of the control plane."""
         if not uow.dirty:
             return
         changes = uow.take_changes()

@@ -1,6 +1,6 @@
 """Divides the work among several servers that use one database. Each key of the worklist belongs to
 a lease, and only the server that holds the lease reconciles the key. A server sends hints about
-other keys to the other servers.
+keys that it does not reconcile to the other servers.
 """
 
 import asyncio

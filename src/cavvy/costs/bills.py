@@ -1,4 +1,4 @@
-"""Defines the lines of a cloud's bill, in the form in which they are compared with the ledger."""
+"""Defines the lines of a cloud's bill, in the form that is compared with the ledger."""
 
 from datetime import datetime
 from decimal import Decimal

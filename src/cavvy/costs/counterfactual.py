@@ -27,8 +27,8 @@ def price_counterfactuals(
     lengths: Mapping[str, timedelta] | None = None,
     count: int = 3,
 ) -> list[CounterfactualCost]:
-    """Return the `count` rentable `offers` on which the same run would have been cheapest, if it
-    had not been interrupted.
+    """Return the `count` rentable `offers` on which the same run, without interruptions, would have
+    been cheapest.
 
     `ran` is the measured running time. If the task states its work, `lengths` gives the estimated
     running time by offer key; for other offers, the measured time is assumed. `basis` states

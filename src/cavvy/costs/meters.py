@@ -39,8 +39,8 @@ METERS = (
     ),
     LedgerMeter(
         kind=EntryKind.STORAGE,
-        source="volumes that Cavvy created, from their creation until the provider last listed "
-        "them, without the time in which a job paid for them",
+        source="volumes that Cavvy created, from the volume's creation until the provider last "
+        "listed the volume, except for the time in which a job paid for the volume",
         providers=("aws",),
         missing="claims of Kubernetes: a cluster reports no prices; buckets: no call returns "
         "their size, and listing them costs money; volumes that Cavvy did not create",
@@ -65,7 +65,7 @@ METERS = (
         kind=EntryKind.REQUEST,
         source="the time in which replicas of services processed requests, by key, at the price of "
         "the replica",
-        missing="requests that HAProxy handles itself: it does not report the times of single "
+        missing="requests that HAProxy handles itself: HAProxy does not report the times of single "
         "requests",
     ),
     LedgerMeter(

@@ -133,7 +133,8 @@ def _subtract(counts: RequestCounts, before: DividedBill) -> dict[str, KeyWork]:
 
 
 def _weigh(since: datetime, divided: DividedBill, fresh: Mapping[str, KeyWork]) -> dict[_Part, int]:
-    """Return the parts of the period that begins at `since`, in microseconds."""
+    """Return how many microseconds since `since` belong to each key's requests, to the cold start,
+    and to idle time."""
     until, ready_at = divided.until, divided.ready_at
     warm_from = until if ready_at is None else min(max(ready_at, since), until)
     weights = {(EntryKind.REQUEST, key): each.work_us for key, each in fresh.items()}

@@ -23,7 +23,8 @@ def group_disks(
     tags: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the name of the group of each gang and volume whose disks must be added up. `gangs`
-    maps attempts to gangs, and `tags` the ids of disks in the bill to the gangs in their tags.
+    maps attempts to gangs. `tags` maps the ids of disks in the bill to the gangs that the disks'
+    tags name.
     """
     entries = _list_entries(lines, provider)
     if not (volumes := entries[STORAGE_LINE]):

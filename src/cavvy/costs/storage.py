@@ -106,7 +106,7 @@ def _list_rates(bill: VolumeBill) -> list[tuple[datetime, HourlyRate]]:
 def _list_gaps(
     since: datetime, until: datetime, uses: Iterable[VolumeUse]
 ) -> Iterator[tuple[datetime, datetime]]:
-    """Yield the parts of the period that no use covers."""
+    """Yield the intervals of the period in which no job used the volume."""
     at = since
     for use in sorted(uses, key=lambda each: each.since):
         if use.since > at:

@@ -1,5 +1,5 @@
-"""Describes how a node detects that its provider will reclaim the node. Providers declare the
-descriptions, and agents use them to detect a reclaim.
+"""Describes how a node detects that its provider will reclaim the node. Providers declare these
+descriptions, and agents follow the descriptions to detect a reclaim.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,10 @@
 """Records the calls to a cloud while a gang of `cavvy check NAME --live` exists. The file contains
 no secrets, and a simulated cloud can replay it in tests.
 
-A string in a call is recorded only if it is known to be safe: it is in one of the fields `_KEPT`,
-or in a reply about products (`_PRODUCTS`), or is the name of an object that Cavvy created. All
-other strings are masked. The account's machines and other objects are omitted if Cavvy did not
-create them.
+A string in a call is recorded only if the string is known to be safe: the value of a field in
+`_KEPT`, part of a reply about products (`_PRODUCTS`), or the name of an object that Cavvy created.
+All other strings are masked. Objects in the account that Cavvy did not create, such as other
+machines, are omitted.
 """
 
 import asyncio
@@ -230,9 +230,9 @@ def redact_reply(call: str, reply: object, kept: Set[str] = _KEPT) -> object:
 
 
 def _keep_safe(value: object, kept: Set[str], *, ours: bool) -> object:
-    """Return a copy of the value, with all strings masked except those known to be safe. If `ours`
-    is True, the value belongs to an object that Cavvy created, so no items are removed from the
-    lists in it.
+    """Return a copy of the value, with all strings masked except strings that are known to be safe.
+    If `ours` is True, the value belongs to an object that Cavvy created, so no items are removed
+    from the lists in the value.
     """
     match value:
         case Mapping():
@@ -307,8 +307,8 @@ def _is_secret(field_name: str) -> bool:
 
 
 def _is_ours(table: Mapping[object, object]) -> bool:
-    """Return whether the table describes an object that Cavvy created: one of its strings is the
-    name of such an object, or a path that ends with the name.
+    """Return whether the table describes an object that Cavvy created: a string in the table is the
+    name of such an object, or a path that ends with such a name.
     """
     return any(
         isinstance(each, str) and _OURS.fullmatch(each.rsplit("/")[-1]) for each in table.values()

@@ -6,7 +6,7 @@ import urllib.request
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes `urllib` treat a redirect as an error, so that it follows no redirects."""
+    """Makes `urllib` treat redirects as errors instead of following the redirects."""
 
     def redirect_request(self, *_: object) -> None:
         return None

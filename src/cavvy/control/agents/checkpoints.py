@@ -3,8 +3,8 @@ that have no access to the job's folder.
 
 A checkpoint is complete once its row is written, which happens after all of its files are stored.
 Work on the server's own machine writes to the job's folder and uploads nothing, unless the files of
-its project are encrypted. When a job moves between the server's machine and other nodes, the server
-copies the job's newest checkpoint once, before it grants the claim.
+the job's project are encrypted. When a job moves between the server's machine and other nodes, the
+server copies the job's newest checkpoint once, before it grants the claim.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Records which attempts have agents that received signed uploads for their results. From these
-records, the server determines which results to remove from the bucket after an attempt has ended,
-even if an earlier server was killed before the removal.
+"""Records the attempts whose agents have received signed uploads for results. From these records,
+the server determines which results to remove from the bucket after an attempt has ended, even if an
+earlier server was killed before the removal.
 """
 
 from collections.abc import Sequence

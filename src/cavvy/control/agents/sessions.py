@@ -107,7 +107,7 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
 
 
 class _NotYet(Exception):
-    """Raised while the work's checkpoint is still being copied to its nodes."""
+    """Raised while the job's checkpoint is still being copied to the gang's nodes."""
 
 
 class AgentSessions:

@@ -129,8 +129,8 @@ def list_possible(
     gone: Iterable[ServiceReplica],
     now: datetime,
 ) -> Sequence[PlaceNeed]:
-    """Return the needs for which a replica can be ordered now: the service may run in the places of
-    the need, and no replica ordered for these places has recently failed to find an offer.
+    """Return the needs for which a replica can be ordered now, because the service may run in the
+    needed places and no replica for these places has recently failed to find an offer.
     """
     refused = {
         frozenset(each.bound_to)
@@ -171,7 +171,7 @@ def share_orders(
     count: int, needs: Iterable[PlaceNeed], coming: Iterable[Places], waiting: int
 ) -> Sequence[Places]:
     """Return a set of places for each of `count` further replicas. Each replica is assigned to the
-    set with the most waiting requests per ordered replica; the empty set stands for any place.
+    set with the most waiting requests per ordered replica; the empty set means any place.
     `coming` contains the places of the replicas already ordered, and `waiting` is the number of all
     waiting requests.
     """

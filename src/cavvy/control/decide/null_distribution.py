@@ -55,7 +55,7 @@ def draw_failed(new: int, old: int, failed: int) -> Increment:
 
 
 def draw_normal(variance: float) -> Increment:
-    """A normal increment, rounded to whole numbers."""
+    """Return the distribution of a normal increment with this variance, rounded to integers."""
     if variance < _NARROW:
         return Increment(-1, [variance / 2, 1 - variance, variance / 2])
     reach = int(_REACH * sqrt(variance)) + 1

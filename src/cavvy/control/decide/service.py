@@ -101,11 +101,11 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 
 class ServiceStep(Struct, frozen=True, kw_only=True):
     """The actions of one decision about a service: store the service, order new replicas, and start
-    and stop the jobs of other replicas. `orders` lists the market of each new replica; "" lets the
-    planner choose. `candidates` is the number of new replicas of the candidate revision. `bound`
-    are further replicas to order, for requests that must stay in certain places. `finished` means
-    that the service was ended and none of its replicas is left. The next decision is due after
-    `after`.
+    and stop the jobs of other replicas. `orders` lists the market of each new replica; for "",
+    the planner chooses the market. `candidates` is the number of new replicas of the candidate
+    revision. `bound` are further replicas to order, for requests that must stay in certain places.
+    `finished` means that the service was ended and has no replicas left. The next decision is due
+    after the time `after`.
     """
 
     service: StoredService

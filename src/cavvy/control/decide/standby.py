@@ -58,7 +58,7 @@ _ADVISED = "advice"  # key in JobRecord.retries that counts moves after a warnin
 _START = timedelta(minutes=10)  # the budget must pay for both gangs for this long
 _MOVED_ENOUGH = (
     "the provider says that this gang is at risk, but the job has already moved after such a "
-    "warning: it may move again after"
+    "warning: the job may move again after"
 )
 NO_STANDBY = Step(after=NEVER)  # for jobs whose work a second gang could not take over
 

@@ -45,7 +45,7 @@ def find_last(trigger: CronTrigger, since: datetime, now: datetime) -> datetime 
 
 
 def make_anchor(service: StoredService, trigger: CronTrigger, now: datetime) -> QueuedCall:
-    """Return a row that only records when the trigger was first seen. The row causes no call."""
+    """Return a row that causes no call, and only records when the trigger was first seen."""
     return QueuedCall(
         project=service.project,
         service=service.name,

@@ -132,7 +132,7 @@ class DeadlineAdvisor:
         self, job: JobRecord, attempts: Sequence[Attempt], own: Attempt, nodes: Sequence[Node]
     ) -> Recommendation | None:
         """Recommend where to move from a gang at risk. If the recommendation contains no offers,
-        the job stays. Returns None if a move would lose work.
+        the job stays on its gang. Returns None if a move would lose work.
         """
         if not may_go_ahead(job, own):
             return None

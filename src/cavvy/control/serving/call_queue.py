@@ -1,8 +1,8 @@
 """Passes the calls in the queue of a service to the gateway, and stores their results.
 
-The server that has the lease of the service sends its calls. A call is sent again if the server
-ends before it has stored the result, so a replica may get a call more than once. The result is
-stored only once: the write fails if the call's row has changed since it was read.
+The server that holds the lease of a service sends the service's calls. A call is sent again if the
+server ends before it has stored the result, so a replica may get a call more than once. The result
+is stored only once: the write fails if the call's row has changed since it was read.
 """
 
 import asyncio

@@ -77,8 +77,8 @@ class ServiceFront(Protocol):
         self, published: Sequence[StoredService], wake: Callable[[StoredService], None]
     ) -> None:
         """Keep the gateway running until this task is cancelled. `published` contains the services
-        at the start. `wake` is called when a service gets requests or a replica's response to its
-        probe changes.
+        at the start. `wake` is called when requests arrive for a service, or when the result of a
+        replica's probe changes.
         """
 
 

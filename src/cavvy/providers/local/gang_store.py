@@ -356,8 +356,8 @@ class LocalGangStore(Struct):
         """Return how long processes of a rank have run since their agent died, or None if no
         process runs.
 
-        The agent's reaper should end an agent's processes. This method kills processes that still
-        run after `REAPER`.
+        Normally, an agent's reaper ends the agent's processes. This method kills the processes that
+        still run after the time `REAPER`.
         """
         left = processes.list_marked(gang, number)
         if not left:

@@ -51,8 +51,8 @@ class NebiusMarket:
         found = list_setting(self._settings, "projects")
         if not found:
             raise Refused(
-                "[providers.nebius] projects: not set; name the ids of one project for each region "
-                "to use, such as project-e00abc (the console shows them)"
+                "[providers.nebius] projects: not set; for each region to use, name the id of one "
+                "project, such as project-e00abc (the console shows the ids)"
             )
         return found
 

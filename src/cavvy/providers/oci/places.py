@@ -104,7 +104,7 @@ class OciPlaces:
 
 
 def shape_of(offer: Offer) -> str:
-    """Return OCI's name of the shape, without the size that the catalog adds to the names of
+    """Return OCI's name for the shape, without the size that the catalog adds to the names of
     flexible shapes."""
     return offer.instance_type.partition("$")[0]
 

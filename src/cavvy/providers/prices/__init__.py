@@ -29,8 +29,8 @@ class NeedsLogin(PriceError):
 
 
 class PriceQuery(Struct, frozen=True, kw_only=True):
-    """The inputs of a source. A price list contains names of instance types; `machines` contains
-    the vCPUs, memory and accelerators of each type.
+    """The data and functions that a price source uses. A price list contains names of instance
+    types; `machines` contains the vCPUs, memory and accelerators of each type.
     """
 
     machines: Mapping[str, Offer]  # keyed by instance type: vCPUs, memory and accelerators
@@ -40,7 +40,7 @@ class PriceQuery(Struct, frozen=True, kw_only=True):
 
 
 class ProviderPrices(Struct, frozen=True, kw_only=True):
-    """All or some of the prices of one provider."""
+    """The prices of one provider: all prices, or only some (`complete` is False)."""
 
     offers: Sequence[Offer]
     complete: bool = True  # if not, the old offers with other keys stay

@@ -1,7 +1,7 @@
 """Calls Prime Intellect's API, version 1 (https://docs.primeintellect.ai/api-reference).
 
 Prime Intellect rents machines of many clouds through one account. An instance type consists of the
-cloud and the cloud's name of the machine, such as "hyperstack.n3-H100x1". Pods run no script at
+cloud and the cloud's name for the machine, such as "hyperstack.n3-H100x1". Pods run no script at
 boot, so the server reaches them by SSH with a key that the API stores in the account.
 """
 

@@ -170,7 +170,7 @@ def _camel(name: str) -> str:
 
 def promise(nodes: Sequence[RayNode], offer: Offer, count: int) -> Sequence[RayNode]:
     """Deduct the resources of `count` nodes of the offer, which were requested but not placed yet,
-    from Ray nodes where they fit.
+    from the Ray nodes that have room for the requested nodes.
     """
     left = []
     for node in nodes:

@@ -29,7 +29,7 @@ _NO_WAY = (
 
 
 class RayTerms(Struct, frozen=True, kw_only=True):
-    """Values shared by all clusters."""
+    """The values that all Ray clusters of this installation share."""
 
     mark: str  # the installation's mark
     options: RayOptions

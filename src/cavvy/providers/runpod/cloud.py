@@ -47,7 +47,7 @@ _TYPE = re.compile(r"(\d+)x_(.+)")  # the form of an instance type
 
 class RunpodCloud:
     """Implements `Cloud`. An instance type consists of the number of GPUs and
-    Runpod's name of the GPU, with "_" for each space, such as "2x_NVIDIA_A40".
+    Runpod's name for the GPU, with "_" for each space, such as "2x_NVIDIA_A40".
     """
 
     # The API describes neither the maximum length of names nor how long a new pod may be missing

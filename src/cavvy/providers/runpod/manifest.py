@@ -55,7 +55,7 @@ MANIFEST = make_manifest(
         text(
             "regions",
             "The data centers to use, separated by commas, such as `EU-RO-1, US-KS-2`; "
-            "`community` stands for the community cloud. The default is all data centers, and "
+            "`community` selects the community cloud. The default is all data centers, and "
             "the community cloud only if `community` is set.",
         ),
         flag(

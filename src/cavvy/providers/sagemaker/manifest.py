@@ -91,9 +91,8 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The image, in Amazon ECR, of jobs whose task names no image. `{region}` stands for "
-            "the "
-            "job's region. Without this setting, each task must name an image.",
+            "The image, in Amazon ECR, of jobs whose task names no image. `{region}` is replaced "
+            "by the job's region. Without this setting, each task must name an image.",
         ),
         text(
             "instances",

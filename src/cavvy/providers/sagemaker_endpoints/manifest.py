@@ -57,8 +57,9 @@ MANIFEST = Manifest(
         ),
         text(
             "image",
-            "The image, in Amazon ECR, of services whose task names no image. `{region}` stands "
-            "for the endpoint's region. Without this setting, each task must name an image.",
+            "The image, in Amazon ECR, of services whose task names no image. `{region}` is "
+            "replaced by the endpoint's region. Without this setting, each task must name an "
+            "image.",
         ),
         text(
             "instances",

@@ -48,9 +48,9 @@ MANIFEST = Manifest(
         Feature.NETWORK: f"SageMaker neither reports nor selects the speed of the network ({_API})",
         Feature.DISK: "SageMaker selects the type of the disk; `resources.disk` selects its size "
         f"({_API})",
-        Feature.SELF_END: "to stop itself when its agent ends, a notebook instance needs the right "
-        "sagemaker:StopNotebookInstance in the role in `role`, which Cavvy does not check; the "
-        "disk of a stopped notebook instance is billed until Cavvy deletes the instance "
+        Feature.SELF_END: "a notebook instance can stop itself only if the role in `role` permits "
+        "sagemaker:StopNotebookInstance, which Cavvy does not check; the disk of a stopped "
+        "notebook instance is billed until Cavvy deletes the instance "
         f"({_DOCS}/APIReference/API_StopNotebookInstance.html)",
     },
     settings=(

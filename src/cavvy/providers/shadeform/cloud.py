@@ -1,7 +1,7 @@
 """Calls Shadeform's API, version 1 (https://docs.shadeform.ai/api-reference).
 
 Shadeform rents machines of many clouds through one account. An instance type consists of the cloud
-and Shadeform's name of the machine, such as "hyperstack.A6000".
+and Shadeform's name for the machine, such as "hyperstack.A6000".
 """
 
 import base64

@@ -85,9 +85,9 @@ class _Ask(Struct, frozen=True):
 
 
 class VastCloud:
-    """Implements `Cloud`. An offer stands for all computers in a country with the same
-    number and kind of GPUs, at the price of the cheapest computer. An instance type consists of the
-    number of GPUs, Vast.ai's name of the GPU, and the GPU's memory, such as "2x_RTX_4090_24GB".
+    """Implements `Cloud`. An offer represents all computers in a country with the same number and
+    model of GPUs, at the price of the cheapest computer. An instance type consists of the number of
+    GPUs, Vast.ai's name for the GPU, and the GPU's memory, such as "2x_RTX_4090_24GB".
     """
 
     # The limits of the label, of `onstart` and of the rate of requests are those of

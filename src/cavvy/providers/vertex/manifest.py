@@ -38,7 +38,7 @@ MANIFEST = Manifest(
     unsupported={
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: "Vertex AI pulls images from Artifact Registry with the rights of its "
-        "service agent, and public images from Docker Hub "
+        "service agent, and pulls only public images from Docker Hub "
         f"({_DOCS}/training/create-custom-container)",
         Feature.CAPACITY: "Vertex AI does not report free capacity; a job without capacity fails, "
         "and Cavvy tries the next best offer "
@@ -87,8 +87,8 @@ MANIFEST = Manifest(
         text(
             "image",
             "The image, in Artifact Registry or Docker Hub, of jobs whose task names no image. "
-            "`{region}` stands for the job's region. Without this setting, each task must name an "
-            "image.",
+            "`{region}` is replaced by the job's region. Without this setting, each task must name "
+            "an image.",
         ),
         text(
             "service_account",
@@ -125,7 +125,7 @@ MANIFEST = Manifest(
         ),
         text(
             "endpoint",
-            "The address of the API. `{region}` stands for the job's region.",
+            "The address of the API. `{region}` is replaced by the job's region.",
             "https://{region}-aiplatform.googleapis.com/v1",
         ),
     ),

@@ -65,7 +65,8 @@ MANIFEST = Manifest(
         text(
             "image",
             "The image, in Artifact Registry, of services whose task names no image. `{region}` "
-            "stands for the endpoint's region. Without this setting, each task must name an image.",
+            "is replaced by the endpoint's region. Without this setting, each task must name an "
+            "image.",
         ),
         text(
             "service_account",
@@ -92,7 +93,7 @@ MANIFEST = Manifest(
         ),
         text(
             "endpoint",
-            "The address of the API. `{region}` stands for the endpoint's region.",
+            "The address of the API. `{region}` is replaced by the endpoint's region.",
             "https://{region}-aiplatform.googleapis.com/v1",
         ),
     ),

@@ -173,8 +173,8 @@ class VertexEndpoints:
 
     async def _read(self, job: str, told: Json) -> ServiceJob | None:
         """Parse an endpoint, or return None if no model was ever deployed to it. The end of the
-        bill comes from the endpoint's operations or, if they do not contain it, from this server's
-        memory.
+        bill comes from the endpoint's operations or, if no operation reports the end, from this
+        server's memory.
         """
         operations = await self._list_operations(job, _DEPLOYS, _UNDEPLOYS)
         read = read_endpoint(job, told, operations)

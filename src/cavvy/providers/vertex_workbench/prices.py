@@ -30,7 +30,7 @@ _GPUS = frozenset(
 
 
 class Fees(Struct, frozen=True, kw_only=True):
-    """Management fees in US dollars an hour, by the name of the part in lower case."""
+    """Management fees in US dollars an hour, by the name of the component in lower case."""
 
     usd: Mapping[str, Decimal]
 

@@ -1,5 +1,5 @@
-"""The parts of a manifest that all clouds on `VmProvider` share. This module imports nothing that
-calls a cloud, so that manifests can import it.
+"""The parts of a manifest that all clouds with a `VmProvider` share. This module imports nothing
+that calls a cloud, so that manifests can import it.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,7 @@
 """The records of gangs on virtual machines, and the machines' names. If a record is lost, the
 gang's machines are found by their names.
 
-A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK stands for the installation. LAUNCH is
+A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK identifies the installation. LAUNCH is
 different for each launch of a gang, so that machines of an abandoned launch are not mistaken
 for machines of the next launch. COUNT is the number of nodes, which shows whether a gang is
 complete. If a gang's name is too long for the cloud, GANG is a hash of the name.

@@ -47,8 +47,8 @@ def say(event: str, **more: Any) -> None:
 
 
 class NodeActor:
-    """The actor on one node. The actor starts the agent's supervisor. The supervisor continues if
-    the actor's process dies, so that the work can still shut down properly.
+    """The Ray actor that starts the agent's supervisor on one node. The supervisor continues if the
+    actor's process dies, so that the work can still shut down properly.
     """
 
     def __init__(self, rank: int, plan: dict[str, Any]) -> None:
