@@ -264,7 +264,7 @@ def say_account(
 
 def test_an_account_that_nobody_can_check_is_said_to_be_unchecked() -> None:
     """Without slurmdbd Slurm itself does not know which accounts there are, and takes any."""
-    why = "the cluster keeps no accounting (slurmdbd)"
+    why = "the cluster stores no accounting data (slurmdbd)"
     facts = say_account("vison", {"AccountingStorageType": "accounting_storage/none"}, ())
     assert facts == {"account": f"vison: could not be checked: {why}", "limits": why}
     assert "account" not in say_account("", {}, ())

@@ -1,4 +1,4 @@
-"""The clock of the control plane, real or simulated. No other module reads the time."""
+"""The clock of the control plane, real or simulated. No other module reads the current time."""
 
 import asyncio
 import math

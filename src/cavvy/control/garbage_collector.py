@@ -149,9 +149,9 @@ class GarbageCollector:
             return None
 
     def _forget_all_but(self, orphans: Sequence[OrphanGang], silent: Collection[str]) -> None:
-        """Forget the first observations of all gangs that are not in the list. Keep observations at
-        providers that did not report all their gangs, because otherwise the orphans of a partly
-        unresponsive provider would never be removed.
+        """Forget the first observations of all gangs that are not in the list. Keep the
+        observations at providers that did not report all their gangs; otherwise, orphans at a
+        partly unresponsive provider would never be removed.
         """
         kept = {(orphan.provider, orphan.gang) for orphan in orphans}
         self._sighted = {

@@ -1,4 +1,4 @@
-"""Offers all providers behind one interface. Calls have time limits, and offers are cached for a
+"""Combines all providers behind one interface. Calls have time limits, and offers are cached for a
 few seconds. A provider that is used with the credential of a project is a separate provider, under
 the name of its account (`domain.credentials`).
 """

@@ -42,8 +42,8 @@ METERS = (
         source="volumes that Cavvy created, from the volume's creation until the provider last "
         "listed the volume, except for the time in which a job paid for the volume",
         providers=("aws",),
-        missing="claims of Kubernetes: a cluster reports no prices; buckets: no call returns "
-        "their size, and listing them costs money; volumes that Cavvy did not create",
+        missing="volume claims of Kubernetes: a cluster reports no prices; buckets: no call "
+        "returns their size, and listing them costs money; volumes that Cavvy did not create",
     ),
     LedgerMeter(
         kind=EntryKind.TRAFFIC,

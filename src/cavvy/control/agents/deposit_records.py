@@ -164,8 +164,8 @@ class DepositedResults:
         return job.submitted_at >= await self._read_since()
 
     async def _read_since(self) -> datetime:
-        """Return when a server that writes records of deposits first started. The first call stores
-        the time.
+        """Return when a server that writes records of deposits first started. The first call of
+        this method stores that time.
         """
         if self._since is not None:
             return self._since

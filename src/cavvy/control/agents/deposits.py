@@ -332,8 +332,8 @@ class Deposits:
         pieces: defaultdict[tuple[int, bytes], int],
         stored: tuple[int, bytes],
     ) -> None:
-        """Store the pieces in their order: log, checkpoint and outputs. The first `pieces[stored]`
-        pieces were already stored before an interruption and are not read again.
+        """Store the results' pieces in their order: log, checkpoint and outputs. The pieces that
+        were stored before an interruption are not read again.
         """
         checkpoint = manifest.checkpoint
         files = checkpoint.files if checkpoint is not None else []
@@ -464,8 +464,8 @@ class DepositCollection:
         self._waits_since = self._now()
 
     def begin(self) -> None:
-        """Record that the next try begins. The waiting time of the try does not count toward time
-        limits.
+        """Record that the next try to read results begins. The time that the try has waited does
+        not count toward time limits.
         """
         if self._waits_since is not None:
             waited = self._now() - self._waits_since
@@ -483,8 +483,8 @@ class DepositCollection:
             self._failures = 0
 
     def list_left(self, ranks: Ranks) -> frozenset[int]:
-        """Return the ranks that are not settled, and the settled ranks whose agents have since sent
-        another message.
+        """Return the ranks whose results have not been read completely, or whose agents have sent
+        another message since.
         """
         return frozenset(
             rank
@@ -498,7 +498,7 @@ class DepositCollection:
         self._failures = 0
 
     def ended(self, task: "asyncio.Task[None]") -> None:
-        """Record that a try to read the results has ended. A failed try is repeated."""
+        """Record that a try to read the results has ended. A failed try will be repeated."""
         self.task = None
         self.fault = None if task.cancelled() else task.exception()
         if self.fault is not None:

@@ -144,8 +144,8 @@ class AgentSessions:
         *,
         protocol: int = PROTOCOL,
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
-        """Grant the rank to the first nonce that requests it. A repeated request with that nonce
-        gets the same response.
+        """Grant the rank to the first nonce that requests the rank. A repeated request with the
+        same nonce gets the same response.
 
         An agent with an older `protocol` is refused if it would ignore fields of the work.
         """
@@ -576,8 +576,8 @@ def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timede
 
 
 def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """Return the time until which the rest of the budget pays for this attempt alone. The function
-    is used while the attempt's own spending is unknown. Returns None if there is no limit.
+    """Return the time until which the rest of the budget pays for this attempt alone. This time
+    applies while the attempt's own spending is unknown. Returns None if there is no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
     if cap is None or not rate:

@@ -29,7 +29,8 @@ histogram with cells of equal width. While the new revision has few requests, a 
 the new revision's latency also increases v.
 
 The part of alpha that a look may spend grows with the information. The information is the square of
-an effect, measured in standard deviations. The effects are 1 % more errors and 5 % more latency.
+an effect, measured in standard deviations. The test looks for two effects: 1 % more errors and 5 %
+more latency.
 A fixed part of alpha is for larger effects, which can be detected with less information. The
 information depends on the total number of errors and on v, not on the revision to which the errors
 belong. Therefore the last look may divide the rest of alpha between errors and latency according to

@@ -30,7 +30,8 @@ PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
 class StoredFacts(Struct, frozen=True, kw_only=True):
-    """The stored facts about a job. `current` is the attempt that is running or starting."""
+    """The stored facts about a job that the deadline policy needs. `current` is the attempt that is
+    running or starting."""
 
     attempts: Sequence[Attempt]
     nodes: Sequence[Node] = ()  # the nodes of the current attempt

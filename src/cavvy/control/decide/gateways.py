@@ -90,8 +90,8 @@ def _add_levels(told: Sequence[ServiceTraffic], at_s: float) -> ServiceTraffic:
 
 
 def _find_slowest(fits: Iterable[BatchFit | None]) -> BatchFit | None:
-    """Return the latency fit that covers the longest full batch. The gateways have the same
-    replicas.
+    """Return the latency fit that predicts the longest time for a full batch. All gateways use the
+    same replicas.
     """
     known = (each for each in fits if each is not None)
     return max(known, key=lambda each: each.expect_s(each.most), default=None)

@@ -19,7 +19,7 @@ _MARGIN = 1.25
 
 class RoundTrips(Struct, frozen=True, kw_only=True):
     """The last round trips to a replica in seconds, oldest first, and the tier of the replica. The
-    tier is None while nothing has been measured.
+    tier is None until the first round trip has been measured.
     """
 
     last: tuple[float, ...] = ()

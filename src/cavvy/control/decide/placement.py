@@ -149,7 +149,7 @@ def make_situation(
 
 
 def take_advice(recommendation: Recommendation, now: datetime) -> Candidates:
-    """Convert the deadline policy's recommendation for a job without a gang to candidates."""
+    """Return the candidates that the deadline policy recommends for a job without a gang."""
     reason = recommendation.reason
     return Candidates(
         offers=recommendation.offers,

@@ -76,7 +76,7 @@ class ServiceTraffic(Struct, frozen=True, kw_only=True):
 
 
 def make_terms(spec: ServiceSpec) -> ScalingTerms:
-    """Return the autoscaler's terms, which follow from the specification of the service."""
+    """Return the autoscaler's terms, derived from the specification of the service."""
     target = spec.replicas.target
     waits = target.kind is TargetKind.QUEUE_WAIT
     return ScalingTerms(
@@ -176,8 +176,8 @@ def _spread(count: int, seconds: int) -> tuple[int, ...]:
 
 
 def _observe_markets(service: StoredService, now: datetime) -> tuple[MarketObservation, ...]:
-    """Observe the replicas of the newest revision in each market. Each cold start and each loss is
-    reported only once.
+    """Return, for each market, an observation of the newest revision's replicas. Each cold start
+    and each loss is reported only once.
     """
     ours = [each for each in service.replicas if each.revision == service.revision]
     if not service.markets:

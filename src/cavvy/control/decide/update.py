@@ -189,8 +189,8 @@ def _terms_of(tried: CandidateRevision) -> CanaryTerms:
 
 
 def _is_over(tried: CandidateRevision, now: datetime) -> bool:
-    """Return whether the candidate's trial period is over. The period begins when the candidate's
-    first replica is ready.
+    """Return whether the candidate's trial period is over. The trial period begins when the
+    candidate's first replica is ready.
     """
     return tried.ready_at is not None and now - tried.ready_at >= _rule_of(tried).within
 

@@ -39,8 +39,8 @@ class SignedDelivery(Struct, frozen=True, kw_only=True):
 def verify(
     kind: WebhookSignature, secret: str, headers: Mapping[str, str], body: bytes, now: datetime
 ) -> SignedDelivery | None:
-    """Return the delivery of a request. Return None if the request is not signed with the secret,
-    or if its timestamp is too old. The names in `headers` are in lower case.
+    """Return the delivery that a signed request contains, or None if the request is not signed with
+    the secret or if its timestamp is too old. The names in `headers` are in lower case.
     """
     match kind:
         case WebhookSignature.STANDARD:

@@ -141,8 +141,8 @@ class DeadlineAdvisor:
         return go_ahead(job, own, await self.successor(job, attempts, own))
 
     async def policy_inputs(self, job: JobRecord) -> PolicyFacts | None:
-        """Return the current inputs of the policy, which a forecast of the job's remaining run
-        uses.
+        """Return the deadline policy's current inputs, for a forecast of the job's remaining
+        run.
         """
         attempts = await self._store.attempts(job.id)
         current = next(

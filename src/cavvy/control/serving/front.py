@@ -70,7 +70,7 @@ class ServiceFront(Protocol):
         self, service: StoredService, call: QueuedCall, body: bytes, timeout: timedelta
     ) -> CallAnswer:
         """Send a call to the service through this server's gateway, which counts the call like all
-        other requests. Keys of the service are not needed.
+        other requests. The call needs no key of the service.
         """
 
     async def run(

@@ -1,5 +1,5 @@
 """Tracks the gangs that are kept warm after their work. A waiting job takes over a warm gang in one
-write."""
+write to the database."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -109,8 +109,8 @@ class WarmPool:
     async def hand_over(
         self, kept: WarmGang, job: JobRecord, now: datetime, machine: NamedMachine | None = None
     ) -> None:
-        """Assign the gang to a new attempt of the job, and record it in its machine's row. Raises
-        StaleVersion if the gang, the job or the machine has changed since.
+        """Assign the gang to a new attempt of the job, and write the machine's row, if any. Raises
+        StaleVersion if the gang, the job or the machine has changed meanwhile.
         """
         changes = hand_over(kept.attempt, kept.former, kept.charges, job, now)
         changes = replace(changes, machine=machine)

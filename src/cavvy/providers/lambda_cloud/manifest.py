@@ -24,7 +24,7 @@ MANIFEST = make_manifest(
         Feature.SPOT: f"Lambda's API has no spot instances ({_API})",
         Feature.CAPACITY: "Lambda's API reports whether a region has an instance type, but not "
         f"how many instances are free ({_API})",
-        Feature.SELF_END: "Lambda bills an instance until its API terminates it "
+        Feature.SELF_END: "Lambda bills an instance until the API terminates the instance "
         f"({_DOCS}/billing), and nodes get no API key, because a key may terminate all instances "
         "of the account",
         Feature.VOLUMES: "Lambda's filesystems cannot be mounted yet; copy data from and to a "

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from cavvy.domain.tasks import Objection, TaskSpec
 
 _MANY = (
-    "Cavvy starts many runs as separate jobs, so that each has its own log, checkpoints and "
-    "bill; submit each with `cavvy run -d --param NAME=VALUE`, or copy the template `hpo-sweep`, "
-    "which also stops runs early"
+    "Cavvy starts many runs as separate jobs, each with its own log, checkpoints and bill; submit "
+    "each run with `cavvy run -d --param NAME=VALUE`, or copy the template `hpo-sweep`, which "
+    "also stops runs early"
 )
 _START = "write `schedule: {at: TIME}` or `schedule: {cron: LINE}` in the task, for every provider"
 _REASONS = {

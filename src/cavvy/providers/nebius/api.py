@@ -94,7 +94,7 @@ class NebiusApi:
         return await self._run(method, body, token="", writes=False)
 
     async def change(self, method: str, body: Json, token: str = "") -> Json:
-        """Make a call once. Calls that repeat a token have no further effect."""
+        """Make a call once. A second call with the same token has no further effect."""
         return await self._run(method, body, token=token, writes=True)
 
     async def list(self, method: str, body: Json) -> list[Json]:

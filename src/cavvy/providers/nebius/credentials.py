@@ -24,7 +24,7 @@ class NebiusCredentials(Struct, frozen=True, kw_only=True):
 
 
 def find_credentials(settings: Mapping[str, Scalar]) -> NebiusCredentials:
-    """Return the credentials: from the file of the setting, otherwise from the environment,
+    """Return the credentials: from the file that the settings name, otherwise from the environment,
     otherwise from the usual file. Raises Refused.
     """
     named = str(settings.get("key_file") or "")

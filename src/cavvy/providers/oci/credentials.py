@@ -42,7 +42,7 @@ class OciProfile(Struct, frozen=True, kw_only=True):
 
 
 class OciCredentials:
-    """The credentials of one server. The methods block and are thread-safe."""
+    """The credentials with which one server calls OCI. The methods block and are thread-safe."""
 
     def __init__(self, settings: Mapping[str, Scalar]) -> None:
         self._settings = settings

@@ -22,7 +22,7 @@ MANIFEST = make_manifest(
         Feature.SPOT: f"Paperspace sells machines on demand only ({_API}/machine)",
         Feature.CAPACITY: "Paperspace reports which templates run on a machine type, but not "
         f"whether machines are free ({_API}/os-templates)",
-        Feature.SELF_END: "Paperspace bills the disk of a machine until its API deletes it "
+        Feature.SELF_END: "Paperspace bills the disk of a machine until the API deletes the disk "
         f"({_API}/machine), and nodes get no API key, because a key may delete all machines of "
         "the team; the server deletes machines that are off",
         Feature.VOLUMES: "shared drives cannot be attached yet; copy data from and to a bucket "

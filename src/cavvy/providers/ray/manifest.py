@@ -27,8 +27,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
 MANIFEST = Manifest(
     name="ray",
     title="Ray clusters",
-    no_project_accounts="a cluster is an address in the server's network, usually without "
-    "a credential",
+    no_project_accounts="Cavvy reaches a cluster by an address in the server's network, usually "
+    "without a credential",
     docs="docs/guides/ray.md",
     unsupported=UNSUPPORTED,
     abilities=(HAS_PARTS, CHECKS_TASKS, WHO_AM_I, CLOSEABLE),

@@ -34,7 +34,7 @@ MANIFEST = make_manifest(
         "Runpod account with which Runpod pulls the image of pods",
         Feature.CAPACITY: "Runpod reports whether a data center has a kind of GPU, but not how "
         f"many GPUs are free ({_DOCS}/api-reference-v2/catalog/list-gpu-types)",
-        Feature.SELF_END: "Runpod bills a pod until its API terminates it "
+        Feature.SELF_END: "Runpod bills a pod until the API terminates the pod "
         f"({_DOCS}/pods/manage-pods), and pods get no API key; the server terminates pods that "
         "have exited",
         Feature.VOLUMES: "network volumes cannot be attached yet; copy data from and to a bucket "

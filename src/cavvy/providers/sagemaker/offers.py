@@ -40,7 +40,7 @@ class InstanceOffers:
         self.unknown: Sequence[str] = ()
 
     async def list(self, *purchases: Purchase) -> Sequence[Offer]:
-        """Return an offer of each purchase option for each type and region. Raises CloudFault,
+        """Return one offer for each instance type, region and purchase option. Raises CloudFault,
         Refused."""
         found, unknown, now = [], set(), self._context.now()
         settings = self._context.settings

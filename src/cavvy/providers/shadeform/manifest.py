@@ -24,7 +24,7 @@ MANIFEST = make_manifest(
     unsupported={
         Feature.CAPACITY: "Shadeform reports whether a region has an instance type, but not how "
         f"many instances are free ({_REFERENCE}/instances-types)",
-        Feature.SELF_END: "Shadeform bills an instance until its API deletes it "
+        Feature.SELF_END: "Shadeform bills an instance until the API deletes the instance "
         f"({_REFERENCE}/instances-delete), and nodes get no API key, because a key may delete all "
         "instances of the account",
         Feature.VOLUMES: "Shadeform's volumes cannot be attached yet; copy data from and to a "

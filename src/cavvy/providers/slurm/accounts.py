@@ -29,7 +29,7 @@ def explain_accounts(
         )
     )
     if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
-        why = "the cluster keeps no accounting (slurmdbd)"
+        why = "the cluster stores no accounting data (slurmdbd)"
     elif "sacctmgr" not in tools:
         why = "the login node has no sacctmgr"
     elif not names:  # `limits` may still list qualities of service, which apply to all users

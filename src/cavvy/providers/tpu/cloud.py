@@ -1,9 +1,9 @@
 """Implements `Cloud` for Google Cloud TPU. A machine is one host of a slice. A slice is one node of
 the API: one request creates all hosts of the slice, and one request deletes them.
 
-A request starts an operation. If a zone has no capacity, the node disappears, and only the
-operation reports the reason. If a node is missing, the provider looks for the node's operation in
-the list of the zone's operations.
+Each request for a node starts an operation. If a zone has no capacity, the node disappears, and
+only the operation reports the reason. If a node is missing, the provider looks for the node's
+operation in the list of the zone's operations.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -24,8 +24,8 @@ MANIFEST = make_manifest(
     unsupported={
         Feature.CAPACITY: "Verda's API reports whether a location has an instance type, but not "
         f"how many instances are free ({_API})",
-        Feature.SELF_END: f"Verda bills an instance until its API deletes it ({_ENDS}), and nodes "
-        "get no credentials, because credentials may delete all instances of the project",
+        Feature.SELF_END: f"Verda bills an instance until the API deletes the instance ({_ENDS}), "
+        "and nodes get no credentials, because credentials may delete all instances of the project",
         Feature.VOLUMES: "Verda's volumes cannot be attached yet; copy data from and to a bucket "
         "instead (https://docs.verda.com/storage/block-volumes/attaching-a-block-volume/)",
         Feature.NETWORK: "Verda's API neither reports nor selects the network of an instance "

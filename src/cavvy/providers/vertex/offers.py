@@ -1,4 +1,6 @@
-"""The offers of Vertex AI: the machines of Compute Engine in its regions, at Vertex AI's prices."""
+"""The offers of Vertex AI: Compute Engine's machines in the regions and at the prices of Vertex
+AI.
+"""
 
 import asyncio
 import re

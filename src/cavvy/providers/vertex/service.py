@@ -243,8 +243,8 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _read_state(status: str, started: datetime | None) -> JobState:
-    """Return the state for a status of the API. A job that waits after it has run counts as
-    reclaimed, because Vertex AI would start it again.
+    """Return the job's state for a status that Vertex AI reports. A job that waits after it has run
+    counts as reclaimed, because Vertex AI would start the job again.
     """
     if status in _ENDED:
         return JobState.ENDED

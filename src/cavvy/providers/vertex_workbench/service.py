@@ -284,7 +284,7 @@ def _end(job: ServiceJob, deletion: _Deletion) -> ServiceJob:
 
 
 def _unlisted(job: str) -> ServiceJob:
-    """Return an instance whose description from Google is missing or not needed."""
+    """Return an instance of which only the id is known or needed."""
     return ServiceJob(id=job, name=job.partition("/")[2], state=JobState.RECLAIMED)
 
 

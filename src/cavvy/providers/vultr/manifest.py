@@ -27,7 +27,7 @@ MANIFEST = make_manifest(
         f"which to request a preemptible instance ({_API}/#operation/create-instance)",
         Feature.CAPACITY: "Vultr reports whether a region has a plan, but not how many instances "
         f"are free ({_API}/#operation/list-plans)",
-        Feature.SELF_END: "Vultr bills an instance until its API deletes it, even if it is off "
+        Feature.SELF_END: "Vultr bills an instance, even one that is off, until the API deletes it "
         f"({_DOCS}/support/platform/billing/how-am-i-billed-for-my-servers); the server deletes "
         "instances that are off",
         Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
