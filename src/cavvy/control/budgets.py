@@ -236,7 +236,7 @@ async def read_parents(store: Store) -> Mapping[str, str | None]:
 def filter_budget(
     budget: SpendingBudget, parents: Mapping[str, str | None], since: datetime, until: datetime
 ) -> LedgerFilter:
-    """Return a filter that selects the ledger's entries of a period that count toward a budget."""
+    """Return a filter that selects a period's ledger entries that count toward a budget."""
     return LedgerFilter(
         projects=list_below(budget.project, parents) if budget.project else None,
         user=budget.user or None,

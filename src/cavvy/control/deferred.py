@@ -2,9 +2,10 @@
 until the disk has space.
 
 Nodes may be removed before their removal is recorded. A purchase must be recorded before it
-happens, so it is never deferred. While the disk is full, `put` keeps changes to existing rows in
-memory, and `commit` raises StoreFull. Reads include the changes in memory. All writes of rows pass
-through this class, and deferred changes are written before later changes.
+happens, so the recording of a purchase is never deferred. While the disk is full, `put` keeps
+changes to existing rows in memory, and `commit` raises StoreFull. Reads include the changes in
+memory. All writes of rows pass through this class, and deferred changes are written before later
+changes.
 """
 
 import asyncio

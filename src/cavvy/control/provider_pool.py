@@ -53,7 +53,7 @@ FREED_AGE = timedelta(seconds=1)  # maximum age of offers after capacity was fre
 
 
 class _Placed(Struct, frozen=True, kw_only=True):
-    """Nodes of an offer that were assigned to a gang."""
+    """An offer's nodes that were assigned to a gang."""
 
     key: str
     nodes: int

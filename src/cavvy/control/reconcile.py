@@ -2,8 +2,8 @@
 decides what to do, and executes the decision.
 
 Each pass reads the rows once and changes them in memory. A write fails if another writer has
-changed a row since it was read. The reason for a call of a provider is stored before the call.
-`decide/` makes the decisions; `gang_operator.py` calls the providers.
+changed a row since it was read. Before a provider is called, the reason for the call is stored. The
+package `decide` makes the decisions; `gang_operator.py` calls the providers.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Posts the costs of volumes between jobs to the ledger. The garbage collection posts the costs of
-volumes, because only one server at a time collects garbage.
+"""Posts to the ledger what volumes cost while no job uses them. The garbage collection posts these
+costs, because only one server at a time collects garbage.
 """
 
 import logging
@@ -29,8 +29,8 @@ class StorageMeter:
         self._store, self._pool, self._clock = store, pool, clock
 
     async def run(self) -> None:
-        """Post the costs of volumes until now. If a provider does not answer, the bills of its
-        volumes are computed at the next call.
+        """Post the costs of volumes up to the current time. If a provider does not answer, the
+        bills of its volumes are computed at the next call.
         """
         since, now = await self._metered_since(), self._clock.now()
         stored = {each.subject.id: each for each in await self._store.meters.volumes()}

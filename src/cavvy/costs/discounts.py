@@ -115,7 +115,7 @@ def spread(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
 
 
 def list_bases(rows: Iterable[tuple[Mapping[str, str], int]]) -> list[DiscountBase]:
-    """Convert sums of charges by subject and account to the charges of attempts."""
+    """Return the charges of attempts, built from the sums of charges by subject and account."""
     return [
         DiscountBase(
             subject=groups["subject"],

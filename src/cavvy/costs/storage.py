@@ -1,4 +1,4 @@
-"""Computes the cost of volumes between jobs.
+"""Computes the cost of volumes for the time in which no job uses them.
 
 While a job uses a volume, the volume is charged to the job as a disk of its node. The volume's own
 bill covers the time in which no job used the volume, from the volume's creation until the provider

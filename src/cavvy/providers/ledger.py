@@ -1,7 +1,7 @@
 """The launch ledger: records of requested launches and their outcomes, in the state that servers
 share.
 
-A provider writes a record before it buys anything, so that a launch is known even if the reply was
+A provider writes a record before each launch, so that the launch is known even if the reply was
 lost or the server crashed. A provider calls `refresh` before it lists its gangs, because another
 server may have launched a gang. If another server has changed a record first, a write raises
 TryAgain, and the record is read again.

@@ -16,7 +16,7 @@ def require_images(
 ) -> list[Offer]:
     """Return the offers. `find_default` finds the provider's own image for an offer. If
     `find_default` raises Refused for an offer, the offer requires the option `image`. If the
-    settings name an image (`named`), no offer requires the option.
+    settings name an image (`named`), no offer requires the option `image`.
     """
     if named:
         return list(offers)

@@ -237,12 +237,12 @@ class AgentSessions:
                 del self._waiters[gang]
 
     def notify(self, gang: str) -> None:
-        """Wake all of this gang's waiting requests for orders."""
+        """Wake all waiting requests for orders to this gang, on all servers."""
         self.wake(gang)
         self.notify_others(gang)
 
     def wake(self, gang: str) -> None:
-        """Wake this gang's waiting requests for orders that are connected to this server."""
+        """Wake the requests for orders to this gang that wait on this server."""
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 

@@ -139,8 +139,7 @@ class UnfinishedUploads:
         await self._forget_upload(objects, path, upload)
 
     def is_recorded(self, attempt_id: str) -> bool:
-        """Return whether this process has recorded an upload of the attempt that may be
-        unfinished."""
+        """Return whether this process has recorded a possibly unfinished upload of the attempt."""
         return attempt_id in self._recorded
 
     async def sweep(self, *, remove: bool) -> Sequence[LeftUpload]:

@@ -33,8 +33,8 @@ an effect, measured in standard deviations. The test looks for two effects: 1 % 
 more latency.
 A fixed part of alpha is for larger effects, which can be detected with less information. The
 information depends on the total number of errors and on v, not on the revision to which the errors
-belong. Therefore the last look may divide the rest of alpha between errors and latency according to
-its power against each effect.
+belong. Therefore the last look may divide the rest of alpha between the tests of errors and latency
+according to the power of each test.
 """
 
 from math import exp, floor, log, log1p, sqrt

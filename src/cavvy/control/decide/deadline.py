@@ -30,7 +30,7 @@ PolicyFacts = tuple[PolicyInputs, MarketKnowledge, JobProgress]
 
 
 class StoredFacts(Struct, frozen=True, kw_only=True):
-    """The stored facts about a job that the deadline policy needs. `current` is the attempt that is
+    """The stored facts that the deadline policy needs about a job. `current` is the attempt that is
     running or starting."""
 
     attempts: Sequence[Attempt]
@@ -114,7 +114,7 @@ def may_go_ahead(job: JobRecord, own: Attempt) -> bool:
 
 
 def go_ahead(job: JobRecord, own: Attempt, best: Recommendation) -> Recommendation:
-    """Restrict the recommendation to spot offers in other markets that cost about as much as the
+    """Restrict the recommendation to other markets' spot offers that cost about as much as the
     gang. If no suitable spot offer exists, the job stays on its gang.
     """
     offers = tuple(

@@ -537,8 +537,8 @@ def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
     """Return the replica, changed to draining or ending if it is surplus. `left` is the number of
-    replicas that are still needed in the replica's market (newest revision) or in older revisions.
-    `spare` is the number of ready replicas beyond the service's need.
+    replicas still needed: in the replica's market if its revision is the newest, otherwise of all
+    older revisions. `spare` is the number of ready replicas beyond the service's need.
     """
     if not _is_open(replica):
         return replica

@@ -57,8 +57,8 @@ class CallQueue:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def list_sent(self, key: str) -> frozenset[str] | None:
-        """Return the IDs of the calls in a queue that are at the gateway now, or None if another
-        server sends the calls.
+        """Return the IDs of a queue's calls that are at the gateway now, or None if another server
+        sends these calls.
         """
         return frozenset(self._sent.get(key, ())) if self._owns(key) else None
 

@@ -26,8 +26,8 @@ class QueueFull(Exception):
 
 
 class QueuedCallRequests:
-    """Handles users' requests about queued calls. `list_sent` returns the IDs of the calls of a
-    queue that are at the gateway, or None if another server sends these calls.
+    """Handles users' requests about queued calls. `list_sent` returns the IDs of a queue's
+    calls that are at the gateway, or None if another server sends these calls.
     """
 
     def __init__(

@@ -537,7 +537,7 @@ class LocalGangStore(Struct):
         return self._ended
 
     def _learn_ends(self) -> None:
-        """Read the records of ended gangs that another server has written."""
+        """Read the records that another server has written about ended gangs."""
         known = self._remembered()
         for path in self._scan("ended"):
             ended = None if path.stem in known else read(path, LocalGangEnd)

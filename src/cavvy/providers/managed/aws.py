@@ -35,7 +35,7 @@ class AwsService:
         self._account = account or AwsAccount(settings, provider=provider)
 
     async def regions(self) -> Sequence[str]:
-        """Return the regions of the settings, or the region of the AWS configuration. Raises
+        """Return the regions in the settings, or the region of the AWS configuration. Raises
         Refused."""
         return list_setting(self._settings, "regions") or await self._account.regions()
 

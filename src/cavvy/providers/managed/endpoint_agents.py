@@ -3,7 +3,7 @@ in the server's process claims the rank, reports that the work runs, and receive
 the work.
 
 The nonce and the numbers of the messages are always the same, so the control plane applies each
-message once, even if it is sent again after a restart or by another server.
+message once, even if the message is sent again after a restart or by another server.
 """
 
 import asyncio

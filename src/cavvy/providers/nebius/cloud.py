@@ -268,7 +268,7 @@ def _wrap(script: str) -> str:
 
 
 def object_to(task: TaskSpec) -> Sequence[Objection]:
-    """Return the requirements of the task that Nebius cannot meet."""
+    """Return the task's requirements that Nebius cannot meet."""
     need = task.resources.network
     named = need and (("vpc" if need.vpc else "") or ("key" if need.key else ""))
     if not named:

@@ -47,7 +47,7 @@ class NebiusMarket:
         self.unpriced: Sequence[str] = ()  # GPU presets without a price in the catalog
 
     def project_ids(self) -> Sequence[str]:
-        """Return the projects of the settings. Raises Refused."""
+        """Return the projects that the settings name. Raises Refused."""
         found = list_setting(self._settings, "projects")
         if not found:
             raise Refused(

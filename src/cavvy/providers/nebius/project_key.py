@@ -13,8 +13,8 @@ _PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[A-Za-z0-9+/=\s]+-----END 
 
 
 def clean_key(text: str) -> str:
-    """Return an IAM token, or the key of a service account with the fields that are needed. Raises
-    KeyFileRefused, whose text contains nothing from the key.
+    """Return an IAM token, or a service account's key, reduced to the fields that are needed.
+    Raises KeyFileRefused, whose text contains nothing from the key.
     """
     if _TOKEN.fullmatch(text.strip()):
         return text.strip()

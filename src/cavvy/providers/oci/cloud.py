@@ -129,7 +129,7 @@ class OciCloud:
         return [f"{region}/{told['id']}"]
 
     async def list(self) -> Sequence[CloudMachine]:
-        """Return all instances of the compartment with Cavvy's tag, in the regions that answer."""
+        """Return the compartment's instances with Cavvy's tag, in the regions that answer."""
         compartment, regions = await self._market.compartment(), await self._market.regions()
 
         async def read(region: str) -> Sequence[CloudMachine]:

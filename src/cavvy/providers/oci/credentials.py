@@ -50,7 +50,7 @@ class OciCredentials:
         self._found: OciProfile | None = None
 
     def profile(self) -> OciProfile:
-        """Return the profile of the settings. Raises Refused."""
+        """Return the profile that the settings name. Raises Refused."""
         with self._lock:
             if self._found is None:
                 self._found = self._read()

@@ -49,7 +49,7 @@ class OciMarket:
         self.unpriced: Sequence[str] = ()
 
     async def regions(self) -> Sequence[str]:
-        """Return the regions of the settings, or the region of the profile. Raises Refused."""
+        """Return the regions in the settings, or the region of OCI's profile. Raises Refused."""
         named = list_setting(self._settings, "regions")
         return named or [(await asyncio.to_thread(self._credentials.profile)).region]
 

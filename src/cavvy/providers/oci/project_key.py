@@ -20,8 +20,8 @@ _TAKEN = {
 
 
 def clean_key(text: str) -> str:
-    """Return a configuration file with one profile, [DEFAULT], and the keys that are needed. Raises
-    KeyFileRefused, whose text contains nothing from the key.
+    """Return a configuration file that contains only the profile [DEFAULT] with the needed keys.
+    Raises KeyFileRefused, whose text contains nothing from the key.
     """
     parser = configparser.ConfigParser(interpolation=None)
     try:

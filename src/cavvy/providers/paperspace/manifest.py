@@ -43,8 +43,8 @@ MANIFEST = make_manifest(
         ),
         text(
             "network",
-            "The id of the private network that machines join, which must be in NY2. Jobs with "
-            "several nodes need a private network, because machines outside a private network "
+            "The id of the private network that machines join. The network must be in NY2. Jobs "
+            "with several nodes need a private network, because machines outside a private network "
             "cannot reach each other. By default, machines are in no private network.",
         ),
         number(

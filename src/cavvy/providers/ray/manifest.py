@@ -43,7 +43,7 @@ MANIFEST = Manifest(
         ),
         text(
             "token_file",
-            "A file with the token of clusters that require one (`RAY_AUTH_MODE=token`). "
+            "A file with the token for clusters that require a token (`RAY_AUTH_MODE=token`). "
             "By default, no token is sent.",
         ),
         text(

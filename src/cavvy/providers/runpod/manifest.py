@@ -30,8 +30,8 @@ MANIFEST = make_manifest(
         Feature.SPOT: f"version 2 of Runpod's API starts on-demand pods only ({_CREATE})",
         Feature.IMAGE: f"{_CONTAINER}; the setting `image` selects the image of all pods",
         Feature.BUILD: _CONTAINER,
-        Feature.LOGIN: f"{_CONTAINER}; the setting `registry` selects the credentials in the "
-        "Runpod account with which Runpod pulls the image of pods",
+        Feature.LOGIN: f"{_CONTAINER}; the setting `registry` selects the registry "
+        "credentials with which Runpod pulls the image of pods",
         Feature.CAPACITY: "Runpod reports whether a data center has a kind of GPU, but not how "
         f"many GPUs are free ({_DOCS}/api-reference-v2/catalog/list-gpu-types)",
         Feature.SELF_END: "Runpod bills a pod until the API terminates the pod "

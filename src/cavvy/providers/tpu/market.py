@@ -70,7 +70,7 @@ class TpuMarket:
         ]
 
     async def _zones(self) -> Sequence[str]:
-        """Return the zones in the settings that have TPUs."""
+        """Return the zones that have TPUs and that the settings select."""
         regions = list_setting(self._settings, "regions")
         zones = list_setting(self._settings, "zones")
         told, _ = await self._api.list("locations", "locations")

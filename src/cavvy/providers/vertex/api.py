@@ -83,7 +83,7 @@ class VertexApi:
         return f"{self._address(known)}{await self._path_of(known)}"
 
     async def list(self, location: str, condition: str = "") -> Sequence[Json]:
-        """Return the objects of a location that meet a condition."""
+        """Return a location's objects that meet a condition."""
         query = {"pageSize": _PAGE} | ({"filter": condition} if condition else {})
         first = f"{await self._path(location)}?{urlencode(query)}"
 

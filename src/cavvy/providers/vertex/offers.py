@@ -31,7 +31,7 @@ class VertexOffers:
         self._read: tuple[datetime, Sequence[Offer]] | None = None
 
     def regions(self) -> Sequence[str]:
-        """Return the regions of the settings. Raises Refused."""
+        """Return the regions that the settings name. Raises Refused."""
         found = list_setting(self._settings, "regions")
         if not found:
             reason = "not set; name at least one region"
