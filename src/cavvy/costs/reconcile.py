@@ -5,11 +5,11 @@ end. Therefore the required memory depends on the number of Cavvy's resources an
 length of the bill. If charges are missing from the bill, the caller reads the bill a second time
 for the lines without a tag on those days.
 
-A resource is a gang. The ledger identifies a gang's machines by the attempt, and the bill
-identifies the machines by Cavvy's tag. A line without the tag belongs to Cavvy only if the line
-costs as much on a day as a resource that is in the ledger but missing from the bill. A volume is
-compared together with the disks of the gang that the volume's tag names, and with the disks of the
-jobs that used the volume (`shared_disks`).
+Each resource that is compared is a gang. The ledger identifies a gang's machines by the attempt,
+and the bill identifies the machines by Cavvy's tag. A line without the tag belongs to Cavvy only if
+the line costs as much on a day as a resource that is in the ledger but missing from the bill. A
+volume is compared together with the disks of the gang that the volume's tag names, and with the
+disks of the jobs that used the volume (`shared_disks`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -387,7 +387,7 @@ def _compare_resource(
     bill: BillSummary,
     free: Mapping[KindOnDay, list[CellKey]],
 ) -> list[Difference]:
-    """Return the differences of a resource and kind on all its days."""
+    """Return the differences of one resource and kind, for all days."""
     found = []
     for key in keys:
         billed, charged = bill.tagged.get(key), own.get(key)

@@ -73,11 +73,11 @@ async def no_save_interval(job: JobRecord, attempt: Attempt) -> CheckpointInterv
 
 
 async def no_losses(attempt: Attempt) -> None:
-    """Return the default for `losses`, which means that the rate is not known."""
+    """Return None, the default for `losses`, which means that the loss rate is not known."""
 
 
 async def no_egress(url: str | None, offer: Offer) -> tuple[None, None]:
-    """Return the default for `egress`, which means that the price is not known."""
+    """Return two None values, the default for `egress`: the price and its date are not known."""
     return None, None
 
 

@@ -10,8 +10,8 @@ _LEAST_AGE = timedelta(seconds=30)  # minimum time between the two observations
 
 
 class OrphanGang(Struct, frozen=True, kw_only=True):
-    """A gang that exists at a provider. `sure` means that two observations have found the gang
-    unwanted.
+    """A gang at a provider that may be unwanted. `sure` means that two observations have found the
+    gang unwanted.
     """
 
     provider: str
