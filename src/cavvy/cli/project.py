@@ -43,8 +43,8 @@ def create(name: str, parent: str | None) -> None:
 @click.option(
     "--accept-budgets",
     is_flag=True,
-    help="Accept that other budgets then count the project's spending; without this option, "
-    "the command asks.",
+    help="Do not ask for confirmation that the project's spending will count against other "
+    "budgets.",
 )
 def move(
     name: str, parent: str | None, top: bool, lift_policies: bool, accept_budgets: bool

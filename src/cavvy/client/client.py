@@ -384,8 +384,8 @@ class ApiClient:
     def start_machine(
         self, project: str, name: str, *, user: str = "", consent: bool = False
     ) -> wire.Submitted:
-        """Start a stopped machine. The server submits an empty job that requests the machine's
-        nodes again. Raises ApiError `machine-not-found`, `consent-needed`.
+        """Start a stopped machine. The server submits a job without a command, which requests new
+        nodes for the machine. Raises ApiError `machine-not-found`, `consent-needed`.
         """
         ask = wire.MachineStartAsk(user=user, consent=consent)
         return self._ask(machine_path(project, name) + "/start", wire.Submitted, ask, retry=False)

@@ -72,7 +72,7 @@ class ModelRoutes:
             return False
         if head.method == b"POST":
             if self._callable and not any(_may_call(each, head, clock) for each in self._callable):
-                message = "each service with a model needs one of the service's keys"
+                message = "requests for models need a key of the service that serves the model"
                 connection.refuse(401, AnswerCode.NO_KEY, message, head)  # the body is not read
                 return None
             return ModelRequest(self, connection, head, now, clock)

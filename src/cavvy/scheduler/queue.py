@@ -126,7 +126,7 @@ class JobScheduler:
         return self._place(waiting_job, self._grant_checks()) is not None
 
     def _grant_checks(self) -> _Checks:
-        """Return the backfill checks that the next job may use."""
+        """Return how many offers may still be checked for the backfill of the next job."""
         return _Checks(left=OFFERS if self._jobs_left else 0)
 
     def _place(self, waiting_job: WaitingJob, checks: _Checks) -> JobPlacement | None:

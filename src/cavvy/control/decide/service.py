@@ -168,8 +168,8 @@ def list_serving(service: StoredService) -> tuple[ServiceReplica, ...]:
 
 
 def average_readings(service: StoredService, seen: Mapping[str, ReplicaSeen]) -> float | None:
-    """Return the mean, over the replicas that get requests, of the value by which the service is
-    scaled, or None if no replica has reported it.
+    """Return the mean value of the autoscaling metric over the replicas that get requests, or None
+    if no replica has reported the metric.
     """
     ready = [seen[each.id] for each in list_serving(service) if each.id in seen]
     by_gpu = service.spec.replicas.target.kind is TargetKind.GPU_UTILISATION

@@ -520,9 +520,10 @@ def _join(found: list[ResourceSpec]) -> ResourceSpec:
 
 
 def _is_product(places: list[tuple[tuple[str, ...], tuple[str, ...]]]) -> bool:
-    """Return whether every provider is combined with every region. If a combination is missing, a
-    list of providers and a list of regions cannot express the combinations. Either every
-    alternative or no alternative must state a provider, and the same applies to regions.
+    """Return whether the alternatives contain every pair of a provider and a region. Otherwise, one
+    list of providers and one list of regions would also allow pairs that the file does not name.
+    Either every alternative or no alternative must state a provider, and the same applies to
+    regions.
     """
     providers, regions = ({place[at] for place in places} for at in (0, 1))
     whole = all(len(names) == 1 or () not in names for names in (providers, regions))
