@@ -247,7 +247,7 @@ async def test_stop_retry_and_their_errors(api: Api) -> None:
     base = "/v1/projects/default/jobs/j"
     early = await api.http.post(base + "/retry")
     assert (early.status_code, early.json()["code"]) == (409, "job-not-ended")
-    assert early.json()["hint"] == "wait for it, or stop it with `cavvy stop j`"
+    assert early.json()["hint"] == "wait for the job, or stop it with `cavvy stop j`"
     stopped = (await api.http.post(base + "/stop")).json()
     assert stopped["phase"] in ("stopping", "stopped")
     await until(lambda: _phase(api, base, "stopped"))

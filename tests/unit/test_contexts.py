@@ -149,7 +149,7 @@ def test_contexts_are_listed_chosen_and_forgotten(home: str) -> None:
     assert call("context", "use", "none").exit_code == 1
     assert call("logout").exit_code == 0
     assert read_contexts(home) == Contexts(contexts=[LAB])
-    assert "nothing to forget" in call("logout").output
+    assert "no server to forget" in call("logout").output
     assert call("logout", "none").exit_code == 1
 
 

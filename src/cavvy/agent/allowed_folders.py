@@ -4,8 +4,8 @@ the agent to files outside these folders.
 The agent may have access to more files than the work, which may run in a container or in its own
 namespaces. This module opens every path one name at a time, each relative to the folder opened
 before, with flags that forbid the kernel to follow links. If a name is a link, this module follows
-it only if the link's target is in an allowed folder. If a name becomes a link after it was checked,
-opening it fails.
+it only if the link's target is in an allowed folder. If a name becomes a link after the check,
+opening the name fails.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class _Walk:
         return self._open[-1]
 
     def enter(self, path: str) -> None:
-        """Open the innermost allowed folder that contains the path, and start there. Raises
-        LeadsOutside, OSError."""
+        """Open the innermost allowed folder that contains the path, and walk from this folder.
+        Raises LeadsOutside, OSError."""
         folder = _find_innermost(path, self._allowed)
         if not folder:
             raise LeadsOutside(

@@ -142,7 +142,7 @@ class CheckpointSync(SidecarProcess):
     def _heard(self, told: dict[str, Any]) -> None:
         if told["state"] == "full":
             self._warn(
-                "the control plane's disk is full: the checkpoint is uploaded when there is space"
+                "the control plane's disk is full: the checkpoint is uploaded when space is free"
             )
         elif told["state"] == "waits":
             self._say(

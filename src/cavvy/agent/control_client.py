@@ -251,8 +251,8 @@ class ControlPlaneClient:
             self._bytes.ask("POST", path + (f"&lost={lost}" if lost else ""), data, self._stored)
 
     def _pause(self) -> bool:
-        """Return whether to wait for more log output, because a separate request for each line
-        would cost too much. If so, start the timer that ends the wait.
+        """Return whether to wait for more log output before the next request; a separate request
+        for each line would cost too much. If so, start the timer that ends the wait.
         """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:

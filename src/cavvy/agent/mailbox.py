@@ -1,8 +1,8 @@
 """The transport for nodes without a network. Requests are files in a folder that the node shares
 with a helper process on the cluster's login node.
 
-A request is a file `SENDER@NUMBER`; its answer is the file `NUMBER` in the folder `SENDER` next to
-it. Requests and answers are written under a temporary name and renamed when they are complete.
+A request is a file `SENDER@NUMBER`; its answer is the file `NUMBER` in the folder `SENDER`.
+Requests and answers are written under a temporary name and renamed when they are complete.
 Network file systems do not announce new files, so the agent polls with growing pauses. The agent
 polls by listing the folder, because a listing bypasses the file system's cache.
 """

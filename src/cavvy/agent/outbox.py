@@ -72,7 +72,7 @@ class MessageOutbox:
             self._append(kind, dict(fields, at=now_text()))
 
     def settle(self) -> None:
-        """Give numbers to the newest volatile messages and queue them."""
+        """Number the newest volatile messages and queue them."""
         latest, self._latest = self._latest, {}
         self._settled_at = time.monotonic()
         for kind, fields in latest.items():

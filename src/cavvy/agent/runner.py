@@ -543,7 +543,9 @@ class RankRunner:
         try:
             write_whole(path, text)
         except OSError as error:
-            complain(f"cannot write {path}; signal and socket still notify the task: {error}")
+            complain(
+                f"cannot write {path}; the signal and the socket still notify the task: {error}"
+            )
 
     def _clean(self, value: object) -> object:
         """Redact secrets, and replace lone surrogates, which JSON cannot encode."""

@@ -205,7 +205,7 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
-        """Hide the folder that is hidden from the work from a user's program, too. While the
+        """Hide the same folder from a user's program as from the work. While the
         work runs, the program also enters the work's namespaces.
         """
         if self._config.covers:
@@ -501,7 +501,7 @@ class StepRunner:
             self._owner.failed(
                 "exit",
                 code,
-                "the work succeeded, but its outputs could not be copied; see its log",
+                "the work succeeded, but its outputs could not be copied; see the job's log",
             )
         else:
             self._owner.ran(0, 0)

@@ -70,7 +70,7 @@ class TunnelOffer:
 
 
 def find_missing() -> str:
-    """Return what this node lacks for WireGuard, or ""."""
+    """Return the missing requirement of WireGuard on this node, or ""."""
     import shutil
 
     for program in ("ip", "wg"):
@@ -138,9 +138,9 @@ def check_tunnel(config: AgentConfig, work: WorkConfig) -> None:
                 return
             if time.monotonic() > until:
                 raise TunnelFailed(
-                    f"rank {rank} did not answer by WireGuard at {peer.endpoint} within "
+                    f"rank {rank} did not answer over WireGuard at {peer.endpoint} within "
                     f"{_HANDSHAKE_S:.0f} s: nodes of a task with `encrypt: true` must reach each "
-                    "other by UDP on this port"
+                    "other over UDP on this port"
                 )
 
 

@@ -307,7 +307,7 @@ class LoopConnection(RequestConnection):
         self._parse(False)
 
     def _ended(self) -> None:
-        """Handle the closing of the connection by the server. A closed connection is not an error
+        """Handle a connection that the server has closed. A closed connection is not an error
         between two requests, or at the end of a body without a length.
         """
         if self.busy and self._in and self._parse(True):

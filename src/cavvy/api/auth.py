@@ -1,4 +1,4 @@
-"""ASGI middleware that checks a request's token before the application gets the request. The
+"""ASGI middleware that checks a request's token before the application receives the request. The
 middleware creates the request's principal, which the rules of routes check, and records the time of
 the last request of a user.
 

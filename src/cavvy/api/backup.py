@@ -176,7 +176,7 @@ def _check_revision(revision: str) -> None:
     if revision != HEAD:
         raise StoreUnusable(
             f"the database is at revision {revision}, but this program supports {HEAD}; back "
-            "it up with the version of Cavvy that uses it"
+            "the database up with the version of Cavvy that uses the database"
         )
 
 

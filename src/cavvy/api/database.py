@@ -53,7 +53,7 @@ def choose_database(home: StateDir, settings: Settings) -> str | None:
         raise StateDirError(
             "settings-invalid",
             f"server.database starts with {url.partition(':')[0]!r}; expected {SCHEMES[0]}",
-            f"write {SCHEMES[0]}USER@HOST/NAME, or leave it empty to use SQLite",
+            f"write {SCHEMES[0]}USER@HOST/NAME, or leave server.database empty to use SQLite",
         )
     if os.path.exists(home.file("cavvy.db")):
         raise StateDirError(
@@ -115,7 +115,7 @@ def refuse_used(files: StateDir) -> None:
             raise StateDirError(
                 "not-empty",
                 f"server.files ({files.path}) belongs to a server with jobs: it contains {name}",
-                "set server.files to a new folder, or move this one away",
+                "set server.files to a new folder, or move this folder away",
             )
 
 
@@ -204,7 +204,7 @@ async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
             raise StateDirError(
                 "server-running",
                 "another process has just started to use the database",
-                "try again when it has ended",
+                "try again when that process has ended",
             )
         staying = asyncio.create_task(_stay(leases), name="stay")
         try:
@@ -231,17 +231,17 @@ def check_others(
     *,
     in_bucket: bool = False,
 ) -> None:
-    """Check that this server can share the work with the others. If the files are in a bucket,
-    `bind_folder` checks that all servers use the same bucket. Raises StateDirError.
+    """Check that this server can share the work with the other servers. If the files are in a
+    bucket, `bind_folder` checks that all servers use the same bucket. Raises StateDirError.
     """
     for each in others:
         if not in_bucket and not os.path.exists(files.file(_SERVERS, each.id)):
             raise StateDirError(
                 "settings-invalid",
                 f"process {each.pid} on {each.host} uses this database, but keeps keys, logs "
-                f"and uploads in another folder than {files.path}, perhaps in a copy of it",
+                f"and uploads in another folder than {files.path}, perhaps in its copy",
                 "set server.files to the same folder for all servers, on a shared file system if "
-                "they are on several machines; or stop that server first",
+                "the servers are on several machines; or stop the other server first",
             )
         if each.host != host and _uses_machine(settings):
             raise StateDirError(

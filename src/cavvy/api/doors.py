@@ -309,8 +309,8 @@ class BoundedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: Any = None) -> None:
-        """Like uvicorn's `startup`, but this module performs the TLS handshakes, so that it can
-        count them and limit their duration.
+        """Start the listeners as uvicorn's `startup` does, but perform the TLS handshakes in this
+        module, which counts them and limits their duration.
         """
         loop = asyncio.get_running_loop()
         await self.lifespan.startup()

@@ -86,7 +86,7 @@ def open_bucket(url: str, root: str, environment: Mapping[str, str] = os.environ
         raise StateDirError(
             "settings-invalid",
             f"server.files ({url}): {error}",
-            "give the server's process the keys of the bucket in its environment",
+            "pass the bucket's access keys to the server as environment variables",
         ) from error
     assert isinstance(location.place, ObjectBucket)
     prefix = location.key.strip("/")
@@ -116,7 +116,7 @@ async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
         raise StateDirError(
             "settings-invalid",
             f"the logs and uploaded files of this database are in {where}, not in {url}",
-            "set server.files to that place; a new bucket needs a new database",
+            "set server.files to that location; a new bucket needs a new database",
         )
     if not owner:
         await to_thread(bucket.put, _OWNER, mine.encode())
@@ -129,10 +129,10 @@ def refuse_other_form(folder: str, bucket: BucketFolder | None) -> None:
     if is_bucket(folder) != (bucket is not None):
         raise StateDirError(
             "settings-invalid",
-            f"the archive was made of files in {folder}, but server.files names "
+            f"the archive was created from files in {folder}, but server.files names "
             f"{'a folder' if bucket is None else bucket.url}",
-            "set server.files to a bucket if the archive was made of a bucket, and to a folder "
-            "if it was made of a folder",
+            "set server.files to a bucket if the archive was created from a bucket, and to a "
+            "folder if the archive was created from a folder",
         )
 
 

@@ -1,7 +1,7 @@
 """Limits the load that callers without a token can cause at webhooks: the number of requests in
 progress, and the number of wrong signatures of each address. The bodies of requests in progress are
 held in memory. Senders such as GitHub have the same addresses for all webhooks, so wrong signatures
-at one webhook must not stop the others.
+at one webhook must not block the other webhooks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ class TooManyDeliveries(Exception):
 
 class HookLimits:
     """Counts requests to webhooks by address, and wrong signatures also by webhook. A load balancer
-    before the server counts as one address.
+    in front of the server counts as one address.
     """
 
     def __init__(self) -> None:

@@ -101,7 +101,7 @@ class IssuerKeys:
         fetched = self._fetched
         await asyncio.wait({asyncio.wrap_future(fetched)}, timeout=_MOST_FETCH_S)
         if not fetched.done():
-            self._problem = f"{self._issuer} does not send its keys within {_MOST_FETCH_S:.0f} s"
+            self._problem = f"{self._issuer} did not send its keys within {_MOST_FETCH_S:.0f} s"
             return
         self._fetched = None
         found = fetched.result()
@@ -230,8 +230,8 @@ def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
 
 
 def check_issuer(url: str) -> str:
-    """Return why the URL cannot be an issuer's URL, or "" if it can. Issuers on this machine, for
-    tests, need no TLS.
+    """Return why the URL cannot be an issuer's URL, or "" if the URL is valid. Issuers on this
+    machine, for tests, need no TLS.
     """
     try:
         parts = urlsplit(url)

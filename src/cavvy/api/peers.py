@@ -1,6 +1,6 @@
 """Lets users run commands on nodes that are connected to a peer, another server of the database.
 
-The server that received the user's request keeps the command; the command's ID ends with this
+The server that received the user's request manages the command; the command's ID ends with this
 server's ID. The server announces the command to its peers. The peer to which the node's agent is
 connected requests the command with the agent's own token, and sends it to the agent. If a request
 of the agent or the user about the command reaches another server, that server forwards the request
@@ -79,7 +79,7 @@ class PeerServers:
         return self._share is not None
 
     def make_id(self) -> str:
-        """Return an ID for a command that this server keeps."""
+        """Return an ID for a command that this server manages."""
         return token_hex(8) if self._share is None else f"{token_hex(8)}-{self._share.me.id}"
 
     def find_keeper(self, exec_id: str) -> Replica | None:
@@ -105,9 +105,9 @@ class PeerServers:
         return bool(self._announced.get((gang, rank)))
 
     async def fetch(self, request: Request, gang: str, rank: int) -> list[bytes]:
-        """Return the announced commands for this rank as JSON, from the servers that keep them.
-        `request` comes from the rank's agent. Commands that cannot be fetched now will be announced
-        again.
+        """Return the announced commands for this rank as JSON, from the servers that manage the
+        commands. `request` comes from the rank's agent. Commands that cannot be fetched now will be
+        announced again.
         """
         found = []
         for exec_id in self._announced.pop((gang, rank), {}):
@@ -118,7 +118,9 @@ class PeerServers:
             try:
                 answer = await self._ask(keeper, "GET", target, _of_agent(request), b"")
             except (OSError, ValueError) as error:
-                _log.warning("server %s does not answer about a command: %s", keeper.id, error)
+                _log.warning(
+                    "server %s does not answer a request for a command: %s", keeper.id, error
+                )
                 continue
             if answer.status_code == 200:
                 found.append(bytes(answer.body))
@@ -138,7 +140,9 @@ class PeerServers:
         try:
             return await self._ask(keeper, scope["method"], target, headers, body)
         except (OSError, ValueError) as error:
-            told = f"the server with process {keeper.pid} on {keeper.host}, which keeps the command"
+            told = (
+                f"the server with process {keeper.pid} on {keeper.host}, which manages the command"
+            )
             raise ApiProblem("agent-elsewhere", f"{told}, does not answer: {error}") from error
 
     async def send(self, server: Replica, target: str, body: bytes, now: datetime) -> Response:

@@ -335,7 +335,7 @@ def _make_file(text: str, files: list[int]) -> str:
     try:
         fd = os.memfd_create("key", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:
-        raise StoreUnusable(f"this system has no files in memory for keys: {error}") from error
+        raise StoreUnusable(f"this system cannot store keys in memory files: {error}") from error
     files.append(fd)
     os.write(fd, text.encode())
     return f"/proc/{os.getpid()}/fd/{fd}"

@@ -75,7 +75,7 @@ def restore(
             raise StateDirError(
                 "not-empty",
                 f"the state folder {home.path} belongs to a server with jobs: it contains {name}",
-                "set CAVVY_HOME to a new folder, or move this one away",
+                "set CAVVY_HOME to a new folder, or move this folder away",
             )
     files = home if dry_run else choose_files(home, settings, url)
     if files is not home:

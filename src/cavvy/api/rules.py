@@ -1,4 +1,5 @@
-"""The rules of routes: which permission a request needs, and how the server finds its project.
+"""The rules of routes: which permission a request needs, and how the server finds the request's
+project.
 
 Each route declares its rule in `document`. `authorize` applies the rule before the route reads any
 other part of the request. `list_rules` refuses an application with a route that has no rule.

@@ -112,7 +112,7 @@ class StateDir:
                 raise StateDirError(
                     "server-stuck",
                     f"another server holds {self.file('server.lock')} and does not answer",
-                    "see `cavvy server logs`; `cavvy server stop` ends it and harms no job",
+                    "see `cavvy server logs`; `cavvy server stop` ends it; jobs keep running",
                 )
             time.sleep(0.02)
 
@@ -214,7 +214,7 @@ class StateDir:
             "server-elsewhere",
             f"{self.path} is served by the host {server.host} (process {server.pid}); two servers "
             "must not share it",
-            f"use cavvy on {server.host}, or stop it there with `cavvy server stop`, "
+            f"use cavvy on {server.host}, or stop the server there with `cavvy server stop`, "
             "or set CAVVY_HOME to another folder here",
         )
 
@@ -244,7 +244,7 @@ class LogFile:
         self._limit = limit_bytes
 
     def rotate(self) -> bool:
-        """Start a new file if the current one exceeds the limit. Returns whether a new file was
+        """Start a new file if the current file exceeds the limit. Returns whether a new file was
         started. Child processes may continue to write to the old file.
         """
         try:
@@ -265,7 +265,7 @@ class LogFile:
 
 
 def listen_at(path: str) -> socket.socket:
-    """Open a Unix socket that only this user can connect to, in place of an existing one. Raises
+    """Open a Unix socket that only this user can connect to, in place of an existing socket. Raises
     StateDirError if other users can access its folder.
     """
     folder = os.path.dirname(path)
@@ -279,7 +279,7 @@ def listen_at(path: str) -> socket.socket:
         raise StateDirError(
             "socket-folder-unsafe",
             f"{folder} belongs to another user, or other users can access it",
-            f"remove it, or restrict its access: chmod 700 {folder}",
+            f"remove the folder, or restrict access to it: chmod 700 {folder}",
         )
     if os.path.lexists(path):
         os.unlink(path)
@@ -308,7 +308,7 @@ def home_error(path: str, error: OSError) -> StateDirError:
         return StateDirError(
             "disk-full",
             f"no space in {path}",
-            "free some space on its disk, or set CAVVY_HOME to another folder",
+            "free some space on the folder's disk, or set CAVVY_HOME to another folder",
         )
     return StateDirError(
         "home-unusable",

@@ -102,7 +102,7 @@ def _compare_rows(database: Path, manifest: ArchiveManifest) -> None:
         return
     with closing(make_driver(f"sqlite:///{database}", journal="delete").connect()) as session:
         if list(digest_rows(session)) != list(manifest.tables):
-            raise _damaged("the rows of its database differ from its manifest")
+            raise _damaged("the rows of the archive's database differ from the manifest")
 
 
 def _damaged(why: str) -> StateDirError:

@@ -63,7 +63,8 @@ class UserTls:
             ValueError,
         ) as error:  # the files may be only partly written, so check again later
             _log.warning(
-                "the new certificate cannot be used; the old one stays in use: %s", _explain(error)
+                "the new certificate cannot be used; the old certificate stays in use: %s",
+                _explain(error),
             )
         else:
             _log.info("the new certificate is in use", extra={"file": self._files[0]})

@@ -157,14 +157,14 @@ def _check(records: "Iterable[SealedRecord]", heads: "list[ChainHead]") -> "Chai
     except ChainBroken as error:
         raise CommandFailure(
             f"the log is not intact: {error}",
-            "compare it with an export or a backup from before the change",
+            "compare the log with an export or a backup that is older than the change",
         ) from error
     missing = [head for head in expected.values() if head.number > 0]
     if missing:
         raise CommandFailure(
             f"the log ends at record {end.number}, but an earlier check found record "
             f"{missing[0].number}",
-            "compare it with an export or a backup from before the change",
+            "compare the log with an export or a backup that is older than the change",
         )
     return end
 
@@ -189,7 +189,7 @@ def _read_file(file: str) -> "Iterator[SealedRecord]":
     except OSError as error:
         told, hint = (
             f"cannot read {file}: {error.strerror}",
-            "`cavvy audit export` writes such a file",
+            "`cavvy audit export` writes a file of audit records",
         )
         raise CommandFailure(told, hint, exit_code=2) from error
     with opened as lines:

@@ -75,7 +75,7 @@ def _read_percent(ctx: click.Context, param: click.Parameter, value: str) -> int
     help="The share of the budget at which running jobs stop, or never.",
 )
 @click.option("--carry-over", is_flag=True, help="Add the unspent amount of the last month.")
-@click.option("--webhook", default="", metavar="URL", help="Post alerts to this address.")
+@click.option("--webhook", default="", metavar="URL", help="Send alerts to this URL.")
 def set_budget(
     name: str,
     amount: int,
@@ -156,7 +156,7 @@ def _describe(budget: "BudgetView") -> list[tuple[str, object]]:
     usd = formatting.make_money_format(amounts)
     scope = [("project", budget.project), ("user", budget.user), ("tag", budget.tag)]
     scope.append(("service", budget.service))
-    forecast = "unknown, since there are fewer than two days of spending"
+    forecast = "unknown, because there are fewer than two days of spending"
     if budget.expected_micros is not None:
         low, high = usd(budget.low_micros or 0), usd(budget.high_micros or 0)
         forecast = (

@@ -94,7 +94,7 @@ def command(
     400 or higher.
 
     The gateway holds the request until the service has a replica. With --queue, the server sends
-    the request, repeats it if it fails, and stores the result.
+    the request, repeats the request after a failure, and stores the result.
     """
     from urllib.parse import quote
 

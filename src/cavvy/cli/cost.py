@@ -90,10 +90,10 @@ def _read_by(ctx: click.Context, param: click.Parameter, value: str | None) -> l
     "--by",
     metavar="NAMES",
     callback=_read_by,
-    help="What to add the costs up by: project, user, job, machine, service, key, volume, "
-    "provider, account, region, zone, instance, gpu, purchase, kind, month, tag (each tag) or "
-    "tag:NAME; several with commas. Removed jobs are included. `--by project` covers all "
-    "projects.",
+    help="Group the costs by project, user, job, machine, service, key, volume, provider, account, "
+    "region, zone, instance, gpu, purchase, kind, month, tag (each tag) or tag:NAME; up to four "
+    "names, separated by commas. Removed jobs are included. `--by project` covers all projects "
+    "whose spending you may see.",
 )
 @click.option(
     "--audit", is_flag=True, help="Compare the bills of ended attempts with the providers' records."
@@ -333,7 +333,7 @@ def _read_map(
     multiple=True,
     metavar="FIELD=COLUMN",
     callback=_read_map,
-    help="The column of a field in a table of another format. Required: amount, since and gang; "
+    help="For a bill in another format: the column of a field. Required: amount, since and gang; "
     "optional: until, resource, kind, category, hours, currency and id; "
     "`zone=+02:00` is the UTC offset of times. Repeatable.",
 )

@@ -11,7 +11,7 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 @click.group("credential")
 def command() -> None:
-    """Give a project its own credentials at providers.
+    """Set, list and remove a project's own credentials for providers.
 
     With its own credential, a project and its subprojects run their jobs in the project's account
     instead of the server's account. Credentials are stored encrypted, stay on the server and are
@@ -76,8 +76,8 @@ def list_own(project: str, output: str) -> None:
 @click.argument("provider")
 @project_option
 def remove(provider: str, project: str) -> None:
-    """Remove a credential. The server refuses to remove a credential while machines of the
-    credential run.
+    """Remove a credential. The server refuses to remove a credential while machines
+    use the credential.
     """
     from cavvy.client.credential_wire import remove_credential
 

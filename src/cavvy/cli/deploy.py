@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "newest checkpoint.",
 )
 @click.option("--engine", metavar="NAME", help="The engine, such as vllm; see `service.engine`.")
-@click.option("--model", metavar="PATH", help="The file or folder of the model among the files.")
+@click.option("--model", metavar="PATH", help="The model's file or folder in the job's files.")
 @param_option
 @project_option
 @yes_option
@@ -57,8 +57,8 @@ def command(
 
     The engine is chosen by the files: a Hugging Face folder is served by vLLM, a .gguf file by
     llama.cpp, a .onnx file by ONNX Runtime, and a model repository by Triton. Other models need
-    --service with a file that has `run`. The engine must be in the job's image, or installed by its
-    setup.
+    --service with a file that has `run`. The engine must be in the job's image, or installed by the
+    job's setup.
     """
     from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file

@@ -82,7 +82,8 @@ class DevCommand(TaskCommand):
 @click.option(
     "--idle-gpu",
     metavar="PERCENT",
-    help="Also end when GPU use stays below PERCENT for --keep, even if CPUs or users are busy.",
+    help="Also end the session if GPU use stays below PERCENT for the time of --keep, even if CPUs "
+    "or users are busy.",
 )
 @click.option("--no-open", is_flag=True, help="Only start the session and show how to connect.")
 def command(
@@ -102,7 +103,7 @@ def command(
     CPU use by your programs and no connection. Before the session ends, a warning appears in the
     job's events. With --idle-gpu 5%, the session also ends when the GPUs have been idle for the
     time --keep, even if CPUs or users are busy. With a task file, the session has the file's
-    resources, setup, folder and environment, but does not run its commands.
+    resources, setup, folder and environment, but does not run the file's commands.
     """
     from cavvy.cli.run import say_machine, submit_loaded
 
@@ -139,8 +140,8 @@ def _read_session(
 ) -> "LoadedTask":
     """Read the task as a session. The session's idle limit is the keep time of its machine.
 
-    If the file itself describes a session, such as a dstack `dev-environment`, its commands and its
-    idle limit are used.
+    If the file itself describes a session, such as a dstack `dev-environment`, the file's commands
+    and idle limit are used.
     """
     from cavvy.domain.values import replace
 
@@ -188,7 +189,7 @@ def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
     """
     if _read_servers(_output(client, job, ["sh", "-c", _LIST]), folder):
         return
-    click.echo(f"session {job.name} has no Jupyter yet; it is installed and started", err=True)
+    click.echo(f"session {job.name} has no Jupyter yet; installing and starting it", err=True)
     chunks = list(client.exec(job.project, job.name, ["sh", "-c", _ADD_JUPYTER]))
     if chunks[-1].exit_code == 0:
         return

@@ -27,7 +27,7 @@ def command(
     everything: bool, project: str | None, dry_run: bool, yes: bool, wait: bool, output: str
 ) -> None:
     """Stop every unfinished job and machine, and terminate all nodes that this installation
-    manages, including nodes that the database does not know.
+    manages, including nodes that are not in the database.
 
     Jobs get their grace period to save their work. The exit code is 1 if nodes or jobs are left
     after two minutes.

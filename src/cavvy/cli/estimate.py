@@ -43,7 +43,7 @@ class _Command(click.Command):
 @click.option(
     "--model",
     metavar="NAME",
-    help="A model with a built-in profile, such as gpt2 or resnet50; `list` lists them.",
+    help="A model with a built-in profile, such as gpt2 or resnet50; `list` lists all models.",
 )
 @click.option(
     "--profile",
@@ -303,17 +303,17 @@ def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "
         what = " and ".join(list_unmeasured(profile, run))
         return (
             f"Step times of {what} were not measured: their error is unknown, and probably "
-            f"larger than the {ELSEWHERE.median * 100:.0f} % median of measured steps."
+            f"larger than the {ELSEWHERE.median * 100:.0f} % median error of measured steps."
         )
     median, most = f"{error.median * 100:.0f} %", f"{error.most * 100:.0f} %"
     if error.is_share:
         return (
-            f"Step times on accelerators that the calibration had not seen were {median} off in "
-            f"the median of {error.steps} steps, and {most} or less in nine of ten."
+            "For accelerators that the calibration had not seen, the median error of step times "
+            f"was {median} over {error.steps} steps, and nine of ten errors were at most {most}."
         )
     return (
-        f"On an H200, step times of {find_kind(profile)} that the calibration had not seen were "
-        f"{median} off in the median of {error.steps} steps, and {most} at most."
+        f"For step times of {find_kind(profile)} on an H200 that the calibration had not seen, the "
+        f"median error was {median} over {error.steps} steps, and the largest error was {most}."
     )
 
 

@@ -38,7 +38,7 @@ def command(
     """Forward TCP ports until Ctrl-C. After `cavvy forward digits 8888`, connections to port 8888
     of this machine reach port 8888 of the node.
 
-    8888:80 listens on 8888 here and connects to 80 on the node. Port 0 picks a free port.
+    8888:80 listens on port 8888 here and connects to port 80 on the node. Port 0 picks a free port.
     """
     pairs = [_read_ports(each) for each in ports]
 
@@ -136,7 +136,7 @@ def _same_port(target: str, host: str, port: int, reverse: bool) -> CommandFailu
 
 async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, there: int) -> int:
     """Forward port `here` of this machine to port `there` of the node. Returns the local port;
-    if `here` is 0, this is a free port. Raises CommandFailure.
+    if `here` is 0, a free port is chosen. Raises CommandFailure.
     """
     import asyncio
 

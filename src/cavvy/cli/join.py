@@ -42,10 +42,10 @@ def command(
     by_python: bool,
     background: bool,
 ) -> None:
-    """Print a shell command that turns the machine that runs it into a node.
+    """Print a shell command. The machine that runs the command becomes a node.
 
     The machine must be able to connect to this server. The machine need not accept connections. The
-    printed command adds one machine and cannot be used for another.
+    printed command adds one machine and cannot be used for another machine.
     """
     with session() as client:
         made = client.invite(name=name, group=group, valid_s=valid_h * 3600)

@@ -30,7 +30,7 @@ def command() -> None:
 @click.option(
     "--burst",
     type=WholeRange(min=1),
-    help="The maximum number of simultaneous requests within this rate; the default is 1.",
+    help="The number of requests that --rate permits at the same time; the default is 1.",
 )
 @click.option(
     "--residency",

@@ -49,7 +49,7 @@ def command(
     name: str | None,
 ) -> None:
     """Sign in to a server, such as https://cavvy.example.org. Later commands use this server, until
-    `cavvy context use` chooses another one.
+    `cavvy context use` chooses another server.
 
     Without a token, a CI job signs in with its own ID token. A person signs in with a browser on
     any machine, if the server offers this. Otherwise the command asks for a token, which an admin

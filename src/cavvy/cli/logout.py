@@ -18,7 +18,7 @@ def command(name: str | None) -> None:
         contexts = read_contexts(default_home())
         name = name or contexts.current
         if name == LOCAL:
-            click.echo("commands use this machine's own server, so there is nothing to forget")
+            click.echo("commands use this machine's own server, so there is no server to forget")
             return
         contexts.switched(name)  # reports an unknown name
         write_contexts(default_home(), contexts.without(name))

@@ -43,7 +43,7 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
     type=click.Choice(list(_TERMS)),
     is_flag=False,
     flag_value="any",
-    help="Include offers that need a commitment of any length, one year or three years.",
+    help="Include offers that need a commitment of any length, of one year or of three.",
 )
 @click.option("--max-price", metavar="USD", help="Maximum price of a node per hour.")
 @click.option(
@@ -173,7 +173,7 @@ def _offers_out(
     rows_out(columns, shown, output)
     if together and output == "table":
         click.echo(
-            "HOSTS is how many hosts are rented together as one TPU slice. Each host is one "
+            "HOSTS is the number of hosts that form one TPU slice. Each host is one "
             "node, at the shown price.",
             err=True,
         )

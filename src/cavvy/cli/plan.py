@@ -373,8 +373,8 @@ def _row(
 
 
 def _wished(nodes: int, wish: str) -> str:
-    """Return what the task requires, such as "any node", "2 nodes with 8 CPUs" or "4 nodes, each a
-    H100:8".
+    """Describe the requirements of the task, such as "any node", "2 nodes with 8 CPUs" or
+    "4 nodes, each a H100:8".
     """
     if wish == "node":
         return "any node" if nodes == 1 else f"{nodes} nodes of any kind"
@@ -523,8 +523,8 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
     )
     runs = max(each.runs for each in forecast)
     click.echo(
-        f"based on {runs} simulated runs per policy; markets without observations get a "
-        "conservative spot availability"
+        f"based on {runs} simulated runs per policy, which assume a conservative spot "
+        "availability for markets without observations"
     )
 
 

@@ -1,4 +1,4 @@
-"""`cavvy rm`: removes ended jobs from the lists."""
+"""`cavvy rm`: removes ended jobs with their events, logs and checkpoints."""
 
 import sys
 from typing import TYPE_CHECKING

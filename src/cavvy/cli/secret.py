@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def command() -> None:
     """Set, list and delete secrets.
 
-    A task lists the secrets that it uses; each becomes an environment variable of that name.
-    Values are encrypted at rest and are never shown again.
+    A task lists the secrets that it uses; each secret becomes an environment variable of the same
+    name. Values are encrypted at rest and are never shown again.
     """
 
 

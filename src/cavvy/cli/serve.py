@@ -32,7 +32,7 @@ def command(
     program listens on the port in the variable PORT.
 
     You can send requests immediately: they wait until a replica is ready. If the service exists,
-    each replica of the new revision replaces an old replica when it becomes ready.
+    each replica of the new revision replaces an old replica once the new replica is ready.
     """
     from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.submission import ask_consent, make_origin

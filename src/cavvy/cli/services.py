@@ -1,4 +1,4 @@
-"""`cavvy services`: lists services, and shows one."""
+"""`cavvy services`: lists services, and shows one service."""
 
 from typing import TYPE_CHECKING
 
@@ -132,12 +132,12 @@ def _list_traffic(traffic: "ServiceTrafficView") -> list[tuple[str, str]]:
 
 
 _ENDS = {
-    "enough": "promoted: enough requests without evidence that it is worse",
-    "time": "promoted: no evidence within the time limit that it is worse",
-    "ready": "promoted: all its replicas are ready",
+    "enough": "promoted: enough requests without evidence that this revision is worse",
+    "time": "promoted: no evidence within the time limit that this revision is worse",
+    "ready": "promoted: all replicas of this revision are ready",
     "errors": "rolled back: more of its requests fail",
-    "latency": "rolled back: its requests take longer",
-    "failed": "rolled back: its replicas failed",
+    "latency": "rolled back: requests of this revision take longer",
+    "failed": "rolled back: the replicas of this revision failed",
     "withdrawn": "rolled back: `cavvy serve` was called with the old file",
 }
 

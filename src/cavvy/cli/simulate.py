@@ -295,8 +295,8 @@ def fleet(
     """Schedule a recorded list of jobs with the queue code that schedules real jobs, and show
     waiting times and GPU use.
 
-    GPUs of a virtual cluster are allocated one by one, to its own jobs only. Jobs that need more
-    GPUs than their cluster has are skipped and counted.
+    GPUs of a virtual cluster are allocated one by one, to the cluster's own jobs only. Jobs that
+    need more GPUs than their cluster has are skipped and counted.
     """
     from cavvy.sim.traces.fleet import QueueStay, read_jobs, read_pools, run_fleet
     from cavvy.sim.traces.readers import TraceError

@@ -152,7 +152,7 @@ def _read_claims(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, value = _split(text, "--claim", "NAME=VALUE")
         if name in found:
-            hint = "use `*` in its value, or add a second trust"
+            hint = "use `*` in the claim's value, or add a second trust"
             raise CommandFailure(f"--claim {name} was given twice", hint, 2)
         found[name] = value
     return found

@@ -77,8 +77,8 @@ def command(
     out: str,
     report: str | None,
 ) -> None:
-    """Try changes to a script's plan one by one, compare each with the best plan so far, and write
-    the best plan.
+    """Try changes to a script's plan one by one, compare each change with the best plan so far, and
+    write the best plan.
 
     Two copies of the script train on this machine and take turns after each window of steps. The
     memory must be large enough for both copies of the script. A change is kept if its gain exceeds

@@ -105,7 +105,7 @@ def _explain(file: str, found: "Translation") -> None:
 
 def _right(file: str, found: "Translation") -> object:
     """Return the result for a valid file. `task` is None if the file describes no task or several
-    tasks. `runs` is whether `cavvy run` would accept the file.
+    tasks. `runs` is true if `cavvy run` would accept the file.
     """
     from msgspec import to_builtins
 

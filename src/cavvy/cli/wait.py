@@ -30,7 +30,7 @@ _SHORTEST_S, _LONGEST_S = 0.2, 2.0  # seconds between two requests to the server
 )
 @click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
 def command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:
-    """Wait for jobs. The exit code is the code of the first job that failed, or 0 if none failed.
+    """Wait for jobs. The exit code is the code of the first job that failed, or 0 if no job failed.
     After the timeout, the exit code is 124.
     """
     from cavvy.domain.units import UnitError, parse_duration

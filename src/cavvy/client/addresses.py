@@ -9,8 +9,8 @@ from cavvy.client.errors import ApiError
 
 
 def check_address(address: str) -> None:
-    """Raise ApiError if the address is not a server's address, or if it would not be safe to send a
-    token to it.
+    """Raise ApiError if the address is not a server's address, or if sending a token to the address
+    would be unsafe.
     """
     example = "write, for example, https://cavvy.example.org or http://127.0.0.1:8700"
     try:

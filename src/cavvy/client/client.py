@@ -160,14 +160,14 @@ class ApiClient:
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:
         """Return the events whose IDs are above `after`. If no event has a higher ID yet, wait up
-        to `wait_s` seconds for one.
+        to `wait_s` seconds for such an event.
         """
         target = job_path(project, name) + "/events" + query(after=after, wait_s=wait_s)
         return self._ask(target, wire.EventPage, wait_s=wait_s)
 
     def follow(self, project: str, name: str, *, after: int = 0) -> Iterator[wire.EventView]:
-        """Yield the events whose IDs are above `after`, including new ones as they happen, until
-        the job has ended."""
+        """Yield the events whose IDs are above `after`, including new events as they happen,
+        until the job has ended."""
         over = False
         while not over:
             page = self.events(project, name, after=after, wait_s=_POLL_S)
@@ -206,8 +206,8 @@ class ApiClient:
         since: datetime | None = None,
         times: bool = False,
     ) -> Iterator[LogChunk]:
-        """Like `logs`, but yields chunks with their positions. An empty chunk means that nothing
-        new arrived during a long poll.
+        """Yield the log as `logs` does, in chunks with their positions. An empty chunk means that
+        nothing new arrived during a long poll.
 
         `attempt` selects a single attempt, and `first` the attempt to begin with. Bytes that
         arrived before `since` are skipped. With `times`, chunks contain the times at which the
@@ -314,7 +314,7 @@ class ApiClient:
         return self._ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
-        """Return the output from this offset on. If there is no output yet, wait briefly for it."""
+        """Return the output from this offset on. If there is no output yet, wait briefly."""
         where = f"{job_path(project, name)}/exec/{exec_id}"
         target = where + query(offset=offset, wait_s=_POLL_S)
         answer = self._call("GET", target, wait_s=_POLL_S)
@@ -324,7 +324,7 @@ class ApiClient:
     def write_exec(
         self, project: str, name: str, exec_id: str, *, offset: int, data: bytes, end: bool
     ) -> wire.InputTaken:
-        """Send input. If the node has not read the earlier input, wait up to 20 s until it has."""
+        """Send input. Wait up to 20 s if the node has not read the earlier input."""
         target = f"{job_path(project, name)}/exec/{exec_id}/input" + query(offset=offset, end=end)
         answer = self._call("POST", target, data, wait_s=_INPUT_S)
         return decode(answer.body, type=wire.InputTaken)

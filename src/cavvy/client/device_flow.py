@@ -46,7 +46,7 @@ class DeviceCode(Struct, frozen=True, kw_only=True):
 
 def find_ci_token(environment: Mapping[str, str], audience: str) -> str | None:
     """Return the ID token of the CI job that this process belongs to, or None if there is no such
-    job or it has no ID token. Raises ApiError.
+    job or the job has no ID token. Raises ApiError.
     """
     if given := environment.get(ID_TOKEN, "").strip():
         return given

@@ -139,8 +139,8 @@ def _launch(home: str, patience: Patience, *, start: bool) -> ServerFile:
 
 
 def _stop(home: str, server: ServerFile, patience: Patience) -> None:
-    """Stop the server by its API, or by a signal to its process, and wait until the process has
-    ended.
+    """Stop the server through its API, or by a signal to its process, and wait until the process
+    has ended.
 
     When this function returns, another server may already have the lock: a command that follows a
     job starts a new server when the old server stops answering.

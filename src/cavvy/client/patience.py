@@ -8,8 +8,8 @@ QUIET_S = 3.0  # seconds without an answer after which the silence is reported
 
 class Patience:
     """Limits and reports waits for a server. All connections of one command share one object.
-    `limit_s` is how long a request is repeated while no server answers. `report` is called with a
-    sentence when the server does not answer, and again when it answers.
+    `limit_s` is the time for which a request is repeated while no server answers. `report` is
+    called with a sentence when the server does not answer, and again when it answers.
     """
 
     def __init__(self, limit_s: float = 0.0, report: Callable[[str], None] | None = None) -> None:
@@ -24,7 +24,7 @@ class Patience:
             self._report("no answer from the server yet; still waiting (see `cavvy server logs`)")
 
     def note_answer(self) -> None:
-        """Report that the server answers again, if `report` said that it does not answer."""
+        """Report that the server answers again, after a report that the server does not answer."""
         if self._silent and self._report is not None:
             self._silent = False
             self._report("the server answers now")

@@ -1,4 +1,4 @@
-"""Request and response types of the service-key routes, and client functions that call them."""
+"""Request and response types of the service-key routes, and client functions for these routes."""
 
 from datetime import datetime
 

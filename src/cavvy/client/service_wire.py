@@ -140,8 +140,8 @@ class QueueView(Answer, frozen=True, kw_only=True):
 class ServedView(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
     the last replica failed to start. `target` is the number of replicas that the autoscaler
-    requests, and `why` its reason. `url` is empty while the gateway starts. If the gateway cannot
-    listen, `unreachable` is the reason and `state` is failing. `queue` is null in lists.
+    requests, and `why` is its reason. `url` is empty while the gateway starts. If the gateway
+    cannot listen, `unreachable` is the reason and `state` is failing. `queue` is null in lists.
     """
 
     project: str

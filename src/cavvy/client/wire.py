@@ -89,7 +89,7 @@ class JobListing(Answer, frozen=True, kw_only=True):
 
 
 class JobPage(Answer, frozen=True, kw_only=True):
-    """A page of jobs, newest first. `cursor` requests the next page; null on the last page."""
+    """A page of jobs, newest first. `cursor` requests the next page (null on the last page)."""
 
     jobs: list[JobListing]
     cursor: str | None
@@ -538,8 +538,8 @@ class MachineView(Answer, frozen=True, kw_only=True):
     and costs nothing; its placement, times, rate and cost are null.
 
     `has` describes the hardware. `rate_micros_per_hour` is the price of all nodes together.
-    `spent_micros` is the cost of the machine's nodes since the machine got them. `waiting` is the
-    number of jobs that wait for the machine.
+    `spent_micros` is the cost of the machine's nodes since the machine received these nodes.
+    `waiting` is the number of jobs that wait for the machine.
     """
 
     name: str

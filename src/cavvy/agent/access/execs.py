@@ -38,8 +38,8 @@ class RankExecs:
 
     @property
     def connected(self) -> bool:
-        """Whether a user's command or session is running, apart from programs that an ended command
-        has left behind.
+        """Whether a user's command or session is running. Programs that an ended command has left
+        behind do not count.
         """
         return any(not running.over for running in self._running)
 

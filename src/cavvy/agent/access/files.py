@@ -88,8 +88,8 @@ class NodeFileCalls:
 
     @contextmanager
     def hold(self, asked: Fields) -> Iterator[str]:
-        """Like `find`, but the yielded path stays valid in a container even if the work then
-        renames or replaces the file. Raises OSError.
+        """Yield the same file as `find`, by a path that stays valid in a container even if the
+        work then renames or replaces the file. Raises OSError.
         """
         with self.find(asked) as path:
             if not self.root:

@@ -211,7 +211,7 @@ def open_nvml() -> ctypes.CDLL | None:
 
 
 def count_errors(nvml: ctypes.CDLL | None, uuid: str) -> str:
-    """Return what NVML reports about the GPU's memory errors. Raises GpuFault if there are
+    """Return NVML's report on the GPU's memory errors. Raises GpuFault if there are
     uncorrected errors, or if a remapping of memory rows is pending or has failed."""
     handle = ctypes.c_void_p()
     if nvml is None or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)):

@@ -142,7 +142,7 @@ class ResultsDeposit:
 
 
 class Results:
-    """The results of ended work that the server has not received yet. `folder` is the
+    """The results of ended work, before the server has received them. `folder` is the
     checkpoint folder if it is not uploaded yet, else "". `outputs` are the indices of the outputs
     that are not sent yet.
     """

@@ -1,4 +1,4 @@
-"""Downloads an input from a storage, many files at a time."""
+"""Downloads an input from a storage service, many files at a time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def open_input(
 
 def has_content(path: str, entry: Entry) -> bool:
     """Return whether the file at `path` already has the content of `entry`. The comparison uses the
-    MD5 hash that storages report. MD5 is sufficient, because the comparison protects no secret.
+    MD5 hash that storage services report. MD5 is sufficient, because the comparison protects no
+    secret.
     """
     if not entry["md5"] or not os.path.isfile(path) or os.path.getsize(path) != entry["size"]:
         return False

@@ -216,7 +216,7 @@ def link(config: AgentConfig, source: str, path: str) -> None:
 
 def remove_links(config: AgentConfig) -> None:
     """Remove the links that the ended work used, if their targets belong to the gang. Only the last
-    rank of a gang to end on this machine removes links.
+    rank of a gang that ends on this machine removes links.
     """
     gang = os.path.dirname(config.home)
     try:

@@ -27,7 +27,7 @@ def find_input(config: AgentConfig, index: int, target: str) -> str:
 
 
 def list_input_folders(config: AgentConfig) -> AllowedFolders:
-    """Return the folders that contain the paths of `find_input`."""
+    """Return the folders that contain all paths that `find_input` returns."""
     return AllowedFolders([config.folder, config.home + "/inputs"])
 
 

@@ -1,4 +1,4 @@
-"""Sends an output to a storage, many files at a time."""
+"""Sends an output to a storage service, many files at a time."""
 
 from __future__ import annotations
 

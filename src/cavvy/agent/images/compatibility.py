@@ -57,7 +57,7 @@ def find_image_misfit(
 
 
 def _read(folder: str, path: str) -> str:
-    """Return the text of a requirements file, or "" if it cannot be read: pip will say why."""
+    """Return the text of a requirements file, or "" if the file is unreadable (pip reports why)."""
     try:
         file = AllowedFolders([folder]).open_file(os.path.normpath(os.path.join(folder, path)))
     except (OSError, LeadsOutside):

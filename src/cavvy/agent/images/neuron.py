@@ -37,5 +37,5 @@ def find_neuron_objection(driver: str | None, *, inf1: bool | None) -> str | Non
         return None
     return (
         f"this node has Neuron driver {driver}; the newest that supports Inf1 is 2.24: choose "
-        "an image of the machine with driver 2.24 (aws-neuronx-dkms=2.24.*), or another chip"
+        "a machine image with driver 2.24 (aws-neuronx-dkms=2.24.*), or another chip"
     )

@@ -51,7 +51,7 @@ go {setup} || { c=$?; echo failed >{phase}; exit $c; }
 
 def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> ChildCommand:
     """Return the command that runs the work's container. The process group of the command contains
-    the engine's client program. Raises CannotBuild if there is no engine.
+    the engine's client program. Raises CannotBuild if no engine is installed.
     """
     engine = find_engine()
     if engine is None:

@@ -113,10 +113,10 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
         )
     shallow = run([*git, "fetch", "-q", "--depth", "1", url, commit], env) == 0
     if not shallow and run([*git, "fetch", "-q", url, "+refs/*:refs/remotes/origin/*"], env):
-        raise CannotBuild(f"git could not fetch {url}; its reason is in the log")
+        raise CannotBuild(f"git could not fetch {url}; the reason is in the log")
     if run([*git, "checkout", "-q", "--detach", "FETCH_HEAD" if shallow else commit], env):
         raise CannotBuild(
-            f"{url} has no commit {commit}; push this commit, or choose one that exists there"
+            f"{url} has no commit {commit}; push this commit, or choose a commit that exists there"
         )
 
 
@@ -258,7 +258,9 @@ def inside(folder: str, path: str) -> str:
     """Return the full path of `path`, which must be in the folder. Raises CannotBuild."""
     found = os.path.normpath(path)
     if os.path.isabs(found) or found == ".." or found.startswith("../") or found == ".":
-        raise CannotBuild(f"{path!r} is not in the working folder; use a path relative to it")
+        raise CannotBuild(
+            f"{path!r} is not in the working folder; use a path relative to that folder"
+        )
     made = os.path.join(folder, found)
     parent = os.path.realpath(os.path.dirname(made))
     if parent != os.path.realpath(folder) and not parent.startswith(

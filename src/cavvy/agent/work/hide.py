@@ -112,7 +112,7 @@ def _cover(folder: str, shown: list[str]) -> None:
 
 def _enter_user_namespace() -> None:
     """Enter a new user namespace in which all user IDs stay the same. A child process outside the
-    namespace maps the IDs, because a process inside it has no permission to do so.
+    namespace maps the IDs, because a process inside the namespace has no permission to do so.
     """
     reader, writer = os.pipe()
     parent = os.getpid()

@@ -1,5 +1,5 @@
-"""Makes a virtual environment with pip: `python -I -c SOURCE FOLDER UV`, run by the Python that the
-environment will use. UV is the path of uv, or "" to use Python's own module `venv`.
+"""Creates a virtual environment with pip: `python -I -c SOURCE FOLDER UV`, run by the Python that
+the environment will use. UV is the path of uv, or "" to use Python's own module `venv`.
 
 This program takes a tenth of the time of `python -m venv`, which runs pip to install pip. The
 program needs Python 3.6 or later. Exit code 3: the environment was created, but without pip,

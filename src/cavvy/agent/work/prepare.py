@@ -1,5 +1,5 @@
 """Prepares the working folder and runs the setup, in a separate process because both steps may take
-long.
+a long time.
 
 A setup that has finished on this machine is not run again. `cache/setups/KEY@HOST/` contains the
 results of a setup. `venv` is the virtual environment that comes first in the PATH of the setup and
@@ -275,7 +275,7 @@ def _keep(kept: str, folder: str) -> None:
 
 def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
     """Return the environment of a setup. The environment contains the task's parameters only if the
-    setup mentions parameters, because only then the setup's key includes the parameters' values.
+    setup mentions parameters; in this case, the setup's key includes the parameters' values.
     """
     if "CAVVY_PARAM_" in (work.setup or ""):
         return env

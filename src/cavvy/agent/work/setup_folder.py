@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
-    """Return the folder that keeps the work's setup. The folder's name contains the host's name,
+    """Return the folder that contains the work's setup. The folder's name contains the host's name,
     because hosts may share the cache while a setup may install files on the host itself.
     """
     folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None

@@ -62,8 +62,8 @@ class UsageMeter:
 
 
 def list_below(*roots: int) -> list[int]:
-    """Like `descendants`, but does not read all processes of the node, because a node with many
-    jobs has many processes. A process that starts while the function runs may be missing.
+    """Return the same IDs as `descendants`, without reading all processes of the node, because
+    a node with many jobs has many processes. A process that starts during the call may be missing.
     """
     found, todo, threads = list[int](), [*roots], 0
     while todo:

@@ -29,7 +29,7 @@ def use_venv(env: dict[str, str], folder: str) -> None:
 
 
 def make_venv(folder: str, env: dict[str, str]) -> None:
-    """Replace the environment with a new one, made with uv if this node has it. The environment
+    """Replace the environment with a new one, created with uv if uv is installed. The environment
     uses the first suitable Python on the job's PATH, else the agent's own Python.
 
     If no Python is suitable, the environment contains only a program `pip` that explains the

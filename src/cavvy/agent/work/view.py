@@ -1,6 +1,6 @@
-"""Describes what the work sees of the machine. A folder is hidden from the work. If the machine
-separates projects, all other processes and the folders through which processes communicate are
-hidden, too.
+"""Describes the part of the machine that the work sees. A folder is hidden from the work. If the
+machine separates projects, all other processes and the folders through which processes
+communicate are hidden, too.
 """
 
 from __future__ import annotations

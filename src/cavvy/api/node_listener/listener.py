@@ -71,7 +71,7 @@ def listen_for_nodes(
 ) -> NodeListener | None:
     """Bind to `server.tls_listen`, or return None if that setting is empty. If several servers
     share the work (`shared`), servers on one machine may listen on the same port, and the kernel
-    chooses one for each connection. Raises StateDirError.
+    chooses a server for each connection. Raises StateDirError.
     """
     if not settings.text("server.tls_listen"):
         return None

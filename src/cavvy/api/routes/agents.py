@@ -388,7 +388,7 @@ async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
 
 
 async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[AppState, Attempt]:
-    """Like `enter`; also returns the gang's attempt."""
+    """Check the request as `enter` does, and also return the gang's attempt."""
     app_state = _speak(request)
     app_state.tokens.check(request, gang)
     return app_state, await _attempt(app_state, gang, rank)

@@ -1,5 +1,5 @@
 """Routes for files that a node downloads by hash before it has a token. The files contain no
-secrets, and each node checks the hash of what it downloads.
+secrets, and each node checks the hash of each downloaded file.
 """
 
 from asyncio import to_thread

@@ -111,7 +111,7 @@ async def delete(request: Request, name: NamePath) -> Response:
     "/projects/{project}/budgets/{name}/request",
     **document(
         "Request another amount for a budget of the project. For a budget without a "
-        "project, this needs the permission to see the costs of all projects.",
+        "project, the request needs the permission to see the costs of all projects.",
         rule=in_path(Permission.RUN),
         ask=wire.BudgetRequestAsk,
         status=204,

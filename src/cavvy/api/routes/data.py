@@ -100,7 +100,7 @@ class CompleteAsk(Struct, frozen=True, kw_only=True):
 
 
 class AbortAsk(Struct, frozen=True, kw_only=True):
-    """Aborts an upload, so that the storage deletes its parts."""
+    """Aborts an upload, so that the storage service deletes the uploaded parts."""
 
     upload: Upload
     path: FilePath = ""
@@ -319,7 +319,7 @@ _add_upload("/abort", abort, AbortAsk, "Abandon a file's upload.")
 
 
 async def told(asked: Awaitable[T]) -> T:
-    """Wait for an operation of a storage, and turn its errors into ApiProblems."""
+    """Wait for an operation of a storage service, and turn its errors into ApiProblems."""
     try:
         return await asked
     except ObjectMissing as error:

@@ -113,7 +113,7 @@ async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSum
     "/gc",
     **document(
         "Find nodes of this installation that belong to no unfinished job, and unfinished uploads "
-        "of attempts that have ended. Remove them unless `dry_run` is set.",
+        "of attempts that have ended. Without `dry_run`, also remove these nodes and uploads.",
         rule=on_installation(Permission.OPERATE),
         ask=wire.GcAsk,
         answer=wire.CleanupReport,

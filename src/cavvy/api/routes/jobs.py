@@ -316,9 +316,9 @@ async def retry(request: Request, project: ProjectPath, name: JobPath) -> Respon
             hint = f"`cavvy rm {named(job)}` completes the removal"
             raise ApiProblem("conflict", str(error), hint) from error
         if job.phase is JobPhase.DONE:
-            hint = f"run it again as a new job with `cavvy rerun {named(job)}`"
+            hint = f"run the job again as a new job with `cavvy rerun {named(job)}`"
             raise ApiProblem("job-done", str(error), hint) from error
-        hint = f"wait for it, or stop it with `cavvy stop {named(job)}`"
+        hint = f"wait for the job, or stop it with `cavvy stop {named(job)}`"
         raise ApiProblem("job-not-ended", str(error), hint) from error
 
 
@@ -370,7 +370,7 @@ def named(job: JobRecord) -> str:
 
 
 def say_what_to_do(job: JobRecord) -> str:
-    """Return a hint for a user who tried to connect to a node of a job without running nodes."""
+    """Return a hint for a user who tried to connect to a node of a job without active nodes."""
     if job.phase in JOB_ENDS and job.task.machine is not None:
         return f"`cavvy dev --machine {job.task.machine}` opens a session on its machine"
     if job.phase in JOB_ENDS:

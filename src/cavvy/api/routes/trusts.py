@@ -81,7 +81,7 @@ async def add_trust(request: Request) -> Response:
 @router.delete(
     "/trusts/{trust}",
     **document(
-        "Stop accepting an issuer's ID tokens, and end all tokens and roles of its trust.",
+        "Stop accepting an issuer's ID tokens, and revoke all tokens and roles of its trust.",
         rule=on_installation(Permission.MANAGE),
         status=204,
         errors=("trust-not-found",),
@@ -123,13 +123,13 @@ def _judge_texts(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
 
 
 def _judge_choices(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
-    """Like `_judge_texts`, but for fields that exclude or require each other."""
+    """Yield conditions, as `_judge_texts` does, for fields that exclude or require each other."""
     kinds = "give `account` for a CI system, or `account_claim` for people"
     low, high = _LIFETIMES_S
     yield bool(ask.account) == bool(ask.account_claim), kinds
     yield ask.account and ask.groups, "`groups` are for people only"
     yield ask.account and ask.client_id, "`client_id` is for people only"
-    yield {ask.accounts} - set(AccountRule), f"`accounts` is {' or '.join(AccountRule)}"
+    yield {ask.accounts} - set(AccountRule), f"`accounts` must be {' or '.join(AccountRule)}"
     yield set(ask.scopes) - set(Permission), f"scopes are {', '.join(Permission)}"
     yield {each.role for each in ask.groups} - set(Role), f"roles are {', '.join(Role)}"
     yield not low <= ask.lifetime_s <= high, f"`lifetime_s` must be from {low} to {high}"

@@ -183,8 +183,8 @@ class _Incoming:
 async def _read_request(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> _Incoming | None:
-    """Return the next request of a connection, or None at its end. The gateway sends the next
-    request only after it has received the answer. Raises OSError, HttpParserError.
+    """Return the next request of a connection, or None at the connection's end. The gateway sends
+    the next request only after it has received the answer. Raises OSError, HttpParserError.
     """
     got, told = _Incoming(), False
     while not got.complete:

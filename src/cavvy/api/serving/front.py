@@ -63,8 +63,8 @@ class PublishedService(Struct, frozen=True, kw_only=True):
 class GatewayFront:
     """Implements `ServiceFront` with a gateway that runs in its own process on this machine. The
     gateway runs while there are services, and is started again when it ends. `shared` contains the
-    counts of the gateways of other servers, or None if there are no others. `plane` is the HAProxy
-    in front of the gateway.
+    counts of the gateways of other servers, or None if there are no other servers. `plane` is
+    the HAProxy in front of the gateway.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ _SHOWN = {
     "source",
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False),
-    help="Move the server in another state folder, and copy its files to this folder or to "
-    "server.files.",
+    help="Move the server of the state folder FOLDER, and copy its files to the current state "
+    "folder or to server.files.",
 )
 def command(database: str | None, source: str | None) -> None:
     """Move jobs, history, secrets and accounts from the SQLite file of an embedded server to a

@@ -38,9 +38,9 @@ def command(archive: str | None, database: str | None, dry_run: bool, output: st
     Without ARCHIVE, the command only compares. If you have restored the database with its own
     tools, for example to a point in time, run the comparison before you start the server.
 
-    Make sure that the old server no longer runs. Jobs whose nodes no longer exist run again, as
-    after a lost node. Nodes that are not in the database keep running, and cost money, until `cavvy
-    gc --remove` removes them.
+    Make sure that the old server no longer runs. Jobs whose nodes no longer exist are run again,
+    as after a lost node. Nodes that are not in the database keep running, and cost money, until
+    `cavvy gc --remove` removes them.
     """
     import sys
     from contextlib import ExitStack
@@ -110,8 +110,8 @@ def _explain(report: "RestoreReport", *, dry_run: bool, restored: bool) -> None:
         )
     if found.lost:
         click.echo(
-            "jobs whose nodes no longer exist run again when the server starts, unless you "
-            "stop them first or their task forbids it",
+            "when the server starts, jobs whose nodes no longer exist run again, except jobs that "
+            "you stop first and jobs whose task forbids it",
             err=True,
         )
     if report.silent:

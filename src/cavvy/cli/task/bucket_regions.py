@@ -22,10 +22,10 @@ _PATIENCE_S = 10.0  # maximum time in seconds for the queries of all buckets tog
 def with_regions(
     task: TaskSpec, warnings: tuple[str, ...] = ()
 ) -> tuple[TaskSpec, tuple[str, ...]]:
-    """Return the task with the regions of its inputs and outputs, queried from their storages with
-    the keys in the environment. Also return `warnings`, and a further warning about the buckets
-    whose region stays unknown. Raises CommandFailure if a bucket is outside the regions that the
-    task allows.
+    """Return the task with the regions of its inputs and outputs, queried from their storage
+    services with the keys in the environment. Also return `warnings`, and a further warning about
+    the buckets whose region stays unknown. Raises CommandFailure if a bucket is outside the regions
+    that the task allows.
     """
     from cavvy.store.objects.locations import merge_keys
     from cavvy.store.objects.regions import find_regions

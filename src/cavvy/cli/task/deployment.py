@@ -30,7 +30,7 @@ _OWN_KEYS = ("resources", "image", "setup", "env", "secrets")  # overrides that 
 
 
 class ModelChoice(Struct, frozen=True, kw_only=True):
-    """The user's options for the model: where it is (checkpoint or outputs), its engine, and its
+    """The user's options for the model: its source (checkpoint or outputs), its engine, and its
     path. If an option is "", its value is derived from the files.
     """
 

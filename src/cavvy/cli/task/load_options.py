@@ -37,8 +37,8 @@ _OPTIONS = (
         "--spot-capacity",
         metavar="FOLDER",
         type=click.Path(exists=True, path_type=Path),
-        help="With --load: recorded spot capacity of several zones; without it, spot is assumed "
-        "never to be lost.",
+        help="With --load: recorded spot capacity of several zones; without it, the "
+        "comparison assumes that spot capacity is never lost.",
     ),
     click.option(
         "--managed-price",

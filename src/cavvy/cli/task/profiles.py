@@ -33,7 +33,9 @@ def find_model(name: str, precision: str, checkpointing: bool) -> "WorkProfile":
 
         close = get_close_matches(name, names, n=1)
         hint = (
-            f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}; or pass a script"
+            f"did you mean {close[0]}?"
+            if close
+            else f"built-in profiles: {', '.join(names)}; or pass a script"
         )
         raise CommandFailure(f"there is no built-in profile of {name!r}", hint, exit_code=2)
     for each in _zoo():

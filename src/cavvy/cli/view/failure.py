@@ -1,4 +1,4 @@
-"""The error with which a command ends and shows a message."""
+"""The error that ends a command and contains the message to show."""
 
 from typing import Any
 

@@ -103,8 +103,8 @@ def _fit(
     width: int | None,
     among: Collection[int],
 ) -> dict[int, int] | None:
-    """Like `choose_widths`, but only for the columns in `among`, and without lines below the
-    row."""
+    """Choose widths as `choose_widths` does, only for the columns in `among`, and without lines
+    below the row."""
     columns = list(zip(*table, strict=True))
     full = [max(map(text_width, column)) for column in columns]
     if width is None:

@@ -9,7 +9,7 @@ from cavvy.costs.reconcile import Difference, DifferenceCause
 _SENTENCES = {
     DifferenceCause.NOT_IN_LEDGER: "Cavvy's ledger has no such charge; another server may have "
     "started the machine",
-    DifferenceCause.NOT_IN_BILL: "the bill has no such line, with or without Cavvy's tag",
+    DifferenceCause.NOT_IN_BILL: "the bill has no line for the charge, with or without Cavvy's tag",
     DifferenceCause.AMOUNT: "the amount differs, and the bill does not state the duration of "
     "the charge",
     DifferenceCause.DAYS: "the same sum appears on other days; the bill may use another time zone",

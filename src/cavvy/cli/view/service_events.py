@@ -29,7 +29,7 @@ def _describe_cron(each: "CronView") -> str:
 
 
 def _describe_queue(queue: "QueueView | None", there: str) -> str:
-    """Return the counts of the queue, or "" if it has no calls."""
+    """Return the counts of the queue, or "" if the queue has no calls."""
     if queue is None or not (queue.waiting or queue.done or queue.dead):
         return ""
     waiting = f"{queue.waiting} waiting"

@@ -86,11 +86,11 @@ def print_ways(
 
 def _print_notes(prices: WayPrices) -> None:
     if prices.spot is not None and not prices.spot_recorded:
-        click.echo("note: spot is assumed never to be lost; add --spot-capacity", err=True)
+        click.echo("note: spot capacity is assumed never to be lost; add --spot-capacity", err=True)
     if prices.managed is not None and prices.managed_usd_hr is None:
         click.echo(
             f"note: the price of {prices.managed.provider} was not compared with the cloud's bill; "
-            "see docs/guides/managed-endpoints.md, or state yours with --managed-price",
+            "see docs/guides/managed-endpoints.md, or state your price with --managed-price",
             err=True,
         )
     if prices.serverless_usd_hr is not None:

@@ -90,7 +90,7 @@ def bill_text(
 
 
 def _list_extras(cost: "CostView", show: Callable[[int], str]) -> str:
-    """Return all charges except those for machines, such as ", $0.02 for traffic"."""
+    """Return all charges except charges for machines, such as ", $0.02 for traffic"."""
     from cavvy.domain.events import ChargeKind
 
     extra = {kind.value for kind in ChargeKind if kind.is_extra}

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 # Unknown commands -> the replacement that the error message suggests.
 _ADVICE = {
-    "launch apply submit create": "`cavvy run TASK.YAML` runs a task; with --machine NAME, its "
+    "launch apply submit create": "`cavvy run TASK.YAML` runs a task; with --machine NAME, the "
     "machine is kept for later jobs",
     "jobs runs list ls": "`cavvy ps` lists jobs",
     "attach tail": "`cavvy logs -f NAME` follows a job, `cavvy ssh NAME` logs in to its node",
@@ -71,7 +71,7 @@ def find_advice(word: str) -> str:
 
 
 def find_option(option: str, known: Collection[str]) -> str:
-    """Return what to use instead of an unknown option, or "" if the option is not a known synonym.
+    """Return the replacement for an unknown option, or "" if the option is not a known synonym.
     `known` contains the options of the command.
     """
     instead = [each for each in _OPTIONS.get(option, ()) if each in known]

@@ -118,7 +118,9 @@ class TunnelChannel:
             self._tunnel.send(self.number, CONTROL, json.dumps(fields).encode())
 
     def close(self) -> None:
-        """Close the channel. If the channel's command is still running, it gets SIGHUP."""
+        """Close the channel. If the channel's command is still running, the command receives
+        SIGHUP.
+        """
         if not self._over:
             self._tunnel.send(self.number, CLOSE)
             self.lose()
@@ -238,8 +240,8 @@ class NodeTunnel:
         return await self._open({"what": "tcp", "host": host, "port": port})
 
     def begin_connect(self, host: str, port: int) -> TunnelChannel:
-        """Like `connect`, but the caller may send before the node has answered. If the connection
-        is refused, the channel ends. Raises TunnelLost.
+        """Connect as `connect` does, but let the caller send before the node has answered. If the
+        connection is refused, the channel ends. Raises TunnelLost.
         """
         return self._begin({"what": "tcp", "host": host, "port": port})
 
