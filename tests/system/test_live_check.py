@@ -72,7 +72,7 @@ def test_an_interrupted_check_removes_its_machine(cloud: BootingCloud, tmp_path:
         command.send_signal(signal.SIGINT)
         out, err = command.communicate()
         assert command.returncode == 1, out + err
-        assert "keep this computer on and connected until the machine is gone" in err
+        assert "keep this computer on and connected until the machine is removed" in err
         assert "interrupted; the machine is being removed" in err
         assert cloud.billed() == []
 

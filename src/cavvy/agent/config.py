@@ -277,8 +277,7 @@ class AgentConfig(ConfigRecord, RankPaths):
 
 
 class CheckpointConfig(ConfigRecord):
-    """The task's checkpoint folder, which is kept after the work ends, and the place where it is
-    stored."""
+    """The task's checkpoint folder, which is kept after the work ends, and its storage location."""
 
     path: str
     storage: str | None

@@ -81,8 +81,9 @@ class LogSpool:
         return self.size, self.size - self._acked, b""
 
     def pieces(self) -> Iterator[tuple[int, int, int, Callable[[int, int], bytes]]]:
-        """Yield the undelivered output in pieces. Each piece is its position, the number of bytes
-        lost just before it, its size, and a function that reads bytes of it. Nothing is deleted.
+        """Yield the undelivered output in pieces. Each piece consists of its position, the number
+        of bytes lost just before it, its size, and a function that reads bytes of it. Nothing is
+        deleted.
         """
         end = self._acked
         for position, size in self._segments:

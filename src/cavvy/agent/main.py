@@ -165,7 +165,7 @@ def agent_lives(home: str) -> bool:
 
 def start_time(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot, or None if the process is dead
-    or there is no /proc.
+    or the system has no /proc.
     """
     fields = read_process(pid)
     return int(fields[19]) if fields and fields[0] != b"Z" else None

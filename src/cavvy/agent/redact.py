@@ -25,7 +25,8 @@ def make_redactor(work: WorkConfig) -> Redactor:
 
 class Redactor:
     """Removes secrets from a stream. `feed` returns the bytes that are safe to show so far; `flush`
-    returns the rest at the end."""
+    returns the remaining bytes at the end.
+    """
 
     def __init__(self, secrets: list[str]) -> None:
         values = set()
@@ -77,8 +78,7 @@ class Redactor:
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 
     def _hold_from(self, data: bytes, start: int) -> int:
-        """Return the first position at or after `start` from which the rest of the data may be the
-        beginning of a secret."""
+        """Return the first position at or after `start` at which an incomplete secret may begin."""
         longest = 0
         for value in self._values:
             for size in range(min(len(value) - 1, len(data) - start), longest, -1):

@@ -178,7 +178,7 @@ class RankRunner:
 
     def delivered(self) -> None:
         """Continue after messages or output were delivered. Once the whole log is delivered, send
-        the exit message, which is the last one. Once all messages are delivered, exit.
+        the exit message, which is the last message. Once all messages are delivered, exit.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -461,9 +461,7 @@ class RankRunner:
             self._loop.after(max(0.0, seconds - reserve), self._kill_work)
 
     def _kill_work(self) -> None:
-        """Kill the work, but not the upload of its last checkpoint: the rest of the time is
-        reserved for this upload.
-        """
+        """Kill the work, and let the upload of its last checkpoint use the remaining time."""
         if not self._over and not self._steps.finishing:
             self._steps.kill(save=True)
 

@@ -39,7 +39,7 @@ MOVES: dict[tuple[AgentState, AgentState], str] = {
     **{(state, AgentState.OVER): "the work and its processes have ended" for state in _GOING},
     (AgentState.OVER, AgentState.EXITED): "the whole log was delivered",
     **{
-        (state, AgentState.DISMISSED): "the control plane gave the rank to another agent"
+        (state, AgentState.DISMISSED): "the control plane assigned the rank to another agent"
         for state in AgentState
         if state is not AgentState.DISMISSED
     },

@@ -99,7 +99,7 @@ class StepRunner:
 
     @property
     def finishing(self) -> bool:
-        """Whether the work has ended and its last files are being uploaded."""
+        """Whether the work has ended and the upload of its last files is in progress."""
         return any(each.finishing for each in self._rescuers())
 
     def hurry(self) -> None:

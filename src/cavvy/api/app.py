@@ -94,7 +94,7 @@ _log = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
-    """FastAPI, but with Cavvy's descriptions of bodies and answers in the OpenAPI document."""
+    """FastAPI with Cavvy's descriptions of bodies and answers in the OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:

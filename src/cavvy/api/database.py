@@ -239,7 +239,7 @@ def check_others(
             raise StateDirError(
                 "settings-invalid",
                 f"process {each.pid} on {each.host} uses this database, but keeps keys, logs "
-                f"and uploads in another folder than {files.path}, perhaps in its copy",
+                f"and uploads in another folder than {files.path}, perhaps in a copied folder",
                 "set server.files to the same folder for all servers, on a shared file system if "
                 "the servers are on several machines; or stop the other server first",
             )

@@ -75,7 +75,7 @@ class PeerServers:
 
     @property
     def exist(self) -> bool:
-        """Whether there may be other servers."""
+        """Whether other servers may exist."""
         return self._share is not None
 
     def make_id(self) -> str:

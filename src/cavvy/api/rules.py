@@ -127,8 +127,8 @@ def require(request: Request, permission: Permission, project: str) -> None:
 def filter_projects(
     request: Request, permission: Permission, project: str | None = None
 ) -> ProjectFilter:
-    """Return the projects whose rows the request may read: only `project`, if it is given. Raises
-    ApiProblem.
+    """Return the projects whose rows the request may read; if `project` is given, only this
+    project. Raises ApiProblem.
     """
     if project is not None:
         require(request, permission, project)

@@ -25,7 +25,7 @@ class Waiting:
 
     def add(self, connection: object, address: str, cut: Callable[[], None]) -> None:
         """Count a connection. If the connection is already counted, its waiting time starts again,
-        and the new `cut` replaces the earlier one.
+        and the new `cut` replaces the earlier `cut`.
         """
         self.remove(connection)
         self._all[connection] = (address, cut, time.monotonic())

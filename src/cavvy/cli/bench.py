@@ -191,7 +191,7 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
 
 def keep(path: Path, runs: list[MachineRun]) -> None:
     """Write measured rates into a work profile without changing its other contents. If several
-    measured machines have the same key, the rate of the slowest one is written.
+    measured machines have the same key, the rate of the slowest machine is written.
     """
     from cavvy.cli.task.profiles import read_file
 

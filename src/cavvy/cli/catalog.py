@@ -136,7 +136,7 @@ def _head(head: "SnapshotInfo") -> list[tuple[str, object]]:
     "--from",
     "source",
     metavar="SOURCE",
-    help="A snapshot: a file, a folder that holds one, or a URL.",
+    help="A snapshot: a file, a folder that contains a snapshot, or a URL.",
 )
 @click.option("--sha256", metavar="HEX", help="The expected SHA-256 of the snapshot.")
 @click.option(
@@ -350,7 +350,7 @@ def _diff_out(
         shown,
         output,
         title if rows else None,
-        empty="The two catalogs hold the same offers and prices.",
+        empty="The two catalogs contain the same offers and prices.",
     )
     if len(shown) < len(rows):
         click.echo(f"{len(shown)} of {len(rows):,} changes; --limit 0 lists all.", err=True)

@@ -36,7 +36,7 @@ _DATA = b"data:"
 @click.option(
     "--system",
     default=None,
-    help="The system message, which the model gets before the conversation.",
+    help="The system message, which the model receives before the conversation.",
 )
 @click.option(
     "--max-tokens",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False),
     metavar="FILE",
     help="The file of the service. The program of the service finds the files of the job in the "
-    "folder `model`. Without this option, the service gets the resources, image, setup and "
+    "folder `model`. Without this option, the service uses the resources, image, setup and "
     "folder of the job.",
 )
 @click.option(

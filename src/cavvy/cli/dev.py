@@ -199,7 +199,7 @@ def _add_jupyter(client: "ApiClient", job: "JobDetail", folder: str) -> None:
         f"Jupyter could not be installed in session {job.name}: "
         + (next((line for line in reversed(lines) if line.strip()), "no output")),
         f"`cavvy machines stop {there}` ends the session; "
-        f"`cavvy dev --machine {there} --ide jupyter` then starts one with Jupyter",
+        f"`cavvy dev --machine {there} --ide jupyter` then starts a session with Jupyter",
     )
 
 
@@ -216,8 +216,8 @@ def _read_servers(listed: bytes, folder: str) -> list[tuple[int, str]]:
 
 
 def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | None":
-    """Return the session on this machine, or None if there is none. Raises CommandFailure if the
-    machine runs other work.
+    """Return the session on this machine, or None if no session exists. Raises CommandFailure if
+    the machine runs other work.
     """
     for row in list_jobs(client, project, UNFINISHED)[0]:
         if row.machine == name and _is_session(job := client.job(project, row.name)):

@@ -65,7 +65,7 @@ def command(
     ):
         raise CommandFailure(
             "not everything is removed yet",
-            "`cavvy nodes` and `cavvy gc` show what is left; run this command again",
+            "`cavvy nodes` and `cavvy gc` show the remaining items; run this command again",
         )
 
 

@@ -35,7 +35,7 @@ def main() -> None:
 def _report(fault: "UnraisableHookArgs") -> None:
     """Handle an exception in a function that the interpreter calls automatically, such as the
     callback of a weak reference. Python prints an exception in a callback and continues, so Ctrl-C
-    during the callback would be ignored. This hook makes Ctrl-C end the process. The hook first
+    during the callback would be ignored. With this hook, Ctrl-C ends the process. The hook first
     writes the command's buffered output; `finally` clauses do not run.
     """
     if fault.exc_type is KeyboardInterrupt:

@@ -312,8 +312,8 @@ def _describe_error(profile: "WorkProfile", run: "StepSettings", accelerators: "
             f"was {median} over {error.steps} steps, and nine of ten errors were at most {most}."
         )
     return (
-        f"For step times of {find_kind(profile)} on an H200 that the calibration had not seen, the "
-        f"median error was {median} over {error.steps} steps, and the largest error was {most}."
+        f"On an H200, the median error for {find_kind(profile)} that the calibration had not seen "
+        f"was {median} over {error.steps} steps, and the largest error was {most}."
     )
 
 

@@ -51,7 +51,7 @@ def command(
     since: datetime | None,
     timestamps: bool,
 ) -> None:
-    """Print or follow a job's log. Logs are kept after the nodes are gone.
+    """Print or follow a job's log. Logs are kept after the nodes are removed.
 
     --since and --timestamps use the local time at which the server received a line.
     """

@@ -95,7 +95,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "token": "Create, list and revoke access tokens.",
     },
     "Set up": {
-        "check": "Show whether each provider is configured and what it does not support.",
+        "check": "Show whether each provider is configured and which features it lacks.",
         "secret": "Set, list and delete secrets.",
         "server": "Start, stop and inspect the embedded server.",
         "completion": "Print the completion script for a shell.",

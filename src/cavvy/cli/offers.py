@@ -77,7 +77,7 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
 @click.option(
     "--accelerators",
     is_flag=True,
-    help="List the known accelerators with the figures of their data sheets.",
+    help="List the known accelerators with values from their data sheets.",
 )
 @output_option
 def command(output: str, accelerators: bool, **given: object) -> None:

@@ -1,4 +1,4 @@
-"""`cavvy secret`: manages values that jobs get as environment variables. A value is never shown
+"""`cavvy secret`: manages values that jobs receive as environment variables. A value is never shown
 again after it is set.
 """
 

@@ -135,7 +135,7 @@ def _apply(tuner: "PlanTuner", out: str, command: str) -> str:
 
 def _summarize(tuner: "PlanTuner") -> str:
     if not tuner.trials and not tuner.is_over:
-        return "there is no change to try that keeps results bit-identical; see --numerics"
+        return "no applicable change keeps results bit-identical; see --numerics"
     gain = "no change brought a significant gain"
     if tuner.is_faster:
         gain = f"{tuner.before_s / tuner.after_s:.2f} times as fast"

@@ -18,8 +18,8 @@ _NO_DATABASE = "database-unusable"
 
 
 class ApiError(Exception):
-    """An error with a stable code, a message, a hint about what to do, and the HTTP status (0 if
-    there is none).
+    """An error with a stable code, a message, a hint about what to do, and the HTTP status (0
+    without a response).
     """
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 0) -> None:

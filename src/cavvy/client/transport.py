@@ -1,6 +1,6 @@
 """An HTTP/1.1 client over a Unix socket, TCP or TLS, with persistent connections.
 
-This client is used instead of `http.client`, because importing that module takes as long as
+This client is used instead of `http.client`, because importing `http.client` takes as long as
 importing all other modules of a command. The client supports only answers in the form that Cavvy's
 server sends: with Content-Length or a chunked body. A connection belongs to one thread.
 """

@@ -42,7 +42,7 @@ def send_output(
 
     If `still_s` is above 0, the work is still running. Files that the work wrote within the last
     `still_s` seconds, or writes during the upload, are skipped. With `quiet`, waits for the storage
-    are not reported. `sent` is called with the bytes that were sent, also after a failure. The
+    are not reported. `sent` is called with the number of bytes sent, also after a failure. The
     caller must call `end` on the returned meter. Raises TransferFailed, LeadsOutside, OSError.
     """
     meter = TransferProgress(f"output {target}", tell, quiet=quiet)

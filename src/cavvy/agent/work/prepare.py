@@ -6,8 +6,8 @@ results of a setup. `venv` is the virtual environment that comes first in the PA
 the task. `dir` is a folder for the setup's own files; the variable CAVVY_SETUP_DIR contains the
 folder's path. `tree` is a copy of the working folder after the setup; later attempts start with
 this copy. The file `finished` is written last. KEY is a hash of the setup and of the files that the
-setup uses. If several agents need the setup with the same key, one agent runs it and the others
-wait.
+setup uses. If several agents need the setup with the same key, one agent runs the setup and the
+other agents wait.
 
 If a setup lists the files that it uses, the setup runs in a folder with only these files. The
 results of the setup are then copied into the whole folder.
@@ -199,7 +199,7 @@ def _prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel
 def _go_on(
     config: AgentConfig, work: WorkConfig, checkpoint: CheckpointConfig, folder: str, channel: int
 ) -> None:
-    """Download the newest checkpoint that the control plane holds. Raises CannotBuild,
+    """Download the newest checkpoint that the control plane has stored. Raises CannotBuild,
     StorageTimeout, OSError.
     """
     from ..data.transfer import tell_to

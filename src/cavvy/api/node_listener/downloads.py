@@ -16,7 +16,7 @@ _KEPT_S = 60 * 24 * 3600.0
 
 class NodeDownloads:
     """A folder of files named by the SHA-256 of their contents. With a bucket, nodes can download
-    the files of each server from every server.
+    the files of all servers from any server.
     """
 
     def __init__(self, folder: Path, bucket: BucketFolder | None = None) -> None:

@@ -134,7 +134,7 @@ def told_address(settings: Settings, host: str, port: int) -> str:
 
 def _reachable(host: str) -> str:
     """Return the host name or address at which nodes can reach the server: `host` or, if `host`
-    stands for all addresses, this machine's sending address.
+    stands for all addresses, the address from which this machine sends.
     """
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host

@@ -431,7 +431,7 @@ async def revoke_everywhere(request: Request, account: AccountPath, role: RolePa
 @router.get(
     "/projects/{project}/roles",
     **document(
-        "List the roles that were granted in a project, without inherited ones.",
+        "List the roles that were granted in a project, without inherited roles.",
         rule=in_path(Permission.MANAGE),
         answer=list[wire.RoleView],
     ),

@@ -1,5 +1,5 @@
-"""Routes with which agents upload checkpoints and download the newest one. An agent uploads the
-files under their hashes and then commits the checkpoint.
+"""Routes with which agents upload checkpoints and download the newest checkpoint. An agent uploads
+the files under their hashes and then commits the checkpoint.
 """
 
 from asyncio import to_thread

@@ -75,7 +75,7 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
 @router.get(
     "/{exec_id}",
     **document(
-        "Get a part of a command's output; at the end of the output, the header has the exit code.",
+        "Get a part of a command's output; at the end of the output, a header has the exit code.",
         rule=in_path(Permission.RUN),
         gives=True,
         headers=("Cavvy-Exit-Code",),

@@ -42,7 +42,7 @@ OnlyQuery = Annotated[bool, Query(description="Do not continue with later attemp
 @router.get(
     "/projects/{project}/jobs/{name}/logs",
     **document(
-        "Get a part of a rank's log; the headers give the start of the next part.",
+        "Get a part of a rank's log; the headers contain the position of the next part.",
         rule=in_path(Permission.VIEW),
         gives=True,
         headers=("Cavvy-Log-Attempt", "Cavvy-Log-Offset", "Cavvy-Log-Over", "Cavvy-Log-Times"),

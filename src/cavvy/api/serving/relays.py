@@ -108,7 +108,8 @@ class ReplicaRelays:
 
 class ReplicaRelay:
     """One replica's port on this machine. The port stays the same when the tunnel is opened again.
-    While the tunnel is closed, no other program gets the port, because the gateway still uses it.
+    While the tunnel is closed, no other program can use the port, because the gateway still uses
+    it.
     """
 
     def __init__(

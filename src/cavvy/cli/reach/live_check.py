@@ -85,8 +85,8 @@ def _warn(name: str) -> str:
     if Feature.SELF_END not in load_providers([name])[name].manifest.unsupported:
         return ""
     return (
-        "keep this computer on and connected until the machine is gone: the server on this "
-        "computer must remove the machine, which is billed until then, even above --max-usd"
+        "keep this computer on and connected until the machine is removed: the server on this "
+        "computer removes the machine, and billing continues until then, even above --max-usd"
     )
 
 

@@ -20,8 +20,8 @@ _SENTENCES = {
     DifferenceCause.DISCOUNT: "a discount; the setting costs.discounts posts discounts to the "
     "ledger",
     DifferenceCause.FEE: "a fee, such as for a reservation, which the ledger does not contain",
-    DifferenceCause.UNTAGGED: "a resource without Cavvy's tag costs the same; activate the tag for "
-    "the bill at the cloud",
+    DifferenceCause.UNTAGGED: "a resource without Cavvy's tag costs the same; activate the tag in "
+    "the cloud's billing settings",
     DifferenceCause.DELAYED: "the bill does not cover the whole of this day yet",
     DifferenceCause.DUPLICATE: "the bill contains the line twice; the second line was not counted",
 }
