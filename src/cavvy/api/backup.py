@@ -176,7 +176,7 @@ def _check_revision(revision: str) -> None:
     if revision != HEAD:
         raise StoreUnusable(
             f"the database is at revision {revision}, but this program supports {HEAD}; back "
-            "the database up with the version of Cavvy that uses the database"
+            "up the database with the version of Cavvy that uses this database"
         )
 
 

@@ -284,9 +284,9 @@ async def bind_folder(
             "settings-invalid",
             f"the keys, logs and uploaded files of this database are in {where}, not in "
             f"{files.path}",
-            "set server.files to that folder to share the work with its servers; or stop these "
-            "servers, copy the folder, and set CAVVY_HOME to the copy. A new folder needs a new "
-            "database",
+            "set server.files to the database's folder to share the work with its other servers; "
+            "or stop these servers, copy the folder, and set CAVVY_HOME to the copy. A new folder "
+            "needs a new database",
         )
     await store.bind("files_at", f"{files.path} on {host_name()}")
     if _read(home.file(_REMEMBERED)) != url:

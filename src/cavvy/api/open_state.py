@@ -106,7 +106,7 @@ async def open_state(
     node_endpoint: NodeListener | None = None,
 ) -> AsyncIterator[AppState]:
     """Open the application state and start its control plane. `database` is the URL of a store,
-    this server's registration at a shared PostgreSQL database, or None for the database file in the
+    this server's registration in a shared PostgreSQL database, or None for the database file in the
     state folder. `files` is the folder with keys, logs and uploads, by default
     `home`; with a `bucket`, the folder has copies of its files.
 

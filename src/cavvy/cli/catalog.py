@@ -278,7 +278,7 @@ def _progress(text: str) -> None:
 @output_option
 def list_price_sources(output: str) -> None:
     """List the providers whose prices `refresh` can read, and show the reason for each provider
-    whose prices it cannot read.
+    whose prices `refresh` cannot read.
     """
     from cavvy.providers.prices import list_sources, list_unavailable
 

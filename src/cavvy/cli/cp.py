@@ -18,8 +18,8 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
 
     A relative path on a node starts in the job's folder. Files from a node are written below TARGET
     only: other names are refused, links that lead out of the folder are skipped, and setuid bits
-    are dropped. A file gets its name when it is complete; an interrupted copy resumes if the part
-    that was copied is unchanged.
+    are dropped. A file gets its final name when it is complete; an interrupted copy resumes if the
+    part that was copied is unchanged.
     """
     from cavvy.cli.reach.copying import copy
 

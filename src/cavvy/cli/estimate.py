@@ -69,7 +69,7 @@ class _Command(click.Command):
     "--attention",
     type=click.Choice(["flash", "math"]),
     default="flash",
-    help="How attention is computed: by a fused kernel, or with its scores stored in memory.",
+    help="How attention is computed: by a fused kernel, or with the scores stored in memory.",
 )
 @click.option("--checkpointing", is_flag=True, help="Activation checkpointing (with --model only).")
 @click.option(

@@ -43,7 +43,7 @@ _TERMS = {"any": None, "1y": 12, "3y": 36}
     type=click.Choice(list(_TERMS)),
     is_flag=False,
     flag_value="any",
-    help="Include offers that need a commitment of any length, of one year or of three.",
+    help="Include offers that need a commitment of any length, of one year or of three years.",
 )
 @click.option("--max-price", metavar="USD", help="Maximum price of a node per hour.")
 @click.option(

@@ -118,8 +118,8 @@ class _Upload:
         connection.repeat(send)
 
     def _read(self, name: str) -> bytes:
-        """Read the bytes of the blob, up to its original size. If the file has changed, it has a
-        different hash, and the server refuses it.
+        """Read the bytes of the blob, up to its original size. If the file has changed, its hash
+        differs, and the server refuses the blob.
         """
         source = self._blobs[name]
         if isinstance(source, bytes):

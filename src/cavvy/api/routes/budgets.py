@@ -281,7 +281,7 @@ async def _view(app_state: AppState, budget: SpendingBudget) -> wire.BudgetView:
 async def _read_days(
     app_state: AppState, budget: SpendingBudget, parents: Mapping[str, str | None]
 ) -> list[int]:
-    """Return the spending of each of the last days, starting with the first day with spending."""
+    """Return the spending of each recent day, starting with the first day that has spending."""
     now, days = app_state.now(), []
     for back in range(DAYS, 0, -1):
         since = now - timedelta(days=back)

@@ -16,7 +16,7 @@ def command(file: str) -> None:
     standard output if FILE is -.
 
     The server need not stop. Anyone with the archive can read all secrets of the server, so store
-    it in a safe place. The archive does not contain settings and credentials of clouds.
+    it in a safe place. The archive contains neither settings nor cloud credentials.
     """
     import sys
 

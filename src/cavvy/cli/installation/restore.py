@@ -56,7 +56,7 @@ def command(archive: str | None, database: str | None, dry_run: bool, output: st
         if archive is None:
             if database:
                 raise click.UsageError(
-                    "--database needs an ARCHIVE; without one, the settings name the database"
+                    "--database needs an ARCHIVE; without ARCHIVE, the settings name the database"
                 )
             report = check_restored(home, configured, dry_run=dry_run)
         else:

@@ -124,8 +124,8 @@ def make_run(job: "JobDetail", attempt: "AttemptView", charged: ChargedAttempt) 
 
 
 def _unattached(charged: ChargedAttempt) -> Money:
-    """Return the cost of disks for the hours in which they were charged without a machine; 0 if
-    this is less than one hour.
+    """Return the cost of disks for the hours in which they were charged without a machine; 0 for
+    less than one hour.
     """
     machine = sum(hours for kind, hours in charged.hours.items() if kind.is_machine)
     disk = charged.hours.get(ChargeKind.DISK, 0.0)

@@ -1,4 +1,4 @@
-"""`cavvy plan SERVICE --load FILE`: compares ways to run a service, with prices of the catalog."""
+"""`cavvy plan SERVICE --load FILE`: compares ways to run a service, with catalog prices."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
