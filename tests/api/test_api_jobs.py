@@ -334,14 +334,16 @@ async def test_hints_name_the_job_and_its_project_as_commands_take_them(api: Api
     command = {"command": ["ls"]}
     assert "`cavvy status j -p team`" in await hint("/logs?rank=7")
     assert "`cavvy status j -p team`" in await hint("/logs?attempt=7")
-    assert "`cavvy status j -p team` lists its nodes" in await hint("/exec", {**command, "rank": 7})
+    assert "`cavvy status j -p team` lists the job's nodes" in await hint(
+        "/exec", {**command, "rank": 7}
+    )
     assert "`cavvy status j -p team` shows the job's nodes" in await hint("/exec", command)
     assert "`cavvy stop j -p team`" in await hint("/retry", {})
     await api.http.post(base + "/stop")
     await until(lambda: _phase(api, base, "stopped"))
     for path, body in (("/exec", command), ("/drill/preempt", {"notice_s": 1})):
         assert (
-            "`cavvy logs j -p team` shows its output; `cavvy rerun j -p team` runs it"
+            "`cavvy logs j -p team` shows the job's output; `cavvy rerun j -p team` runs"
             in await hint(path, body)
         )
 

@@ -73,7 +73,7 @@ def check_moved(home: Path) -> None:
 def test_a_running_job_continues_on_postgresql(home: Path, url: str) -> None:
     ensure_server()
     fill(home)
-    assert "stop it first" in run_adopt("--database", url)
+    assert "stop this server first" in run_adopt("--database", url)
     assert "expected postgresql://" in run_adopt("--database", "mysql://x")
     stop_server()
     told = run_adopt("--database", url)

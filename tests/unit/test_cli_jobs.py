@@ -408,7 +408,7 @@ def test_rerun_sends_the_same_with_what_was_changed(client: FakeClient) -> None:
     answer = run("rerun", "good", "--param", "lr=0.5", "--detach")
     assert answer.stdout.splitlines() == [
         "good-2: queued, a rerun of good",
-        "compare them: cavvy diff good good-2",
+        "compare the jobs: cavvy diff good good-2",
     ]
     ((_, text, how),) = client.asked
     assert text == "name: x\nrun: 'true'\n"

@@ -45,4 +45,4 @@ def test_a_webhook_without_an_address_says_what_is_missing() -> None:
         queue=QueueView(waiting=0, running=None, done=0, dead=0),
     )
     [(_, hook)] = list_events(found, "echo")
-    assert "other systems cannot reach it until server.listen is set" in hook
+    assert "other systems cannot reach the webhook until server.listen is set" in hook

@@ -121,7 +121,7 @@ class AuthMiddleware:
             case TokenState.DISABLED:
                 problem = f"the account {token.account} is disabled"
                 raise ApiProblem(
-                    "unauthorised", problem, "an admin can enable it with `cavvy user enable`"
+                    "unauthorised", problem, "an admin enables the account with `cavvy user enable`"
                 )
             case TokenState.EXPIRED:
                 raise ApiProblem("unauthorised", "the token has expired", _NEW_TOKEN)

@@ -197,7 +197,8 @@ async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
             raise StateDirError(
                 "server-running",
                 f"process {each.pid} on {each.host} uses the database",
-                f"stop it first: CAVVY_HOME={each.folder} cavvy server stop; jobs keep running",
+                f"stop this server first: CAVVY_HOME={each.folder} cavvy server stop; "
+                "jobs keep running",
             )
         await leases.turn()
         if SWEEP_LEASE not in leases.held:

@@ -99,7 +99,8 @@ class StateDir:
             raise StateDirError(
                 "server-running",
                 f"a server uses {self.path}",
-                f"stop it first: CAVVY_HOME={self.path} cavvy server stop; jobs keep running",
+                f"stop this server first: CAVVY_HOME={self.path} cavvy server stop; "
+                "jobs keep running",
             ) from error
 
     def _wait_for_lock(self, lock: int, wait_s: float) -> None:
@@ -112,7 +113,8 @@ class StateDir:
                 raise StateDirError(
                     "server-stuck",
                     f"another server holds {self.file('server.lock')} and does not answer",
-                    "see `cavvy server logs`; `cavvy server stop` ends it; jobs keep running",
+                    "see `cavvy server logs`, or end that server with `cavvy server stop`; "
+                    "jobs keep running",
                 )
             time.sleep(0.02)
 

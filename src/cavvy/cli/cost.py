@@ -285,7 +285,7 @@ def _write_statement(
     except ImportError as error:
         from cavvy.packages import extra_command
 
-        hint = f"install it with `{extra_command('parquet')}`, or write a .csv file"
+        hint = f"install pyarrow with `{extra_command('parquet')}`, or write a .csv file"
         raise CommandFailure("Parquet needs the package pyarrow", hint) from error
     except OSError as error:
         raise CommandFailure(f"{file} cannot be written: {error.strerror}") from error
@@ -371,7 +371,7 @@ def reconcile(
         except ImportError as error:
             from cavvy.packages import extra_command
 
-            hint = f"install it with `{extra_command('parquet')}`, or use a .csv file"
+            hint = f"install pyarrow with `{extra_command('parquet')}`, or use a .csv file"
             raise CommandFailure("Parquet needs the package pyarrow", hint) from error
     found = [each for each in report.found if project is None or each.project in ("", project)]
     _differences_out(found, output)

@@ -87,7 +87,7 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
             if subprocess.run(argv, check=False).returncode:
                 raise CommandFailure(
                     f"{push} could not be pushed",
-                    "log in to its registry with the engine's own `login`",
+                    "log in to the image's registry with the engine's own `login`",
                 )
     click.echo(f"image: {push or name}")
 

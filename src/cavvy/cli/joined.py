@@ -28,7 +28,7 @@ def command(context: click.Context, output: str) -> None:
         columns,
         rows,
         output,
-        empty="no machine has joined; `cavvy join` prints a command that joins one",
+        empty="no machine has joined; `cavvy join` prints a command that joins a machine",
     )
 
 

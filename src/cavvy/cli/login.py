@@ -80,7 +80,7 @@ def command(
     until = f" until {_show_time(me.expires_at)}" if given is None and me.expires_at else ""
     click.echo(f"signed in to {address} as {me.account or 'the owner of the server'}{until}")
     if me.account and not me.roles:
-        click.echo(f"{me.account} has no role yet; an admin grants one with `cavvy role grant`")
+        click.echo(f"{me.account} has no role yet; an admin grants a role with `cavvy role grant`")
     click.echo(
         f"commands now use this server; `cavvy context use {LOCAL}` returns to the server of "
         "this machine"

@@ -255,6 +255,6 @@ def _report_fault(error: Exception) -> NoReturn:
         reason = f"{error.filename or 'the system'}: {error.strerror}"
     with suppress(OSError), NamedTemporaryFile("w", prefix="cavvy-fault-", delete=False) as file:
         traceback.print_exception(error, file=file)
-        hint = f"{file.name} has the details; please attach it to a bug report"
+        hint = f"{file.name} has the details; attach this file to a bug report"
     CommandFailure(reason or "cavvy stopped because of a bug in its own code", hint).show()
     sys.exit(1)

@@ -153,7 +153,7 @@ def need_torch() -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        hint = f"install it and the script's own imports: `{extra_command('train')}`"
+        hint = f"install torch and the script's own imports: `{extra_command('train')}`"
         raise CommandFailure("torch is not installed for the Python that runs cavvy", hint)
 
 

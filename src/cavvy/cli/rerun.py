@@ -56,6 +56,6 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
             hint = f"the task of {name} cannot be changed; its parameters: {known}"
             raise CommandFailure(error.message, hint) from error
         click.echo(f"{new.name}: queued, a rerun of {old.name}")
-        click.echo(f"compare them: cavvy diff {old.name} {named(project, new.name)}")
+        click.echo(f"compare the jobs: cavvy diff {old.name} {named(project, new.name)}")
         if not detach:
             follow(client, project, new.name)

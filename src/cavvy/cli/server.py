@@ -54,7 +54,7 @@ def start(**chosen: str | None) -> None:
     if given and server_holds_lock(default_home()):
         raise CommandFailure(
             f"a server is running, so --{given[0].replace('_', '-')} has no effect",
-            "stop it first: cavvy server stop",
+            "stop the server first: cavvy server stop",
         )
     _set(chosen)
     with failures():

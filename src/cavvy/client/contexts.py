@@ -113,5 +113,5 @@ def _unknown(name: str, contexts: Contexts) -> ApiError:
     return ApiError(
         "context-unknown",
         f"there is no context {name!r}",
-        f"the contexts are {known}; `cavvy login https://SERVER` adds one",
+        f"the contexts are {known}; `cavvy login https://SERVER` adds a context",
     )

@@ -120,7 +120,7 @@ def _replace(home: str, server: ServerFile, patience: Patience, *, start: bool) 
                 "server-too-old",
                 f"the running server (cavvy {server.version}) is older than this command (cavvy "
                 f"{__version__})",
-                "replace it with `cavvy server restart`; jobs keep running",
+                "to replace the server, run `cavvy server restart`; jobs keep running",
             )
         _stop(home, server, patience)
     return _launch(home, patience, start=start)

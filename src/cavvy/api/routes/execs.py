@@ -57,7 +57,7 @@ async def start(request: Request, project: ProjectPath, name: JobPath) -> Respon
     job = await _find(app_state, project, name)
     if ask.rank >= job.task.nodes:
         ranks = "rank 0 alone" if job.task.nodes == 1 else f"ranks 0 to {job.task.nodes - 1}"
-        hint = f"`cavvy status {named(job)}` lists its nodes by rank"
+        hint = f"`cavvy status {named(job)}` lists the job's nodes by rank"
         raise ApiProblem(
             "job-not-running", f"{job.name} has no rank {ask.rank}: it has {ranks}", hint
         )

@@ -290,7 +290,7 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
         raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
-        hint = f"stop it with `cavvy stop {named(job)}`, then remove it"
+        hint = f"stop the job with `cavvy stop {named(job)}`, then remove the job"
         raise ApiProblem("job-not-ended", str(error), hint) from error
     await to_thread(app_state.logs.remove, job.project, job.id)
     return reply(wire.JobRemoved(freed_bytes=removed.bytes, kept=removed.kept))
@@ -372,10 +372,11 @@ def named(job: JobRecord) -> str:
 def say_what_to_do(job: JobRecord) -> str:
     """Return a hint for a user who tried to connect to a node of a job without active nodes."""
     if job.phase in JOB_ENDS and job.task.machine is not None:
-        return f"`cavvy dev --machine {job.task.machine}` opens a session on its machine"
+        return f"`cavvy dev --machine {job.task.machine}` opens a session on the job's machine"
     if job.phase in JOB_ENDS:
         return (
-            f"`cavvy logs {named(job)}` shows its output; `cavvy rerun {named(job)}` runs it again"
+            f"`cavvy logs {named(job)}` shows the job's output; "
+            f"`cavvy rerun {named(job)}` runs the job again"
         )
     return f"`cavvy status {named(job)}` shows the job's nodes, and what the job waits for"
 

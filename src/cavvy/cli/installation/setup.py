@@ -59,7 +59,7 @@ def command(jobs_here: bool | None, starts: bool, **given: str | None) -> None:
                 "restart` and `cavvy server init`",
             )
         if server_holds_lock(default_home()):
-            raise CommandFailure("a server is running", "stop it first: cavvy server stop")
+            raise CommandFailure("a server is running", "stop the server first: cavvy server stop")
         answers = _complete(given, jobs_here, starts=starts)
         text = make_settings(answers)
         _check(text)

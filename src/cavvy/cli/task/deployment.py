@@ -120,7 +120,7 @@ def _find_outputs(job: "JobDetail", task: TaskSpec, choice: ModelChoice) -> list
     if choice.source == "outputs" and not found:
         raise CommandFailure(f"job {job.name} has no outputs", "use --from checkpoint", exit_code=2)
     if found and job.phase != "done":
-        hint = "wait for it, or use --from checkpoint"
+        hint = "wait for the job, or use --from checkpoint"
         raise CommandFailure(f"job {job.name} is {job.phase}: its outputs may be incomplete", hint)
     return found
 

@@ -16,8 +16,8 @@ _OPTIONS = (
         metavar="FILE",
         type=_FILE,
         help="Recorded requests of a service, to compare replicas that are always on or scale to "
-        "zero, a mix with spot, managed endpoints and serverless GPUs. CSV with start_s and requests, with arrival_s and "
-        "service_s, or a trace as for `cavvy simulate serve`.",
+        "zero, a mix with spot, managed endpoints and serverless GPUs. CSV with start_s and "
+        "requests, with arrival_s and service_s, or a trace as for `cavvy simulate serve`.",
     ),
     click.option(
         "--service-time",

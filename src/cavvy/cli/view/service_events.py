@@ -19,7 +19,7 @@ def list_events(found: "ServedView", there: str) -> list[tuple[str, str]]:
 def describe_webhook(hook: "WebhookView") -> str:
     text = f"POST {hook.url} (signature {hook.signature})"
     if hook.url.startswith("/"):
-        text += "; other systems cannot reach it until server.listen is set"
+        text += "; other systems cannot reach the webhook until server.listen is set"
     return text
 
 
