@@ -68,7 +68,7 @@ def test_a_script_that_says_nothing_is_told(folder: Path) -> None:
     (folder / "s.py").write_text("print('hello')\n")
     done = CliRunner().invoke(cli, ["bench", str(folder / "task.yaml"), "--seconds", "3"])
     assert done.exit_code == 1
-    assert "reported progress" in done.output
+    assert "reported no progress" in done.output
 
 
 def test_a_provider_that_fails_hides_no_measured_rate(folder: Path) -> None:

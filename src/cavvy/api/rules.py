@@ -37,7 +37,7 @@ class ProjectSource(StrEnum):
 
 
 class RouteRule(Struct, frozen=True):
-    """The permission that a request to a route needs. `permission` is None if the source needs no
+    """The permission that a request to a route needs. `permission` is None if `source` needs no
     permission.
     """
 

@@ -97,7 +97,7 @@ def command(
     silent = [run.job for run in found if run.rate is None]
     if silent:
         hint = f"`cavvy logs {named(loaded.task.project, silent[0])}` shows the job's output"
-        raise CommandFailure("not every accelerator and provider reported progress", hint)
+        raise CommandFailure("some accelerators or providers reported no progress", hint)
 
 
 class MachineRun(Struct, frozen=True, kw_only=True):

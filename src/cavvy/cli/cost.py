@@ -333,7 +333,7 @@ def _read_map(
     multiple=True,
     metavar="FIELD=COLUMN",
     callback=_read_map,
-    help="For a bill in another format: the column of a field. Required: amount, since and gang; "
+    help="For a bill in another format: the column with a field. Required: amount, since and gang; "
     "optional: until, resource, kind, category, hours, currency and id; "
     "`zone=+02:00` is the UTC offset of times. Repeatable.",
 )

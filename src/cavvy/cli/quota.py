@@ -34,7 +34,9 @@ _COLUMNS = (
 @click.option("--region", help="Show only this region's quotas.")
 @click.option("--family", help="Show only quotas whose family or name contains this text.")
 @click.option("--all", "every", is_flag=True, help="Show quotas with a limit of 0, too.")
-@click.option("--request", is_flag=True, help="Print the provider's commands that request more.")
+@click.option(
+    "--request", is_flag=True, help="Print the provider's commands that request higher limits."
+)
 @click.option(
     "--to",
     type=NumberRange(min=0, min_open=True),

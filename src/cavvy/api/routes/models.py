@@ -42,7 +42,9 @@ async def make(request: Request, project: ProjectPath, name: JobPath) -> Respons
     if ask.below is not None and not _NAME.fullmatch(ask.below):
         raise ApiProblem("invalid-request", "`below` must be the name of a folder, such as model")
     if len(ask.snapshots) > _MOST_SNAPSHOTS or not all(map(_HASH.fullmatch, ask.snapshots)):
-        raise ApiProblem("invalid-request", f"`snapshots` are at most {_MOST_SNAPSHOTS} hashes")
+        raise ApiProblem(
+            "invalid-request", f"`snapshots` must have at most {_MOST_SNAPSHOTS} hashes"
+        )
     try:
         job = await app_state.store.find_job(project, name)
     except RowNotFound as error:

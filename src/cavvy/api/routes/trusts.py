@@ -113,7 +113,10 @@ def _judge_texts(ask: wire.TrustAsk) -> Iterator[tuple[object, str]]:
     texts += [*ask.claims, *ask.claims.values(), *(each.group for each in ask.groups)]
     projects = [each.project for each in ask.groups if each.project]
     projects += [] if ask.project is None else [ask.project]
-    yield any(len(each) > _LONGEST for each in texts), f"a text is longer than {_LONGEST}"
+    yield (
+        any(len(each) > _LONGEST for each in texts),
+        f"a text is longer than {_LONGEST} characters",
+    )
     yield max(len(ask.groups), len(ask.claims)) > _LONGEST, f"more than {_LONGEST} entries"
     yield not ACCOUNT_NAME.fullmatch(ask.name), f"{ask.name!r} cannot be the name of a trust"
     yield check_issuer(ask.issuer), f"`issuer` {ask.issuer!r}: {check_issuer(ask.issuer)}"
