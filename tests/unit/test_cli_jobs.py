@@ -386,7 +386,7 @@ def test_down_calls_nothing_removed_that_is_still_there(
     left = run("down", "--all", "--yes")
     assert left.exit_code == 1
     assert lines(left)[1][-1] == "no"
-    assert "not everything is removed yet" in left.stderr
+    assert "some nodes or jobs are not removed yet" in left.stderr
     assert run("down", "--all", "--yes", "--no-wait").exit_code == 0
 
 

@@ -300,8 +300,9 @@ class StepRunner:
             complain(f"the cache cannot be cleaned: {error}")
 
     def _use_cache(self) -> None:
-        """Mark the setup or image file in the cache as used, so that the cleaning of the cache
-        keeps it."""
+        """Mark the setup or image file in the cache as used, so that a cleaning of the cache does
+        not remove it.
+        """
         if self._work.setup is None and self._work.image is None:
             return
         from .work.cache import TOUCH_S, touch

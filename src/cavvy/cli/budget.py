@@ -85,7 +85,7 @@ def set_budget(
     carry_over: bool,
     **texts: str,
 ) -> None:
-    """Set the budget NAME to an amount for each month. Omitted options get their defaults."""
+    """Set the budget NAME to an amount for each month. Omitted options have their defaults."""
     from cavvy.client.budget_wire import BudgetAsk, put_budget
 
     if not all(each.removesuffix("%").isdigit() for each in alerts):

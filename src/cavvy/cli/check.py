@@ -132,7 +132,7 @@ def _policy(name: str | None) -> str:
     if states is None:
         raise CommandFailure(
             f"{name} has no permission policy to print",
-            f"`cavvy check {name}` shows its identity",
+            f"`cavvy check {name}` shows your identity at the provider",
         )
     return states.policy()
 

@@ -64,7 +64,7 @@ def command(
         and any(each.done is False and each.kind not in ("provider", "upload") for each in found)
     ):
         raise CommandFailure(
-            "not everything is removed yet",
+            "some nodes or jobs are not removed yet",
             "`cavvy nodes` and `cavvy gc` show the remaining items; run this command again",
         )
 

@@ -54,8 +54,8 @@ class LiveCheck(Struct, frozen=True, kw_only=True):
 
 
 def check_live(name: str, limit: "Money") -> LiveCheck:
-    """Rent a machine, and print each step on standard error. Ctrl-C and errors remove the machine.
-    Raises CommandFailure.
+    """Rent a machine, and print each step on standard error. The machine is also removed after
+    Ctrl-C or an error. Raises CommandFailure.
     """
     from cavvy.domain.units import format_rate
 
