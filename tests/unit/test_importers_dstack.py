@@ -6,7 +6,7 @@ import pytest
 
 from cavvy.domain.tasks import AcceleratorNeed, JobSchedule, RetryPolicy, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
-from cavvy.importers import Translation, parse_file, parse_task
+from cavvy.importers import ReadOptions, Translation, parse_file, parse_task
 from cavvy.importers.dstack.tasks import join_commands
 from cavvy.spec import SpecError
 
@@ -397,3 +397,23 @@ def test_of_two_equal_keys_the_last_counts_as_there() -> None:
     assert found.task is not None
     assert found.task.run == "b"
     assert [(each.line, each.key, each.refused) for each in found.kept] == [(3, "commands", False)]
+
+
+def test_a_second_document_is_a_mistake_as_there() -> None:
+    with pytest.raises(SpecError, match="a second document begins here"):
+        parse_file(
+            "type: task\ncommands: [a]\n---\ntype: task\ncommands: [b]\n",
+            options=ReadOptions(dialect="dstack"),
+        )
+
+
+def test_expressions_in_commands() -> None:
+    found = parse_file("type: task\ncommands: ['a ${{ run.args }} b', 'echo $$HOME $X']")
+    assert found.task is not None
+    assert found.task.run == "a  b &&\necho $HOME $X"
+    assert (keys(found, refused=False), found.refused) == (["commands"], ())
+    for wrong_one in ("${{ secrets.KEY }}", "${{ github.sha }}", "${{ run.args"):
+        found = parse_file(f"type: task\ncommands: ['echo {wrong_one}']")
+        assert [each.reason for each in found.refused] == [
+            f"{wrong_one} cannot be evaluated; use an environment variable"
+        ]

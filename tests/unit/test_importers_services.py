@@ -294,6 +294,15 @@ def test_run_points_to_serve(text: str) -> None:
     assert task.service is not None
 
 
+def test_the_port_of_a_service_needs_no_note() -> None:
+    for text, noted in (
+        (sky(" {readiness_probe: /}"), False),
+        (sky(" {readiness_probe: /, ports: 8080}"), False),
+        (sky(" {readiness_probe: /, ports: 3000}"), True),
+    ):
+        assert ("resources.ports" in [each.key for each in parse_file(text).kept]) is noted
+
+
 def test_notes_say_what_replaces_a_key() -> None:
     kept = {each.key: each.reason for each in parse_file(SKYPILOT_FILES[5][0]).kept}
     assert "chooses between spot and on-demand" in kept["service.replica_policy.spot_placer"]

@@ -683,6 +683,63 @@ def test_recovery_on_exit_codes() -> None:
     assert task.grace == timedelta(seconds=10)
 
 
+def test_recovery_on_any_error_and_on_exit_codes_is_limited_in_all() -> None:
+    found = need(
+        "{cpus: 1, job_recovery: {max_restarts_on_errors: 3, recover_on_exit_codes: [33, 34]}}"
+    )
+    assert (keys(found, refused=False), found.refused) == (["resources.job_recovery"], ())
+    assert found.task is not None
+    assert found.task.retry == RetryPolicy(exit=3)
+
+
+LOGIN = "{SKYPILOT_DOCKER_USERNAME: a, SKYPILOT_DOCKER_PASSWORD: b, SKYPILOT_DOCKER_SERVER: s.io}"
+ASKED = LOGIN.replace(": a", ": null").replace(": b", ": null").replace(": s.io", ": null")
+
+
+@pytest.mark.parametrize(
+    ("section", "image", "expected"),
+    [
+        (f"envs: {LOGIN}", "team/app", "s.io/team/app"),
+        (f"envs: {LOGIN}", "s.io/team/app", "s.io/team/app"),
+        (f"secrets: {ASKED}", "ghcr.io/team/app", "ghcr.io/team/app"),
+    ],
+)
+def test_the_login_of_a_registry(section: str, image: str, expected: str) -> None:
+    found = parse_file(f"run: x\nresources: {{image_id: 'docker:{image}'}}\n{section}")
+    task = found.task
+    assert task is not None
+    assert (task.image, task.image_login) == (expected, "SKYPILOT_DOCKER_LOGIN")
+    assert (task.env, task.secrets, found.refused) == ({}, (), ())
+    assert keys(found, refused=False) == [section.partition(":")[0]]
+
+
+def test_a_registry_that_no_key_names_is_refused() -> None:
+    text = f"run: x\nresources: {{image_id: 'docker:team/app'}}\nsecrets: {ASKED}"
+    assert keys(parse_file(text), refused=True) == ["secrets"]
+    plain = parse_file(f"run: x\nenvs: {LOGIN}").task
+    assert plain is not None
+    assert (len(plain.env), plain.image_login) == (3, None)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("~/.netrc", "~/.git-credentials", "~/.kaggle/kaggle.json", "~/.config/gh/hosts.yml"),
+        *("~/.cache/huggingface/token", "/root/.ssh/id_rsa", "/home/ann/.aws"),
+    ],
+)
+def test_credentials_are_not_uploaded(path: str) -> None:
+    found = parse_file(f"run: x\nfile_mounts: {{/keys: {path}}}")
+    assert keys(found, refused=True) == ["file_mounts./keys"]
+    assert found.local == ()
+
+
+def test_files_near_credentials_are_uploaded() -> None:
+    paths = ("~/.ssh/id_rsa.pub", "~/.gitconfig", "~/.cache/huggingface/hub", "~/.config/app")
+    for path in paths:
+        assert parse_file(f"run: x\nfile_mounts: {{/keys: {path}}}").refused == ()
+
+
 def test_the_files_own_variables_are_put_into_mounts_before_they_are_looked_at() -> None:
     found = parse_file(
         """

@@ -306,7 +306,7 @@ def _parse_other(
     variables instead of parameters, so any entry in `params` is an error.
     """
     from cavvy.spec.problems import slug
-    from cavvy.spec.tree import compose_all
+    from cavvy.spec.tree import check_single, compose_all
 
     repeated: list[ScalarNode] = []
     if dialect is Dialect.DSTACK:
@@ -324,6 +324,8 @@ def _parse_other(
         )
     from cavvy.spec.overrides import read_variables
 
+    if dialect is Dialect.DSTACK:
+        check_single(documents, notes)
     found = translate(dialect, documents, notes, read_variables(overrides))
     notes.check()
     stem = slug(Path(notes.file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"

@@ -86,6 +86,12 @@ class TranslationNotes:
         """Refuse a key that the work needs."""
         self._add(mark, key, reason, refused=True, until_submitted=until_submitted)
 
+    def forget(self, key: str) -> None:
+        """Remove the notes on a key that has a meaning after all."""
+        self._kept = {
+            each: kept for each, kept in self._kept.items() if kept.key != key or kept.refused
+        }
+
     def note_at(self, table: Node | None, path: str, reason: str) -> None:
         """Note the key of `table` at the dotted path `path`; see `note`."""
         self.note(mark_of(table, path.rpartition(".")[2]), path, reason)

@@ -72,6 +72,12 @@ _NOTED = {
 }
 _MPI = "for MPI, write a Cavvy file in which every node runs `$CAVVY_MPI mpirun …`"
 _LOGIN = "DSTACK_REGISTRY_LOGIN"
+_NO_ARGUMENTS = (
+    "${{ run.args }} is replaced with nothing, as in dstack without arguments; write the arguments "
+    "into the command"
+)
+# dstack's expressions in commands, and its escape of `$` (utils/interpolator.py)
+_EXPRESSION = re.compile(r"\$\$|\$\{\{\s*(run\.args)\s*\}\}|\$\{\{.*?(?:\}\}|\Z)", re.DOTALL)
 _DEFAULT_GRACE_S = 300
 _MOST_GRACE_S = 3600
 
@@ -150,9 +156,7 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> TaskSpec:
 
 
 def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
-    commands = [
-        as_text(each) for each in items(child(root, "commands")) if isinstance(each, ScalarNode)
-    ]
+    commands = _fill_in_commands(root, kept_keys)
     entrypoint = text_at(root, "entrypoint")
     shell = text_at(root, "shell")
     if shell not in (None, "sh", "bash", "/bin/sh", "/bin/bash"):
@@ -183,6 +187,29 @@ def _read_run(root: Node, kept_keys: TranslationNotes) -> str:
                 "an image's own command cannot be run yet; write the command in full",
             )
     return join_commands(commands)
+
+
+def _fill_in_commands(root: Node, kept_keys: TranslationNotes) -> list[str]:
+    """Return the commands as dstack sends them to a node: without the arguments of the command
+    line, which Cavvy does not have, and with `$$` as an escaped `$`. An expression that only dstack
+    could evaluate is refused.
+    """
+    found: list[str] = []
+    for each in items(child(root, "commands")):
+        if not isinstance(each, ScalarNode):
+            continue
+        for match in _EXPRESSION.finditer(as_text(each)):
+            if match[1]:
+                kept_keys.note(each.mark, "commands", _NO_ARGUMENTS)
+            elif match[0] != "$$":
+                reason = f"{match[0]} cannot be evaluated; use an environment variable"
+                kept_keys.refuse(each.mark, "commands", reason)
+        found.append(_EXPRESSION.sub(_fill_in, as_text(each)))
+    return found
+
+
+def _fill_in(match: re.Match[str]) -> str:
+    return "$" if match[0] == "$$" else "" if match[1] else match[0]
 
 
 def join_commands(commands: list[str]) -> str:

@@ -40,7 +40,9 @@ _LIKE_S3 = ("s3", "r2", "nebius", "oci", "cos", "cw", "vastdata")
 _ENDPOINT = "AWS_ENDPOINT_URL_S3"
 _BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
 _CREDENTIALS = re.compile(
-    r"~/\.(ssh|aws|azure|kube|gnupg|netrc|docker|config/gcloud)(/(?!.*\.pub$)|$)"
+    r"(?:~|/root|/home/[^/]+|/Users/[^/]+)/\.(ssh|aws|azure|kube|gnupg|netrc|docker|git-credentials"
+    r"|oci|kaggle|huggingface|pypirc|npmrc|pgpass|config/(gcloud|gh|rclone|hf_token)"
+    r"|cache/huggingface/token)(/(?!.*\.pub$)|$)"
 )
 
 

@@ -470,11 +470,12 @@ def _read_recovery(table: MapNode, kept_keys: TranslationNotes) -> RetryPolicy:
     if not values:
         return replace(plain, exit=tries or 0)
     if tries:
-        kept_keys.refuse(
-            mark,
-            key,
-            "restarts on any error and on specific exit codes cannot be combined",
+        reason = (
+            f"the restarts after the exit codes in `recover_on_exit_codes` also count: Cavvy "
+            f"restarts the job after errors at most {tries} times in all"
         )
+        kept_keys.note(mark, key, reason)
+        return replace(plain, exit=tries)
     return replace(
         plain,
         exit=None,

@@ -45,6 +45,8 @@ def read_service(table: Node, kept_keys: TranslationNotes) -> ServiceSpec | None
     port = int_at(section, "ports") or _read_port(table, kept_keys)
     if port is None:
         return None
+    if _list_ports(table) == [str(port)]:
+        kept_keys.forget("resources.ports")
     _note_rest(section, kept_keys)
     return ServiceSpec(
         port=port,
@@ -58,14 +60,18 @@ def read_service(table: Node, kept_keys: TranslationNotes) -> ServiceSpec | None
 
 def _read_port(table: Node, kept_keys: TranslationNotes) -> int | None:
     """Return the only port of `resources`."""
-    node = child(child(table, "resources"), "ports")
-    found = [as_text(each) for each in (*items(node), node) if isinstance(each, ScalarNode)]
+    found = _list_ports(table)
     if len(found) == 1 and found[0].isdecimal():
         return int(found[0])
     kept_keys.refuse(
         mark_of(table, "service"), "service", "the service has no single port; write `ports: 8080`"
     )
     return None
+
+
+def _list_ports(table: Node) -> list[str]:
+    node = child(child(table, "resources"), "ports")
+    return [as_text(each) for each in (*items(node), node) if isinstance(each, ScalarNode)]
 
 
 def _read_replicas(section: MapNode, kept_keys: TranslationNotes) -> ReplicaCount:

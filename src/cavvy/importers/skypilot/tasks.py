@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cavvy.domain.tasks import TaskSpec, Workdir
-from cavvy.domain.values import replace
+from cavvy.domain.values import Struct, replace
 from cavvy.importers.common_fields import read_commit, read_name
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
@@ -37,8 +37,17 @@ _NOTED = {
 }
 
 
+_LOGIN_VARIABLES = tuple(f"SKYPILOT_DOCKER_{part}" for part in ("USERNAME", "PASSWORD", "SERVER"))
+_LOGIN = "SKYPILOT_DOCKER_LOGIN"
 _FILLED = ("file_mounts", "service", "volumes", "workdir")
 _VARIABLE = re.compile(r"\$\{?\b([a-zA-Z_][a-zA-Z0-9_]*)\b\}?")
+
+
+class _ImageLogin(Struct, frozen=True, kw_only=True):
+    """A container image, and the name of the secret with the login for its registry."""
+
+    image: str | None
+    secret: str | None = None
 
 
 def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
@@ -201,6 +210,10 @@ def _translate_task(
     _keep_keys(table, header, kept_keys)
     request = read_request(child(table, "resources"), kept_keys)
     env, secrets = _read_variables(table, kept_keys)
+    login = _read_login(table, request.image, kept_keys)
+    if login.secret:
+        env = {name: value for name, value in env.items() if name not in _LOGIN_VARIABLES}
+        secrets = tuple(name for name in secrets if name not in _LOGIN_VARIABLES)
     clouds = {name for each in request.resources.choices for name in each.providers}
     config = child(table, "config")
     keep_config(config, clouds, request.image is not None, kept_keys)
@@ -217,7 +230,8 @@ def _translate_task(
         priority=request.priority,
         resources=add_options(request.resources, read_options(config)),
         nodes=int_at(table, "num_nodes") or 1,
-        image=request.image,
+        image=login.image,
+        image_login=login.secret,
         workdir=workdir,
         env=env,
         secrets=tuple(dict.fromkeys((*secrets, *mounts.secrets))),
@@ -295,6 +309,36 @@ def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationN
     for each in items(node):
         if isinstance(each, ScalarNode):
             _want_secret(_secret_name(as_text(each)), "secrets", each.mark, secrets, kept_keys)
+
+
+def _read_login(table: Node, image: str | None, kept_keys: TranslationNotes) -> _ImageLogin:
+    """Return the image with the address of its registry, and the login for the registry. As in
+    SkyPilot, three variables contain the login.
+    """
+    section = next(
+        (name for name in ("envs", "secrets") if _LOGIN_VARIABLES[0] in _names(table, name)), None
+    )
+    if image is None or section is None:
+        return _ImageLogin(image=image)
+    server = text_at(child(table, section), "SKYPILOT_DOCKER_SERVER")
+    if not server and not re.match(r"[^/]*[.:][^/]*/", image):
+        reason = f"the registry of {image} is unknown; write its address into `image_id`"
+        kept_keys.refuse_at(table, section, reason)
+    elif server and not image.startswith(f"{server}/"):
+        image = f"{server}/{image}"
+    for name in _LOGIN_VARIABLES:
+        kept_keys.forget(f"{section}.{name}")
+    reason = (
+        f"set the login for the registry with `cavvy secret set {_LOGIN}`, in the form "
+        "USER:PASSWORD; the SKYPILOT_DOCKER_ variables are not used"
+    )
+    kept_keys.note_at(table, section, reason)
+    return _ImageLogin(image=image, secret=_LOGIN)
+
+
+def _names(table: Node, section: str) -> list[str]:
+    node = child(table, section)
+    return [key.text for key, _ in node.entries] if isinstance(node, MapNode) else []
 
 
 def _managed(node: Node) -> list[tuple[str, SourceMark, Node | None]]:
