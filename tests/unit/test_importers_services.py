@@ -144,6 +144,30 @@ SKYPILOT_FILES: list[tuple[str, dict[str, Any]]] = [
         {"port": 8080, "probe.every": 5, "probe.failures": 12},
     ),
     (
+        sky(
+            "\n  readiness_probe: {path: /v1/completions, post_data: {model: $MODEL, max_tokens: 1}, "
+            "headers: {Authorization: Bearer $KEY}}",
+            "envs: {MODEL: a/b, KEY: k}",
+        ),
+        {
+            "port": 8080,
+            "probe.path": "/v1/completions",
+            "probe.headers": (
+                ("Content-Type", "application/json"),
+                ("Authorization", "Bearer k"),
+            ),
+            "probe.body": '{"model": "a/b", "max_tokens": 1}',
+        },
+    ),
+    (
+        sky(""" {readiness_probe: {path: /, post_data: '{"a": 1}'}}"""),
+        {
+            "port": 8080,
+            "probe.headers": (("Content-Type", "application/json"),),
+            "probe.body": '{"a": 1}',
+        },
+    ),
+    (
         "name: tgi\nresources: {ports: 8082, image_id: 'docker:ghcr.io/huggingface/tgi:3'}\n"
         "run: text-generation-launcher --model-id m --port 8082\n"
         "service: {readiness_probe: /health, replica_policy: {min_replicas: 2}}\n",
@@ -224,6 +248,18 @@ DSTACK_FILES: list[tuple[str, dict[str, Any]]] = [
         {"port": 8000, "probe.path": "/ready", "probe.every": 5, "probe.timeout": 2},
     ),
     (
+        dstack(
+            "port: 8000\nprobes: [{type: http, method: post, url: /v1/completions, headers: "
+            """[{name: Content-Type, value: application/json}], body: '{"max_tokens": 1}'}]\n"""
+        ),
+        {
+            "port": 8000,
+            "probe.path": "/v1/completions",
+            "probe.headers": (("Content-Type", "application/json"),),
+            "probe.body": '{"max_tokens": 1}',
+        },
+    ),
+    (
         "type: service\nname: tgi\nimage: ghcr.io/huggingface/tgi:3\nenv: [HF_TOKEN, M=a/b]\n"
         "commands:\n- text-generation-launcher --port 8000\nport: 8000\nmodel: {type: chat, "
         "name: a/b, format: tgi}\nspot_policy: auto\nregions: [eu-west-1]\n",
@@ -250,10 +286,13 @@ def test_a_dstack_service_means_the_same(text: str, expected: dict[str, Any]) ->
     ("text", "key"),
     [
         (
-            sky(" {readiness_probe: {path: /, post_data: {a: 1}}}"),
-            "service.readiness_probe.post_data",
+            sky(" {readiness_probe: {path: /, headers: {A: Bearer $KEY}}}"),
+            "service.readiness_probe.headers",
         ),
-        (sky(" {readiness_probe: {path: /, headers: {A: b}}}"), "service.readiness_probe.headers"),
+        (
+            sky(" {readiness_probe: {path: /, headers: {A B: c}}}"),
+            "service.readiness_probe.headers",
+        ),
         (
             sky(
                 " {readiness_probe: /, load_balancing_policy: instance_aware_least_load, "
@@ -271,7 +310,16 @@ def test_a_dstack_service_means_the_same(text: str, expected: dict[str, Any]) ->
         ),
         ("run: x\nservice: {readiness_probe: /}\nnum_nodes: 1\n", "service"),
         (dstack("port: 1\nstrip_prefix: false\n"), "strip_prefix"),
-        (dstack("port: 1\nprobes: [{type: http, method: post}]\n"), "probes.method"),
+        (dstack("port: 1\nprobes: [{type: http, method: put}]\n"), "probes.method"),
+        (dstack("port: 1\nprobes: [{type: http, body: x}]\n"), "probes.body"),
+        (
+            dstack("port: 1\nprobes: [{type: http, method: post, body: '${{ env.A }}'}]\n"),
+            "probes.body",
+        ),
+        (
+            dstack('port: 1\nprobes: [{type: http, headers: [{name: A, value: "b\\nc"}]}]\n'),
+            "probes.headers",
+        ),
         (dstack("port: 1\nrate_limits: [{rps: 1, prefix: '/a*'}]\n"), "rate_limits.prefix"),
         (
             dstack(
@@ -308,5 +356,5 @@ def test_notes_say_what_replaces_a_key() -> None:
     assert "chooses between spot and on-demand" in kept["service.replica_policy.spot_placer"]
     assert (
         "setting of the server"
-        in {each.key: each.reason for each in parse_file(DSTACK_FILES[10][0]).kept}["https"]
+        in {each.key: each.reason for each in parse_file(DSTACK_FILES[-1][0]).kept}["https"]
     )

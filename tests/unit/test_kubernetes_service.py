@@ -2,6 +2,7 @@
 
 import yaml
 
+from cavvy.domain.values import replace
 from cavvy.importers import parse_file
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
@@ -45,3 +46,27 @@ def test_a_fixed_number_of_replicas_needs_no_scaler() -> None:
         each["kind"] for each in yaml.safe_load_all(make_export(task, None, 1, read_options({})))
     ]
     assert kinds == ["Deployment", "Service"]
+
+
+def test_a_probe_that_pods_cannot_have_is_noted() -> None:
+    text = "resources: {{ports: 8000}}\nrun: serve\nservice: {{readiness_probe: {{path: /ready, {}}}}}\n"
+    for more, expected in (
+        ("post_data: {a: 1}", {"tcpSocket": {"port": 8000}}),
+        (
+            "headers: {A: b}",
+            {
+                "httpGet": {
+                    "path": "/ready",
+                    "port": 8000,
+                    "httpHeaders": [{"name": "A", "value": "b"}],
+                }
+            },
+        ),
+    ):
+        (task,) = parse_file(text.format(more)).tasks
+        written = make_export(replace(task, image="x"), None, 1, read_options({}))
+        deployment = next(iter(yaml.safe_load_all(written)))
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        found = container["readinessProbe"]
+        assert {key: found[key] for key in expected} == expected
+        assert ("probes of pods cannot be POST" in written) is ("tcpSocket" in expected)

@@ -48,10 +48,10 @@ class ReplicaCount(Struct, frozen=True, kw_only=True):
 
 
 class ReadinessProbe(Struct, frozen=True, kw_only=True):
-    """The probe of a replica: a GET of `path` must be answered with a status from 200 to 399 within
-    `timeout`. A replica is probed at the interval `every`. The first answer must arrive within
-    `start` after the replica's start. The replica is unhealthy after `failures` failures in a row.
-    With `any_status`, every HTTP response counts as an answer.
+    """The probe of a replica: a GET of `path`, or a POST if there is a `body`, must be answered
+    with a status from 200 to 399 within `timeout`. A replica is probed at the interval `every`. The
+    first answer must arrive within `start` after the replica's start. The replica is unhealthy
+    after `failures` failures in a row. With `any_status`, every HTTP response counts as an answer.
     """
 
     path: str = "/"
@@ -60,6 +60,8 @@ class ReadinessProbe(Struct, frozen=True, kw_only=True):
     start: timedelta = timedelta(minutes=20)
     failures: int = 3
     any_status: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    body: str | None = None
 
 
 class ServiceTimeouts(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from cavvy.domain.tasks import Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, text_at
-from cavvy.spec.problems import SourceMark, slug
+from cavvy.spec.problems import SourceMark, shown, slug
 from cavvy.spec.tree import Node, ScalarNode
 
 # Requests that a replica processes at the same time; SkyServe and dstack do not limit them.
@@ -23,6 +23,17 @@ def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
         reason = f"names may contain only a-z, 0-9 and -; the job is called {plain}"
         kept_keys.note_at(table, "name", reason)
     return plain
+
+
+def check_header(name: str, value: str) -> str:
+    """Return what is wrong with an HTTP header, or "" if nothing is. The characters are those of
+    RFC 9110, sections 5.1 and 5.5.
+    """
+    if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
+        return f"{shown(name)} is not a valid name of a header"
+    if re.fullmatch(r"[\t -~]*", value) is None:
+        return f"the header {name} contains characters that are not ASCII, or a line break"
+    return ""
 
 
 def read_tags(table: Node, key: str) -> dict[str, str]:

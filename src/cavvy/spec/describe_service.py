@@ -29,7 +29,8 @@ def describe_service(service: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "replicas", _replicas(service.replicas)
     yield (
         "ready",
-        f"when GET {probe.path} succeeds, within {format_duration(probe.start)} of the start",
+        f"when {'GET' if probe.body is None else 'POST'} {probe.path} succeeds, within "
+        f"{format_duration(probe.start)} of the start",
     )
     yield (
         "requests",

@@ -83,18 +83,14 @@ class ReplicaProbes:
 
 
 async def probe(port: int, how: ReadinessProbe) -> bool:
-    """Return whether a GET request to the probe's path is answered in time, with a status that the
-    probe accepts.
+    """Return whether the probe's request is answered in time, with a status that the probe
+    accepts.
     """
     writer = None
     try:
         async with asyncio.timeout(how.timeout.total_seconds()):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            host = f"127.0.0.1:{port}"
-            writer.write(
-                f"GET {how.path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: cavvy-probe\r\n"
-                "Accept: */*\r\nConnection: close\r\n\r\n".encode()
-            )
+            writer.write(_make_request(port, how))
             version, _, rest = (await reader.readline()).partition(b" ")
             good = how.any_status or b"200" <= rest[:3] < b"400"
             return version.startswith(b"HTTP/1.") and good
@@ -104,6 +100,23 @@ async def probe(port: int, how: ReadinessProbe) -> bool:
     finally:
         if writer is not None:
             writer.close()
+
+
+def _make_request(port: int, how: ReadinessProbe) -> bytes:
+    headers = {
+        "Host": f"127.0.0.1:{port}",
+        "User-Agent": "cavvy-probe",
+        "Accept": "*/*",
+        **dict(how.headers),
+        "Connection": "close",
+    }
+    body = (how.body or "").encode()
+    if how.body is not None:
+        headers["Content-Length"] = str(len(body))
+    method = "GET" if how.body is None else "POST"
+    lines = [f"{method} {how.path} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 async def read_metric(port: int, name: str, timeout_s: float) -> float | None:

@@ -14,7 +14,7 @@ from cavvy.domain.services import (
     ServiceSpec,
     TargetKind,
 )
-from cavvy.importers.common_fields import UNBOUNDED
+from cavvy.importers.common_fields import UNBOUNDED, check_header
 from cavvy.importers.dstack.scalars import read_duration
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, int_at, items, mark_of, text_at
@@ -28,6 +28,7 @@ _WHEN = (
     "the autoscaler adds replicas as soon as requests would be late, and removes them when "
     "there are no requests"
 )
+_NOT_EVALUATED = "expressions in ${{ }} cannot be evaluated; write the value"
 _NOTED = {
     "https": "TLS of the gateway is a setting of the server",
     "gateway": "the server has one gateway for all services",
@@ -113,14 +114,13 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
     if len(probes) > 1:
         kept_keys.refuse_at(root, "probes", "a service can have only one probe")
     probe = probes[0]
-    for key, reason in (
-        ("headers", "probes cannot have headers"),
-        ("body", "probes cannot have a body"),
-    ):
-        if child(probe, key) is not None:
-            kept_keys.refuse_at(probe, f"probes.{key}", reason)
-    if text_at(probe, "method") not in (None, "get", "GET"):
-        kept_keys.refuse_at(probe, "probes.method", "probes are GET requests")
+    method, body = (text_at(probe, "method") or "get").lower(), text_at(probe, "body")
+    if method not in ("get", "post"):
+        kept_keys.refuse_at(probe, "probes.method", "probes are GET or POST requests")
+    elif method == "get" and body is not None:
+        kept_keys.refuse_at(probe, "probes.body", "probes with a body are POST requests")
+    if "${{" in (body or ""):
+        kept_keys.refuse_at(probe, "probes.body", _NOT_EVALUATED)
     if text_at(probe, "ready_after") not in (None, "1"):
         kept_keys.note_at(probe, "probes.ready_after", "a replica is ready after its first answer")
     if text_at(probe, "until_ready") == "True":
@@ -133,7 +133,20 @@ def _read_probe(root: Node, usual: str, kept_keys: TranslationNotes) -> Readines
         every=timedelta(seconds=every_s),
         timeout=timedelta(seconds=_seconds(probe, "timeout", _PROBE_TIMEOUT_S)),
         start=_START,
+        headers=_read_headers(probe, kept_keys),
+        body=(body or "") if method == "post" else None,
     )
+
+
+def _read_headers(probe: Node, kept_keys: TranslationNotes) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for each in items(child(probe, "headers")):
+        name, value = text_at(each, "name") or "", text_at(each, "value") or ""
+        problem = _NOT_EVALUATED if "${{" in value else check_header(name, value)
+        if problem:
+            kept_keys.refuse(each.mark, "probes.headers", problem)
+        found[name] = value
+    return tuple(found.items())
 
 
 def _read_rate(limit: Node, kept_keys: TranslationNotes) -> RequestRate:

@@ -2,6 +2,7 @@
 (sky/serve/service_spec.py and constants.py).
 """
 
+import json
 import math
 from datetime import timedelta
 
@@ -13,10 +14,10 @@ from cavvy.domain.services import (
     ServiceTimeouts,
     TargetKind,
 )
-from cavvy.importers.common_fields import UNBOUNDED
+from cavvy.importers.common_fields import UNBOUNDED, check_header
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
-from cavvy.spec.tree import MapNode, Node, ScalarNode
+from cavvy.spec.tree import MapNode, Node, ScalarNode, to_value
 
 _PROBED_EVERY_S, _PROBE_TIMEOUT_S, _START_S = 10.0, 15.0, 1200.0
 _UNHEALTHY_S = 180.0
@@ -112,12 +113,6 @@ def _read_replicas(section: MapNode, kept_keys: TranslationNotes) -> ReplicaCoun
 def _read_probe(section: MapNode, kept_keys: TranslationNotes) -> ReadinessProbe:
     node = child(section, "readiness_probe")
     path = as_text(node) if isinstance(node, ScalarNode) else text_at(node, "path")
-    for key, reason in (
-        ("post_data", "probes are GET requests; name a path that answers GET, such as /health"),
-        ("headers", "probes cannot have headers; name a path that needs no headers"),
-    ):
-        if child(node, key) is not None:
-            kept_keys.refuse_at(node, f"service.readiness_probe.{key}", reason)
 
     def seconds(key: str, default: float) -> float:
         return max(0.1, float(text_at(node, key) or default))
@@ -130,7 +125,29 @@ def _read_probe(section: MapNode, kept_keys: TranslationNotes) -> ReadinessProbe
         timeout=timedelta(seconds=seconds("timeout_seconds", _PROBE_TIMEOUT_S)),
         start=timedelta(seconds=seconds("initial_delay_seconds", _START_S)),
         failures=max(1, math.ceil(lost_s / every_s)),
+        headers=_read_headers(node, kept_keys),
+        body=_read_body(child(node, "post_data")),
     )
+
+
+def _read_headers(node: Node | None, kept_keys: TranslationNotes) -> tuple[tuple[str, str], ...]:
+    """Return the headers of the probe. As in SkyServe, the body of a probe is JSON."""
+    found = {} if child(node, "post_data") is None else {"Content-Type": "application/json"}
+    for key, value in entries(child(node, "headers")):
+        text = as_text(value) if isinstance(value, ScalarNode) else ""
+        problem = check_header(key.text, text)
+        if "$" in text:
+            problem = "the value contains a variable without a value; set the variable with --env"
+        if problem:
+            kept_keys.refuse(key.mark, "service.readiness_probe.headers", problem)
+        found[key.text] = text
+    return tuple(found.items())
+
+
+def _read_body(node: Node | None) -> str | None:
+    if node is None:
+        return None
+    return as_text(node) if isinstance(node, ScalarNode) else json.dumps(to_value(node))
 
 
 def _read_stream_timeout(section: MapNode) -> timedelta:

@@ -60,6 +60,8 @@ def list_service_notes(service: ServiceSpec) -> list[str]:
             bool(service.keys or service.rates or service.hosts)
             or service.limits != RequestLimits()
         ),
+        "service.probe: probes of pods cannot be POST requests; the pod is ready when the port is "
+        "open": service.probe.body is not None,
         "service.batch: without the gateway, requests are not combined into batches": (
             service.batch is not None
         ),
@@ -69,9 +71,13 @@ def list_service_notes(service: ServiceSpec) -> list[str]:
 
 def _make_pod_spec(spec: Object, service: ServiceSpec) -> Object:
     probe = service.probe
-    get = {"httpGet": {"path": probe.path, "port": service.port}}
+    get: Object = {"httpGet": {"path": probe.path, "port": service.port}}
+    if probe.headers:
+        get["httpGet"]["httpHeaders"] = [
+            {"name": name, "value": value} for name, value in probe.headers
+        ]
     rhythm = {"periodSeconds": _whole(probe.every), "timeoutSeconds": _whole(probe.timeout)}
-    if probe.any_status:
+    if probe.any_status or probe.body is not None:
         get = {"tcpSocket": {"port": service.port}}
     first, *others = spec["containers"]
     values = [

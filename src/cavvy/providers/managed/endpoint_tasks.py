@@ -62,8 +62,8 @@ def list_variables(gang: GangSpec) -> Mapping[str, str]:
 def _list_unserved(spec: ServiceSpec, title: str, docs: str) -> Iterator[Objection]:
     if spec.port != PORT:
         yield Objection("service.port", f"{title} send requests to port {PORT} ({docs})")
-    if spec.probe.path != PROBED:
-        yield Objection("service.probe.path", f"{title} probe {PROBED} ({docs})")
+    if spec.probe.path != PROBED or spec.probe.body is not None or spec.probe.headers:
+        yield Objection("service.probe.path", f"{title} probe GET {PROBED} ({docs})")
     if spec.models:
         reason = f"{title} forward only POST {CALLED}, and no path of OpenAI's API ({docs})"
         yield Objection("service.models", reason)
