@@ -17,10 +17,11 @@ from click.testing import CliRunner
 
 from cavvy.cli.plan import command as plan
 from cavvy.cli.validate import command as validate
-from cavvy.importers import parse_task
+from cavvy.importers import load_task, parse_task
 from cavvy.importers.dstack.tables import TABLES
 from cavvy.importers.skypilot.rules import NEEDS, TASK
 from cavvy.importers.translation_header import VARIABLES
+from cavvy.sdk.files import find_parts, freeze_parts
 
 NODE = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -282,3 +283,27 @@ def test_the_guide_names_every_key_and_variable() -> None:
         sorted(key for key in keys if key not in words and key[0] != "_" and key not in internal)
         == []
     )
+
+
+def test_mounted_files_are_submitted_though_the_folder_ignores_them(folder: Path) -> None:
+    (folder / ".gitignore").write_text("outputs/\nkey.txt\n")
+    (folder / "outputs").mkdir()
+    file = folder / "t.sky.yaml"
+    file.write_text(
+        "run: x\nworkdir: .\nnum_nodes: 1\nfile_mounts: {/out: ./outputs, /key.txt: key.txt}\n"
+    )
+    done = CliRunner().invoke(validate, [str(file)])
+    assert done.exit_code == 2
+    assert "the folder is empty, or an ignore file excludes it" in done.output
+    (folder / "outputs" / "old.txt").write_text("1")
+    (folder / "key.txt").write_text("2")
+    assert CliRunner().invoke(validate, [str(file)]).exit_code == 0
+    loaded = load_task(file)
+    parts = find_parts(loaded.task, loaded.source, loaded.folder)
+    snapshot = freeze_parts(loaded.task, parts, folder / "state", 100)
+    assert [each.path for each in snapshot.entries] == [
+        ".gitignore",
+        "key.txt",
+        "outputs/old.txt",
+        "t.sky.yaml",
+    ]

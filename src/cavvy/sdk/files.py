@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 
 from cavvy.domain.tasks import TaskSpec, VolumeKind
 from cavvy.importers import Dialect, Translation, find_local
+from cavvy.spec.ignore import list_files
 from cavvy.spec.problems import shown
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, check_folder, combine, freeze
 
@@ -42,7 +43,22 @@ def _find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, 
             hint = f"relative paths are searched for in {folder} and in the current folder"
             missing = f"the task's file or folder {parts[each.inside]} does not exist"
             raise FreezeError(missing, hint)
+    if source.kind != Dialect.CAVVY and "" in parts:
+        parts |= _find_ignored(task, parts[""])
     return parts
+
+
+def _find_ignored(task: TaskSpec, folder: Path) -> dict[str, Path]:
+    """Find the files and folders in the working folder that its ignore files leave out, although a
+    volume needs them. SkyPilot and dstack upload mounted files separately, so ignore files of the
+    working folder do not apply to them.
+    """
+    sources = {each.source for each in task.volumes if each.kind is VolumeKind.FOLDER} - {"."}
+    if not sources:
+        return {}
+    listed = list_files(folder)
+    known = {*listed, *(str(parent) for path in listed for parent in PurePosixPath(path).parents)}
+    return {each: folder / each for each in sorted(sources - known) if (folder / each).exists()}
 
 
 def split_parts(parts: Mapping[str, Path]) -> Iterator[tuple[str, Path, str | None]]:
@@ -66,7 +82,7 @@ def check_files(task: TaskSpec, sizes: Mapping[str, int], limit_mib: int) -> Non
             raise FreezeError(
                 f"there is no {volume.source} in the working folder, but the volume at "
                 f"{volume.path} needs it",
-                "the file does not exist, or an ignore file excludes it",
+                "the file does not exist, the folder is empty, or an ignore file excludes it",
             )
     path, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
     if size > limit_mib * MIB:
