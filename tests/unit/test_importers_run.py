@@ -218,6 +218,28 @@ commands:
     assert not list(tmp_path.glob("dstack-hosts-*"))
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_secrets_are_written_into_files(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "run: cat ~/.netrc {0}/it\\'s; echo ${{NETRC_FILE-none}}\nfile_mounts:\n"
+    text += '  ~/.netrc: ~/.netrc\n  "{0}/it\'s": ~/.ssh/id_rsa\nnum_nodes: 1\n'
+    run = parse_task(text.format(tmp_path)).run
+    monkeypatch.setitem(NODE, "HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(NODE, "NETRC_FILE", "machine a\n  login b")
+    monkeypatch.setitem(NODE, "SSH_ID_RSA_FILE", "k e y")
+    done = execute(run, shell, tmp_path)
+    assert done.stdout.splitlines() == ["machine a", "  login b", "k e y", "none"]
+    file = tmp_path / "home" / ".netrc"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text("mine\n")
+    assert execute(run, shell, tmp_path).stdout.splitlines()[0] == "mine", "it stays as it was"
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("in the way")
+    assert execute(run, shell, tmp_path).returncode == 1
+
+
 def test_a_python_that_is_not_there_ends_the_work(tmp_path: Path) -> None:
     if shutil.which("python3.15") is not None:
         pytest.skip("this machine has a Python 3.15")

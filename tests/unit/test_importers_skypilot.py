@@ -350,7 +350,7 @@ def test_what_has_no_place_is_kept_and_refused_when_run(resources: str) -> None:
         ("file_mounts: {/etc: s3://bucket}", "file_mounts./etc"),
         ("file_mounts: {/data: {source: [s3://a, s3://b]}}", "file_mounts./data"),
         ("volumes: {data: vol}", "volumes.data"),
-        ("file_mounts: {/data: ~/.ssh/id_rsa}", "file_mounts./data"),
+        ("file_mounts: {/data: ~/.ssh}", "file_mounts./data"),
         ("file_mounts: {/data: $HERE/x}", "file_mounts./data"),
         ("file_mounts: {/data: {name: b, source: s3://c}}", "file_mounts./data"),
         (
@@ -722,16 +722,41 @@ def test_a_registry_that_no_key_names_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "name"),
     [
-        *("~/.netrc", "~/.git-credentials", "~/.kaggle/kaggle.json", "~/.config/gh/hosts.yml"),
-        *("~/.cache/huggingface/token", "/root/.ssh/id_rsa", "/home/ann/.aws"),
+        ("~/.netrc", "NETRC_FILE"),
+        ("~/.git-credentials", "GIT_CREDENTIALS_FILE"),
+        ("~/.kaggle/kaggle.json", "KAGGLE_KAGGLE_JSON_FILE"),
+        ("~/.config/gh/hosts.yml", "CONFIG_GH_HOSTS_YML_FILE"),
+        ("~/.cache/huggingface/token", "CACHE_HUGGINGFACE_TOKEN_FILE"),
+        ("/root/.ssh/id_rsa", "SSH_ID_RSA_FILE"),
     ],
 )
-def test_credentials_are_not_uploaded(path: str) -> None:
-    found = parse_file(f"run: x\nfile_mounts: {{/keys: {path}}}")
-    assert keys(found, refused=True) == ["file_mounts./keys"]
-    assert found.local == ()
+def test_a_file_of_credentials_is_a_secret(path: str, name: str) -> None:
+    sky = parse_file(f"run: x\nfile_mounts: {{~/keys: {path}}}")
+    theirs = parse_file(f"type: task\ncommands: [x]\nfiles: ['{path}:~/keys']")
+    for found, key in ((sky, "file_mounts.~/keys"), (theirs, "files")):
+        assert found.task is not None
+        assert (found.task.secrets, found.task.volumes, found.local) == ((name,), (), ())
+        assert (keys(found, refused=False), found.refused) == ([key], ())
+        assert f"cavvy secret set {name} --file {path}" in found.kept[0].reason
+
+
+@pytest.mark.parametrize("path", ["~/.ssh", "/home/ann/.aws/", "~/.config/gcloud"])
+def test_a_folder_of_credentials_is_not_uploaded(path: str) -> None:
+    sky = parse_file(f"run: x\nfile_mounts: {{~/keys: {path}}}")
+    theirs = parse_file(f"type: task\ncommands: [x]\nfiles: ['{path}:~/keys']")
+    for found in (sky, theirs):
+        assert len(found.refused) == 1
+        assert found.local == ()
+
+
+def test_managed_secrets_may_be_files() -> None:
+    text = "run: x\nmanaged_secrets: [TOKEN, {global.CERT: {mount_path: /etc/cert.pem}}]"
+    found = parse_file(text)
+    assert found.task is not None
+    assert (found.task.secrets, found.refused) == (("TOKEN", "CERT"), ())
+    assert '"$CERT" > "$_file"' in parse_task(text).run
 
 
 def test_files_near_credentials_are_uploaded() -> None:

@@ -75,6 +75,7 @@ class TranslationNotes:
     def __init__(self) -> None:
         self._kept: dict[tuple[int, str, str], KeptKey] = {}
         self._local: list[LocalPath] = []
+        self._placed: dict[str, str] = {}
 
     def note(self, mark: SourceMark, key: str, reason: str) -> None:
         """Note a key that does not affect the work."""
@@ -131,6 +132,16 @@ class TranslationNotes:
             inner = f".mounts/{len(self._local)}-{name.strip('.')}"
             self._local.append(LocalPath(source=source, inside=inner))
         return Volume(kind=VolumeKind.FOLDER, source=inner, path=target)
+
+    def place_secret(self, name: str, path: str) -> None:
+        """Write a secret of the job into a file before the commands. `path` is the file's path on
+        the node.
+        """
+        self._placed[path] = name
+
+    def list_placed(self) -> dict[str, str]:
+        """Return the names of the secrets that are written into files, by the path of the file."""
+        return self._placed
 
     def list_local(self) -> tuple[LocalPath, ...]:
         """Return the files and folders that are submitted with the working folder."""

@@ -7,6 +7,7 @@ but the shells of the other tools do not, so the lines begin with `set +e`.
 """
 
 import hashlib
+from collections.abc import Mapping
 from shlex import quote
 
 from cavvy.domain.tasks import TaskSpec
@@ -145,6 +146,23 @@ def enter_folder(path: str) -> str:
     folder cannot be created or entered, the work ends.
     """
     return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
+
+
+def write_secrets(names: Mapping[str, str]) -> str:
+    """Return shell lines that write secrets into files that only the user can read, and remove the
+    variables of the secrets. Existing files are not changed. `names` maps the path of each file to
+    its secret. If a file cannot be written, the work ends.
+    """
+    lines = ""
+    for path, name in names.items():
+        place = f'"$HOME"/{quote(path[2:])}' if path.startswith("~/") else quote(path)
+        lines += f"""\
+_file={place}
+if [ ! -e "$_file" ]; then
+  (umask 077; mkdir -p "$(dirname "$_file")" && printf '%s\\n' "${name}" > "$_file") || exit 1
+fi
+"""
+    return lines + (f"unset {' '.join(sorted(set(names.values())))}\n" if names else "")
 
 
 def use_python(version: str) -> str:

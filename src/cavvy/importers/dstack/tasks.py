@@ -16,6 +16,7 @@ from cavvy.domain.tasks import (
     Workdir,
 )
 from cavvy.importers.common_fields import read_commit, read_name, read_tags
+from cavvy.importers.credential_files import move_to_secret
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
 from cavvy.importers.dstack.scalars import read_duration
@@ -32,7 +33,7 @@ from cavvy.importers.readers import (
     mark_of,
     text_at,
 )
-from cavvy.importers.translation_header import WAIT, WAITS, enter_folder, use_python
+from cavvy.importers.translation_header import WAIT, WAITS, enter_folder, use_python, write_secrets
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.fields.paths import check_path
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown
@@ -118,7 +119,7 @@ def translate(root: Node, notes: ProblemNotes) -> Translation:
         what=kind,
         tasks=(task,),
         kept=kept_keys.list_kept(),
-        before=_read_before(root),
+        before=write_secrets(kept_keys.list_placed()) + _read_before(root),
         local=kept_keys.list_local(),
     )
 
@@ -130,6 +131,8 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> TaskSpec:
     workdir = _read_workdir(root, kept_keys)
     login = _read_login(root, kept_keys)
     env, secrets = _read_env(child(root, "env"), kept_keys)
+    files = _read_files(root, workdir, kept_keys)
+    placed = (*secrets, *kept_keys.list_placed().values())
     return TaskSpec(
         name=read_name(root, kept_keys) or "",
         run=_read_run(root, kept_keys),
@@ -142,8 +145,8 @@ def _translate_run(root: Node, kept_keys: TranslationNotes) -> TaskSpec:
         image_login=login,
         workdir=workdir,
         env=env,
-        secrets=secrets,
-        volumes=(*_read_volumes(root, kept_keys), *_read_files(root, workdir, kept_keys)),
+        secrets=tuple(dict.fromkeys(placed)),
+        volumes=(*_read_volumes(root, kept_keys), *files),
         limits=_read_limits(root, kept_keys),
         schedule=_read_schedule(root, kept_keys),
         retry=_read_retry(root, kept_keys),
@@ -301,9 +304,11 @@ def _read_files(
         else:
             source, path = text_at(each, "local_path") or "", text_at(each, "path") or ""
         try:
+            end = path.rstrip("/") if path.startswith("~/") else check_path(path.strip())
+            if move_to_secret(source, end, "files", each.mark, kept_keys):
+                continue
             if workdir is not None and workdir.path is None:
                 raise WrongValue("the file cannot be added to a git repository")
-            end = path.rstrip("/") if path.startswith("~/") else check_path(path.strip())
             shown = kept_keys.submit_local(source, workdir, end)
             found += [shown] if shown else []
         except WrongValue as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cavvy.domain.tasks import Transfer, Volume, VolumeKind, Workdir
 from cavvy.domain.values import Struct, replace
+from cavvy.importers.credential_files import is_credentials, move_to_secret
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, flag_at, items, mark_of, text_at
 from cavvy.importers.skypilot.needs import read_size
@@ -39,11 +40,6 @@ _STORES = {
 _LIKE_S3 = ("s3", "r2", "nebius", "oci", "cos", "cw", "vastdata")
 _ENDPOINT = "AWS_ENDPOINT_URL_S3"
 _BLOB = re.compile(r"https://([a-z0-9]+)\.blob\.core\.windows\.net/", re.IGNORECASE)
-_CREDENTIALS = re.compile(
-    r"(?:~|/root|/home/[^/]+|/Users/[^/]+)/\.(ssh|aws|azure|kube|gnupg|netrc|docker|git-credentials"
-    r"|oci|kaggle|huggingface|pypirc|npmrc|pgpass|config/(gcloud|gh|rclone|hf_token)"
-    r"|cache/huggingface/token)(/(?!.*\.pub$)|$)"
-)
 
 
 class _UnsetVariable(WrongValue):
@@ -75,6 +71,10 @@ def read_mounts(
         where = f"file_mounts.{key.text}"
         try:
             target = _read_target(key.text)
+            local = as_text(value) if isinstance(value, ScalarNode) else ""
+            if name := move_to_secret(local, target, where, key.mark, kept_keys):
+                found = replace(found, secrets=(*found.secrets, name))
+                continue
             one = _use_s3(_read_mount(value, target, workdir, usual, kept_keys), stores)
         except WrongValue as error:
             unset = isinstance(error, _UnsetVariable)
@@ -82,7 +82,8 @@ def read_mounts(
             continue
         for note in _list_notes(value, one):
             kept_keys.note(key.mark, where, note)
-        found = TranslatedMounts(
+        found = replace(
+            found,
             inputs=(*found.inputs, *one.inputs),
             outputs=(*found.outputs, *one.outputs),
             volumes=(*found.volumes, *one.volumes),
@@ -95,7 +96,7 @@ def read_mounts(
         )
         kept_keys.note_at(table, "file_mounts", reason)
     volumes = (*found.volumes, *_read_volumes(table, kept_keys))
-    return replace(found, volumes=volumes, secrets=secrets)
+    return replace(found, volumes=volumes, secrets=(*found.secrets, *secrets))
 
 
 def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:
@@ -165,6 +166,8 @@ def _read_local(
     found: list[Volume] = []
     for path in paths:
         _check_local(path, workdir)
+        if is_credentials(path):
+            raise WrongValue(f"{path} contains credentials, which are not uploaded; use `secrets`")
         name = path.rstrip("/").rpartition("/")[2]
         end = target if len(paths) == 1 else f"{target}/{name}"
         shown = kept_keys.submit_local(path, workdir, end)
@@ -194,8 +197,6 @@ def _check_local(path: str, workdir: Workdir | None) -> None:
         raise _UnsetVariable(
             f"{path} contains a variable without a value; set the variable with --env"
         )
-    if _CREDENTIALS.match(path):
-        raise WrongValue(f"{path} contains credentials, which are not uploaded; use `secrets`")
     if workdir is not None and workdir.path is None:
         raise WrongValue(f"a local path ({path}) cannot be added to a git repository")
 

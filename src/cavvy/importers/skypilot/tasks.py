@@ -17,7 +17,7 @@ from cavvy.importers.skypilot.needs import unalias
 from cavvy.importers.skypilot.resources import add_options, read_request
 from cavvy.importers.skypilot.rules import GROUP_HEADER, SERIAL_HEADER, TASK, VOLUME, is_safe_name
 from cavvy.importers.skypilot.serving import read_service
-from cavvy.importers.translation_header import WAIT, WAITS
+from cavvy.importers.translation_header import WAIT, WAITS, write_secrets
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode, to_value
 
@@ -86,6 +86,7 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
         what=what,
         tasks=tasks,
         kept=kept_keys.list_kept(),
+        before=write_secrets(kept_keys.list_placed()),
         local=kept_keys.list_local(),
     )
 
@@ -289,8 +290,8 @@ def _read_variables(
     for each in items(child(table, "managed_secrets")):
         for name, mark, options in _managed(each):
             _want_secret(_secret_name(name), "managed_secrets", mark, secrets, kept_keys)
-            if child(options, "mount_path") is not None:
-                kept_keys.refuse(mark, "managed_secrets", "a secret becomes a variable, not a file")
+            if path := text_at(options, "mount_path"):
+                kept_keys.place_secret(_secret_name(name), path)
     left = {name: value for name, value in env.items() if name not in secrets}
     return left, tuple(dict.fromkeys(secrets))
 
