@@ -786,3 +786,11 @@ run: echo $NAME
     assert found.task.run == "echo $NAME"
     with pytest.raises(SpecError, match="'gcp' is not one of the choices"):
         parse_file("envs: {STORE: gcp}\nfile_mounts: {/data: {name: abc, store: $STORE}}\nrun: x\n")
+
+
+def test_a_value_that_looks_like_a_variable_is_noted() -> None:
+    text = "run: x\nenvs: {A: '${A}', B: $B, C: '${C:-d}', D: 'a$D', E: 5}\n"
+    found = parse_file(text)
+    assert keys(found, refused=False) == ["envs.A", "envs.B", "envs.C"]
+    assert found.task is not None
+    assert found.task.env["A"] == "${A}", "SkyPilot does not replace it, either"

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from cavvy.importers import Translation, parse_file
+from cavvy.spec.describe import describe_task
 
 
 def read(resources: str, config: str = "{}") -> Translation:
@@ -116,3 +117,18 @@ def test_a_bucket_of_the_only_cloud_uses_the_store_of_that_cloud() -> None:
     found = parse_file("run: x\nresources: {infra: nebius}\nfile_mounts: {/a: {name: b}}\n")
     assert found.task is not None
     assert found.task.secrets == ("AWS_ENDPOINT_URL_S3",)
+
+
+def test_validate_shows_the_values_of_options() -> None:
+    (task,) = parse_file(
+        "run: x\nresources: {any_of: [{infra: aws/us-east-1/us-east-1a}, "
+        "{infra: aws/us-east-1/us-east-1b}]}\n"
+    ).tasks
+    rows = dict(describe_task(task))
+    assert rows["on"] == "1 node with options of aws (zone us-east-1a)"
+    assert rows["or"].startswith("with options of aws (zone us-east-1b), ")
+
+
+def test_validate_says_that_a_file_without_commands_is_a_session() -> None:
+    (task,) = parse_file("setup: x\nnum_nodes: 1\n").tasks
+    assert dict(describe_task(task))["runs"] == "a session that waits for you, after its setup"

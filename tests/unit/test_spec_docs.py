@@ -165,7 +165,7 @@ def test_a_task_in_plain_words() -> None:
     assert rows["where"] == "at a or b in eu, on spot capacity only, at most $3.00/h for each node"
     assert rows["stops"] == "8h after its submission or after being idle for 10m"
     assert rows["tries again"] == "after being preempted once"
-    assert rows["runs"] == "a (and 1 more lines)"
+    assert rows["runs"] == "a (and 1 more line)"
 
 
 @pytest.mark.parametrize(

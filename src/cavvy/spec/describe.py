@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from itertools import starmap
 
 from cavvy.catalog.residency import say_unplaced
 from cavvy.domain.tasks import (
@@ -128,7 +129,12 @@ def _storage(need: ResourceSpec) -> Iterator[str]:
     if need.network is not None and need.network.fabric:
         yield f"a network of the kind {need.network.fabric}"
     for each in need.options:
-        yield f"options of {each.provider} ({', '.join(json.loads(each.values))})"
+        values = json.loads(each.values).items()
+        yield f"options of {each.provider} ({', '.join(starmap(_option, values))})"
+
+
+def _option(name: str, value: object) -> str:
+    return f"{name} {value}" if isinstance(value, str | int) and value is not True else name
 
 
 def _between(low: int | None, high: int | None) -> str:
@@ -181,8 +187,11 @@ def _run(task: TaskSpec) -> str:
     lines = [line.strip() for line in task.run.strip().splitlines()]
     if not lines:
         return "nothing" + _image(task)
+    if task.session:
+        lines = ["a session that waits for you"]
     first = lines[0] if len(lines[0]) <= 70 else lines[0][:69] + "…"
-    more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
+    rest = len(lines) - 1
+    more = f" (and {rest} more line{'s' if rest > 1 else ''})" if rest else ""
     return first + more + _image(task) + (", after its setup" if task.setup else "")
 
 

@@ -286,6 +286,7 @@ def _read_variables(
             _want_secret(key.text, f"envs.{key.text}", key.mark, secrets, kept_keys)
         else:
             env[key.text] = str(to_value(value))
+            _note_placeholder(key, env[key.text], kept_keys)
     _read_secrets(child(table, "secrets"), secrets, kept_keys)
     for each in items(child(table, "managed_secrets")):
         for name, mark, options in _managed(each):
@@ -294,6 +295,15 @@ def _read_variables(
                 kept_keys.place_secret(_secret_name(name), path)
     left = {name: value for name, value in env.items() if name not in secrets}
     return left, tuple(dict.fromkeys(secrets))
+
+
+def _note_placeholder(key: ScalarNode, value: str, kept_keys: TranslationNotes) -> None:
+    if re.fullmatch(r"\$(\w+|\{\w+(:-.*)?\})", value):
+        reason = (
+            f"the value is the text {value}, as in SkyPilot; to set another value, use --env "
+            f"{key.text}=VALUE"
+        )
+        kept_keys.note(key.mark, f"envs.{key.text}", reason)
 
 
 def _read_secrets(node: Node | None, secrets: list[str], kept_keys: TranslationNotes) -> None:
