@@ -45,8 +45,9 @@ def test_what_is_no_name_of_a_host_is_told_as_a_setting(tmp_path: Path, host: st
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert refused(tmp_path, f"127.0.0.1:{port}").message.startswith(
-            f"cannot listen on 127.0.0.1:{port}: Address"
+        assert (
+            refused(tmp_path, f"127.0.0.1:{port}").message
+            == f"cannot listen on 127.0.0.1:{port}: Address already in use"
         )
 
 

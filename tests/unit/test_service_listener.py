@@ -43,10 +43,19 @@ def test_the_servers_certificate_is_used_if_there_is_no_other() -> None:
     assert (listener.certificate, listener.key) == ("/tls.crt", "/tls.key")
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:80", "here:http"])
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:80", "here:http", "127.0.0.1", "127.0.0.1:99999", "127.0.0.1:²"]
+)
 def test_addresses_that_cannot_be_used_are_told(address: str) -> None:
     with pytest.raises(StateDirError, match=r"services\.listen"):
         read(services_listen=address)
+
+
+def test_the_hint_fits_the_mistake() -> None:
+    for address, hint in (("127.0.0.1:99999", "a port up to 65535"), ("0.0.0.0:80", "tls_cert")):
+        with pytest.raises(StateDirError) as caught:
+            read(services_listen=address)
+        assert hint in str(caught.value.hint)
 
 
 def test_an_unknown_plane_is_refused() -> None:

@@ -3,6 +3,7 @@ the settings name a certificate. Without TLS, only this machine can reach the li
 """
 
 import ipaddress
+import os
 import socket
 
 from cavvy.api.state_dir import StateDirError
@@ -60,7 +61,7 @@ def listen_for_users(settings: Settings) -> UserListener | None:
     except OSError as error:
         raise StateDirError(
             "settings-invalid",
-            f"cannot listen on {where}: {error.strerror}",
+            f"cannot listen on {where}: {os.strerror(error.errno or 0)}",
             "choose another port for server.listen",
         ) from error
     sock.setblocking(False)

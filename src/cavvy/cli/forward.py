@@ -1,6 +1,7 @@
 """`cavvy forward`: forwards ports to or from a job's node."""
 
 import errno
+import os
 from secrets import token_bytes
 from typing import TYPE_CHECKING
 
@@ -155,8 +156,11 @@ async def listen_here(tunnel: "NodeTunnel", bind: str, here: int, host: str, the
     try:
         server = await asyncio.start_server(carry, bind, here)
     except OSError as error:
+        number = error.errno or 0
+        # Python adds the address to the reason of these errors.
+        reason = os.strerror(number) if number > 0 else error.strerror
         raise CommandFailure(
-            f"cannot listen on {bind}:{here}: {error.strerror}",
+            f"cannot listen on {bind}:{here}: {reason}",
             "choose another port; 0:REMOTE picks a free one",
         ) from error
     port: int = server.sockets[0].getsockname()[1]

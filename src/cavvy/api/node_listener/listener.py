@@ -2,6 +2,7 @@
 by hash, but no routes for users.
 """
 
+import os
 import socket
 from collections.abc import Callable
 from functools import cache
@@ -84,7 +85,7 @@ def listen_for_nodes(
     except (OSError, ValueError) as error:  # ValueError if `host` is not a host name
         raise StateDirError(
             "settings-invalid",
-            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+            f"cannot listen on {host}:{port}: {_explain(error)}",
             "choose another address or port for server.tls_listen",
         ) from error
     try:
@@ -103,6 +104,12 @@ def listen_for_nodes(
         raise
     sock.setblocking(False)
     return NodeListener(sock, address, certificate, f"https://{_reachable(host)}:{port}")
+
+
+def _explain(error: OSError | ValueError) -> str:
+    """Return the reason of an error in plain words. Python adds the address to some reasons."""
+    number = getattr(error, "errno", None) or 0
+    return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
 
 
 def read_listen(settings: Settings) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from cavvy.settings import Settings
 
 _PLANES = ("embedded", "haproxy")
 _LOCAL = "127.0.0.1"
+_LAST_PORT = 65_535
 _LOOPBACK = (_LOCAL, "::1", "localhost")
 
 
@@ -56,8 +57,10 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
     """Raises StateDirError if the settings contradict each other."""
     host, _, port = settings.text("services.listen").rpartition(":")
     host = host.strip("[]") or _LOCAL
-    if not port.isdecimal() and port:
-        raise _wrong("services.listen must be an address such as 0.0.0.0:8443")
+    if port and not (port.isascii() and port.isdecimal() and int(port) <= _LAST_PORT):
+        message = f"services.listen is {settings.text('services.listen')!r}"
+        hint = f"write an address and a port up to {_LAST_PORT}, such as 127.0.0.1:8443"
+        raise StateDirError("settings-invalid", f"{message}, which is not an address", hint)
     certificate = settings.text("services.tls_cert") or settings.text("server.tls_cert")
     key = settings.text("services.tls_key") or settings.text("server.tls_key")
     if not certificate and host not in _LOOPBACK:
