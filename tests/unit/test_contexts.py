@@ -166,3 +166,18 @@ def test_the_option_chooses_for_one_command(home: str, monkeypatch: pytest.Monke
     result = call("--context", "none", "ps")
     assert result.exit_code == 1
     assert "there is no context 'none'" in result.output
+
+
+@pytest.mark.parametrize("command", ["ps", "plan"])
+def test_a_state_folder_that_is_a_file_is_told(
+    command: str, home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(home).write_text("")
+    task = tmp_path / "task.yaml"
+    task.write_text("run: x\n")
+    monkeypatch.delenv("CAVVY_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = call(command, *([str(task)] if command == "plan" else []))
+    assert done.exit_code != 0
+    assert home in done.output
+    assert "set CAVVY_HOME to a folder that you can write to" in done.output

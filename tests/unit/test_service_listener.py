@@ -59,5 +59,6 @@ def test_the_hint_fits_the_mistake() -> None:
 
 
 def test_an_unknown_plane_is_refused() -> None:
-    with pytest.raises(StateDirError, match="expected one of embedded, haproxy"):
+    with pytest.raises(StateDirError, match="'nginx', which is not a gateway") as caught:
         read(services_plane="nginx")
+    assert caught.value.hint == "expected one of embedded, haproxy"

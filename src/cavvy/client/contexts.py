@@ -66,7 +66,7 @@ def read_contexts(home: str) -> Contexts:
     try:
         with open(path, "rb") as file:
             return decode(file.read(), type=Contexts)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # The state folder may be a file; see `launch`.
         return Contexts()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "the file was not written by `cavvy login`"

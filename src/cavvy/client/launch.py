@@ -43,7 +43,8 @@ def launch(home: str, patience: Patience) -> ServerFile:
     except OSError as error:
         raise StartFailed(
             "home-unusable",
-            f"{home}: {error.strerror}",
+            f"{home}: "
+            + ("Not a directory" if isinstance(error, FileExistsError) else f"{error.strerror}"),
             "set CAVVY_HOME to a folder that you can write to",
         ) from error
     deadline = time.monotonic() + timeout_s

@@ -164,7 +164,13 @@ def make(
     folder = context.home / (account or known.name)
     # create the state folder too, because it may not exist yet
     for each in (context.home.parent, context.home, folder):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadSettings(
+                f"the folder {each} cannot be created ({error.strerror}); set CAVVY_HOME to a "
+                "folder that you can write to"
+            ) from error
     documents = MemoryProviderState() if state is None else state(account or known.name)
     provider: Provider = _module(known).make(
         replace(context, home=folder, settings=settings, state=documents)

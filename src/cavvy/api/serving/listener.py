@@ -67,7 +67,9 @@ def read_listener(settings: Settings, *, shared: bool = False) -> ServiceListene
         raise _wrong(f"services.listen {host} can be reached from outside, but there is no TLS")
     plane, haproxy = settings.text("services.plane"), None
     if plane not in _PLANES:
-        raise _wrong(f"services.plane is {plane!r}; expected one of {', '.join(_PLANES)}")
+        message = f"services.plane is {plane!r}, which is not a gateway"
+        hint = f"expected one of {', '.join(_PLANES)}"
+        raise StateDirError("settings-invalid", message, hint)
     if plane == "haproxy":
         try:
             haproxy = find_haproxy()
