@@ -32,6 +32,13 @@ async def test_a_call_is_queued_once_sent_retried_and_purged(api: Api) -> None:
     assert (await submit(api)).json()["code"] == "service-not-found"
     listed = await api.http.get(f"{SERVICE}/calls")
     assert listed.json()["code"] == "service-not-found", "no service and no calls"
+    for asked in (
+        api.http.post(f"{SERVICE}/calls/retry"),
+        api.http.delete(f"{SERVICE}/calls?state=done"),
+    ):
+        assert (await asked).json()["code"] == "service-not-found"
+    missing = (await api.http.get(f"{SERVICE}/calls/one")).json()
+    assert missing["message"] == "project default has no service named chat"
     await api.http.put(SERVICE, json={"text": TEXT, "user": "ada"})
     body = base64.b64encode(b"hello").decode()
     # the gateway itself answers 504, because the service has no replica within the time

@@ -128,6 +128,12 @@ def retry(name: str, call_id: str | None, project: str) -> None:
 
     with session() as client:
         count = queue_wire.retry_calls(client, project, name, call_id)
+        if call_id and not count:
+            state = queue_wire.find_call(client, project, name, call_id).call.state
+            raise CommandFailure(
+                f"call {call_id} is {state}; only dead calls can be sent again",
+                f"`cavvy queue show {name} {call_id}` shows the call",
+            )
     click.echo(f"{count} {'call' if count == 1 else 'calls'} of {name} will be sent again")
 
 

@@ -129,10 +129,14 @@ async def get(
         "Send all dead calls of a service again.",
         rule=in_path(Permission.RUN),
         answer=wire.CallCount,
+        errors=("service-not-found",),
     ),
 )
 async def retry_all(request: Request, project: ProjectPath, name: ServicePath) -> Response:
-    return reply(wire.CallCount(calls=await _calls(request).retry(project, name, None)))
+    try:
+        return reply(wire.CallCount(calls=await _calls(request).retry(project, name, None)))
+    except RowNotFound as error:
+        raise ApiProblem("service-not-found", str(error)) from error
 
 
 @router.post(
@@ -159,12 +163,17 @@ async def retry(
         "Delete the calls of a service that are in one state.",
         rule=in_path(Permission.RUN),
         answer=wire.CallCount,
+        errors=("service-not-found",),
     ),
 )
 async def purge(
     request: Request, project: ProjectPath, name: ServicePath, state: CallStateQuery
 ) -> Response:
-    return reply(wire.CallCount(calls=await _calls(request).purge(project, name, CallState(state))))
+    try:
+        count = await _calls(request).purge(project, name, CallState(state))
+    except RowNotFound as error:
+        raise ApiProblem("service-not-found", str(error)) from error
+    return reply(wire.CallCount(calls=count))
 
 
 def _calls(request: Request) -> QueuedCallRequests:

@@ -81,7 +81,11 @@ class QueuedCallRequests:
         """Return a call that is still stored in full: its row contains more than the call's ID.
         Raises RowNotFound.
         """
-        call = await self._calls.get(project, service, call_id)
+        try:
+            call = await self._calls.get(project, service, call_id)
+        except RowNotFound:
+            await self._count_known(project, service)
+            raise
         if call.state is CallState.FORGOTTEN:
             raise RowNotFound(f"call {call_id} is no longer stored")
         return call
@@ -93,10 +97,16 @@ class QueuedCallRequests:
         Raises RowNotFound if neither the service nor a call exists.
         """
         found = await self._calls.list(project, service, state, after=after, limit=limit)
+        return found, await self._count_known(project, service)
+
+    async def _count_known(self, project: str, service: str) -> Mapping[CallState, int]:
+        """Return the number of calls in each state. Raises RowNotFound if neither the service nor a
+        call exists.
+        """
         counts = await self._calls.count(project, service)
         if not any(counts.values()):
             await self._store.services.get(project, service)
-        return found, counts
+        return counts
 
     async def retry(self, project: str, service: str, call_id: str | None) -> int:
         """Send a dead call again, or all dead calls of a service. Return their number. Raises
@@ -105,6 +115,7 @@ class QueuedCallRequests:
         if call_id is not None:
             found: Sequence[QueuedCall] = [await self._get_stored(project, service, call_id)]
             return await self._revive(found)
+        await self._count_known(project, service)
         count, after = 0, ""
         while found := await self._calls.list(
             project, service, CallState.DEAD, after=after, limit=_PAGE
@@ -124,7 +135,10 @@ class QueuedCallRequests:
         return count
 
     async def purge(self, project: str, service: str, state: CallState) -> int:
-        """Delete the calls in one state, and return their number."""
+        """Delete the calls in one state, and return their number. Raises RowNotFound if neither the
+        service nor a call exists.
+        """
+        await self._count_known(project, service)
         return await self._calls.purge(project, service, state, self._clock.now())
 
     def _wake(self, project: str, service: str) -> None:
