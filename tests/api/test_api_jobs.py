@@ -443,6 +443,18 @@ async def test_every_error_has_one_form(
     assert answer.json()["hint"]
 
 
+async def test_a_misspelt_name_of_a_job_is_told(api: Api) -> None:
+    await api.submit("{name: train, run: 'true'}")
+    await api.submit("{name: train, run: 'true'}", project="theirs")
+    for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/logs"), ("GET", "/events")):
+        answer = await api.http.request(method, f"/v1/projects/default/jobs/tarin{path}")
+        assert answer.json()["hint"].startswith("did you mean train? `cavvy ps`")
+    answer = await api.http.get("/v1/projects/default/jobs/serve")
+    assert answer.json()["hint"].startswith("`cavvy ps` lists")
+    answer = await api.http.get("/v1/projects/empty/jobs/tarin")
+    assert "train" not in answer.json()["hint"], "jobs of other projects are not named"
+
+
 async def test_unknown_fields_are_refused(api: Api) -> None:
     answer = await api.post_job("{name: a, run: 'true'}", consnt=True)
     assert answer.json()["code"] == "invalid-request"

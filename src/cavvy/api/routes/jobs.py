@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.audit import note_change
-from cavvy.api.errors import ApiProblem
+from cavvy.api.errors import CODES, ApiProblem
 from cavvy.api.openapi import document
 from cavvy.api.routes import views
 from cavvy.api.routes.submission import submit_task
@@ -26,6 +26,7 @@ from cavvy.costs.metering import total
 from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.tasks import TaskSpec
+from cavvy.spec.problems import nearest
 from cavvy.store.base import ProjectFilter, RowNotFound
 
 _USUAL_PROJECT = "default"  # the project that commands use by default
@@ -36,6 +37,7 @@ _LONGEST_NOTICE_S = 86400
 router = APIRouter(prefix="/v1", tags=["jobs"])
 ProjectPath = Annotated[str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 JobPath = Annotated[str, Path(max_length=80, description="The job's name or id.")]
+_COMPARED = 100  # the newest jobs whose names are compared with a name that does not exist
 _AUDITED = 100  # maximum number of jobs in one audit of a project
 PhaseQuery = Annotated[list[JobPhase] | None, Query(description="Only jobs in these phases.")]
 CursorQuery = Annotated[
@@ -287,7 +289,7 @@ async def remove(request: Request, project: ProjectPath, name: JobPath) -> Respo
     try:
         job, removed = await app_state.control_plane.jobs.remove(project, name)
     except RowNotFound:
-        raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
+        raise await _missing(app_state, project, name) from None
     except TooLate as error:
         job = await app_state.store.find_job(project, name)
         hint = f"stop the job with `cavvy stop {named(job)}`, then remove the job"
@@ -361,7 +363,17 @@ async def find_job(
     try:
         return await (jobs.find_session if session else app_state.store.find_job)(project, name)
     except RowNotFound:
-        raise ApiProblem("job-not-found", f"project {project} has no job {name}") from None
+        raise await _missing(app_state, project, name) from None
+
+
+async def _missing(app_state: AppState, project: str, name: str) -> ApiProblem:
+    """Return the problem for a job that does not exist, which names a newer job with a similar
+    name, if there is one.
+    """
+    page = await app_state.store.list_jobs(project, limit=_COMPARED)
+    close = nearest(name, (each.name for each in reversed(page.jobs)))
+    hint = f"did you mean {close}? {CODES['job-not-found'].hint}" if close else ""
+    return ApiProblem("job-not-found", f"project {project} has no job {name}", hint)
 
 
 def named(job: JobRecord) -> str:
