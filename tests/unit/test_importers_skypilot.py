@@ -794,3 +794,14 @@ def test_a_value_that_looks_like_a_variable_is_noted() -> None:
     assert keys(found, refused=False) == ["envs.A", "envs.B", "envs.C"]
     assert found.task is not None
     assert found.task.env["A"] == "${A}", "SkyPilot does not replace it, either"
+
+
+def test_a_note_says_how_to_set_a_value() -> None:
+    stored = "set the value with `cavvy secret set A`"
+    for text, expected in (
+        ("run: x\nenvs: {A: }\n", f"{stored}, or for one job with --env A=VALUE"),
+        ("run: x\nsecrets: {A: }\n", stored),
+        ("type: task\ncommands: [x]\nenv: [A]\n", f"{stored}, or for one job with --env A=VALUE"),
+        ("type: task\ncommands: [x]\nenv: {A: '${{ secrets.A }}'}\n", stored),
+    ):
+        assert [each.reason for each in parse_file(text).kept] == [expected]

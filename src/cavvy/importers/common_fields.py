@@ -25,6 +25,14 @@ def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
     return plain
 
 
+def tell_value(name: str, *, is_variable: bool) -> str:
+    """Return how to set the value of a secret. A variable without a value can also be set on the
+    command line.
+    """
+    stored = f"set the value with `cavvy secret set {name}`"
+    return f"{stored}, or for one job with --env {name}=VALUE" if is_variable else stored
+
+
 def check_header(name: str, value: str) -> str:
     """Return what is wrong with an HTTP header, or "" if nothing is. The characters are those of
     RFC 9110, sections 5.1 and 5.5.

@@ -15,7 +15,7 @@ from cavvy.domain.tasks import (
     VolumeKind,
     Workdir,
 )
-from cavvy.importers.common_fields import read_commit, read_name, read_tags
+from cavvy.importers.common_fields import read_commit, read_name, read_tags, tell_value
 from cavvy.importers.credential_files import move_to_secret
 from cavvy.importers.dstack.resources import read_resources
 from cavvy.importers.dstack.rules import is_set, split_pair
@@ -253,7 +253,7 @@ def _read_env(
     for name, value, mark in _list_variables(node):
         secret = name if value is None else _read_secret(value)
         if secret is not None:
-            kept_keys.note(mark, f"env.{name}", f"set the value with `cavvy secret set {secret}`")
+            kept_keys.note(mark, f"env.{name}", tell_value(secret, is_variable=value is None))
             secrets[secret] = None
             continue
         assert value is not None  # A variable without a value becomes a secret.

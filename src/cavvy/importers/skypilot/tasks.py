@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from cavvy.domain.tasks import TaskSpec, Workdir
 from cavvy.domain.values import Struct, replace
-from cavvy.importers.common_fields import read_commit, read_name
+from cavvy.importers.common_fields import read_commit, read_name, tell_value
 from cavvy.importers.kept_keys import Translation, TranslationNotes
 from cavvy.importers.readers import as_text, child, entries, int_at, items, mark_of, text_at
 from cavvy.importers.shapes import is_null
@@ -371,7 +371,7 @@ def _want_secret(
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
         kept_keys.refuse(mark, key, f"{name!r} is not a valid variable name")
         return
-    kept_keys.note(mark, key, f"set the value with `cavvy secret set {name}`")
+    kept_keys.note(mark, key, tell_value(name, is_variable=key.startswith("envs.")))
     secrets.append(name)
 
 
