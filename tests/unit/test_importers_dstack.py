@@ -282,6 +282,27 @@ def test_a_repository_at_a_path_is_seen_there() -> None:
     assert "cd /my-repo ||" in found.before
 
 
+@pytest.mark.parametrize(
+    ("more", "volumes"),
+    [
+        ("working_dir: /work/app\nrepos: [.]", [(".", "/work/app")]),
+        ("working_dir: /work/app\nrepos: ['.:lib']", [(".", "/work/app/lib")]),
+        ("working_dir: /work\nrepos: ['.:/work/app']", [(".", "/work/app")]),
+        ("working_dir: ~/app\nrepos: [.]", [(".", "~/app")]),
+        ("working_dir: /work\nfiles: [a.txt]", [(".mounts/0-a.txt", "/work/a.txt")]),
+        ("working_dir: /work\nfiles: ['a.txt:../b.txt']", [(".mounts/0-a.txt", "/b.txt")]),
+        ("working_dir: /work\nfiles: ['a.txt:/b.txt']", [(".mounts/0-a.txt", "/b.txt")]),
+        ("repos: [.]", []),
+        ("working_dir: /work", []),
+    ],
+)
+def test_relative_paths_start_at_the_working_dir(more: str, volumes: list[tuple[str, str]]) -> None:
+    found = run(more)
+    assert found.task is not None
+    assert [(each.source, each.path) for each in found.task.volumes] == volumes
+    assert found.refused == ()
+
+
 def test_a_secret_may_have_another_name_than_its_variable() -> None:
     found = run("env: ['A=${{ secrets.b }}', 'C=${{ secrets.C }}']")
     assert found.task is not None

@@ -219,6 +219,17 @@ commands:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
+def test_a_working_dir_may_be_in_the_home_folder(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NODE, "HOME", str(tmp_path / "home"))
+    task = parse_task(
+        "type: task\nworking_dir: ~/my app\ncommands: [pwd, printenv DSTACK_WORKING_DIR]\n"
+    )
+    assert execute(task.run, shell, tmp_path).stdout == f"{tmp_path}/home/my app\n" * 2
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 def test_secrets_are_written_into_files(
     shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,13 @@ def enter_folder(path: str) -> str:
     """Return shell lines that create a folder if necessary and make it the current folder. If the
     folder cannot be created or entered, the work ends.
     """
-    return f"mkdir -p {quote(path)} && cd {quote(path)} || exit 1\n"
+    place = _quote_path(path)
+    return f"mkdir -p {place} && cd {place} || exit 1\n"
+
+
+def _quote_path(path: str) -> str:
+    """Return a path as a shell word. A path that starts with ~/ is in the home folder."""
+    return f'"$HOME"/{quote(path[2:])}' if path.startswith("~/") else quote(path)
 
 
 def write_secrets(names: Mapping[str, str]) -> str:
@@ -155,9 +161,8 @@ def write_secrets(names: Mapping[str, str]) -> str:
     """
     lines = ""
     for path, name in names.items():
-        place = f'"$HOME"/{quote(path[2:])}' if path.startswith("~/") else quote(path)
         lines += f"""\
-_file={place}
+_file={_quote_path(path)}
 if [ ! -e "$_file" ]; then
   (umask 077; mkdir -p "$(dirname "$_file")" && printf '%s\\n' "${name}" > "$_file") || exit 1
 fi

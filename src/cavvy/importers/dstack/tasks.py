@@ -2,6 +2,7 @@
 refused.
 """
 
+import posixpath
 import re
 import shlex
 from datetime import timedelta
@@ -238,7 +239,8 @@ def _read_before(root: Node) -> str:
     lines = "".join(
         f'export {name}="${secret}"\n' for name, secret in pairs if secret not in (None, name)
     )
-    lines += enter_folder(folder) if folder and folder not in (".", "./") else ""
+    if folder and folder not in (".", "./"):
+        lines += enter_folder(folder) + 'DSTACK_WORKING_DIR="$PWD"\n'
     return lines + (use_python("3.10" if python == "3.1" else python) if python else "")
 
 
@@ -303,6 +305,7 @@ def _read_files(
             path = rest[0] if rest else source
         else:
             source, path = text_at(each, "local_path") or "", text_at(each, "path") or ""
+        path = _place(root, path)
         try:
             end = path.rstrip("/") if path.startswith("~/") else check_path(path.strip())
             if move_to_secret(source, end, "files", each.mark, kept_keys):
@@ -358,15 +361,27 @@ def _read_volumes(root: Node, kept_keys: TranslationNotes) -> tuple[Volume, ...]
 
 
 def _repo_path(root: Node) -> str:
-    """Return the absolute path at which a configuration expects its repository, or "" if it states
-    none.
+    """Return the path on the node at which a configuration expects its repository, or "" if this is
+    the working folder of the job.
     """
     repo = next(iter(items(child(root, "repos"))), None)
+    if repo is None:
+        return ""
     if isinstance(repo, ScalarNode):
         path = "".join(split_pair(as_text(repo))[1:])
     else:
         path = text_at(repo, "path") or ""
-    return path if path.startswith("/") else ""
+    placed = _place(root, path or ".")
+    return placed if placed.startswith(("/", "~/")) else ""
+
+
+def _place(root: Node, path: str) -> str:
+    """Return a path of the repository or of a file. As in dstack, relative paths start at the
+    configuration's `working_dir`.
+    """
+    folder = text_at(root, "working_dir") or ""
+    is_whole = path.startswith(("/", "~")) or not folder.startswith(("/", "~/"))
+    return path if is_whole else posixpath.normpath(posixpath.join(folder, path))
 
 
 def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
@@ -383,7 +398,7 @@ def _read_workdir(root: Node, kept_keys: TranslationNotes) -> Workdir | None:
         source = text_at(repo, "url") or text_at(repo, "local_path") or "."
         path, commit = text_at(repo, "path") or ".", text_at(repo, "hash")
         branch = text_at(repo, "branch")
-    if path.rstrip("/") not in (".", "") and not path.startswith("/"):
+    if path.rstrip("/") not in (".", "") and not _repo_path(root):
         kept_keys.refuse(
             mark, "repos", f"the repository is the working folder, which cannot be placed at {path}"
         )
