@@ -38,6 +38,7 @@ from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import fields, replace
 from cavvy.importers import ReadOptions, Translation, load_file
 from cavvy.importers.accelerators import BARE_SIZES, find_needs
+from cavvy.importers.credential_files import is_credentials
 from cavvy.importers.translation_header import WAIT
 from cavvy.spec import SpecError
 from cavvy.spec.problems import slug
@@ -165,6 +166,9 @@ def compare_skypilot(their: Facts, found: Translation, task: TaskSpec) -> list[P
     wants, needs = their["resources"], task.resources.choices
     first = wants[0]
     images = {_image(each)[0] for each in wants}
+    login = _LOGIN & {*their["env"], *their["secrets"]} if images != {None} else set()
+    if server := their["env"].get("SKYPILOT_DOCKER_SERVER") if login else None:
+        images = {f"{server}/{str(each).removeprefix(f'{server}/')}" for each in images}
     ours = [_points_of(need) for need in needs]
     theirs = [_points(each, ours) for each in wants]
     if not their["ordered"] or len(ours) != len(theirs):
@@ -174,8 +178,13 @@ def compare_skypilot(their: Facts, found: Translation, task: TaskSpec) -> list[P
         ("run", their["run"] if their["run"].strip() else WAIT, task.run),
         ("session", not their["run"].strip(), task.session),
         ("setup", their["setup"], task.setup),
-        ("env", their["env"], task.env),
-        ("secrets", their["secrets"], sorted({*task.secrets} - {_ENDPOINT})),
+        ("env", {name: each for name, each in their["env"].items() if name not in login}, task.env),
+        (
+            "secrets",
+            sorted({*their["secrets"]} - login),
+            sorted({*task.secrets} - {_ENDPOINT, *_list_placed(found)}),
+        ),
+        ("login", bool(login), task.image_login is not None),
         ("nodes", their["nodes"] * max(_spread(each).hosts for each in wants), task.nodes),
         ("workdir", _workdir(their["workdir"]), _our_workdir(task)),
         ("resources", theirs, ours),
@@ -215,6 +224,8 @@ def _compare_files(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
         else:
             paths = source if isinstance(source, list) else [source]
             for each in paths:
+                if len(paths) == 1 and is_credentials(each):
+                    continue  # It becomes a secret.
                 end = f"{target}/{each.rstrip('/').rpartition('/')[2]}"
                 local.add((_path(each), target if len(paths) == 1 else end))
         config = table.get("config", {})
@@ -235,6 +246,11 @@ def _compare_files(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
         if source != target or target.startswith(("/", "~"))
     }
     return [*pairs, ("files", missing | (local & ours), ours)]
+
+
+def _list_placed(found: Translation) -> set[str]:
+    """The secrets that hold files with credentials."""
+    return {name for each in found.kept for name in _PLACED.findall(each.reason)}
 
 
 def _our_files(found: Translation, task: TaskSpec) -> set[tuple[str, str]]:
@@ -261,6 +277,9 @@ _SCHEMES = {"gcs": "gs", "gcp": "gs", "azure": "az", "ibm": "cos", "coreweave": 
 _SCHEMES |= {name: name for name in ("s3", "r2", "nebius", "oci", "vastdata")}
 # stores with S3's protocol at other addresses
 _LIKE_S3 = re.compile("(r2|nebius|oci|vastdata|cw|cos)://")
+_LOGIN = {f"SKYPILOT_DOCKER_{part}" for part in ("USERNAME", "PASSWORD", "SERVER")}
+# notes about files with credentials, which become secrets
+_PLACED = re.compile(r"`cavvy secret set (\w+) --file ")
 _ENDPOINT = "AWS_ENDPOINT_URL_S3"
 
 
@@ -287,9 +306,10 @@ def _our_volumes(task: TaskSpec) -> dict[str, str]:
 
 def _recovery(recovery: Facts) -> RetryPolicy:
     codes = recovery.get("recover_on_exit_codes") or ()
-    again = RetryPolicy(
-        exit=None if codes else recovery.get("max_restarts_on_errors") or 0,
-        exit_codes=tuple(codes) if isinstance(codes, list | tuple) else (codes,),
+    codes = tuple(codes) if isinstance(codes, list | tuple) else (codes,)
+    tries = recovery.get("max_restarts_on_errors") or 0
+    again = (
+        RetryPolicy(exit=tries) if tries or not codes else RetryPolicy(exit=None, exit_codes=codes)
     )
     never = str(recovery.get("strategy") or "").lower() == "none"
     return replace(again, preemption=0, node=0) if never else again
@@ -445,8 +465,16 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
     }
     env = {name: value for name, value in their["env"].items() if name not in secrets.values()}
     events = their["retry"]
-    shown = [(repo[0], repo[2]) for repo in their["repos"] if repo[2].startswith("/")]
-    files = {(_path(source), _path(path)) for source, path in (*their["files"], *shown)}
+    folder = their.get("folder") or ""
+
+    def place(path: str) -> str:
+        is_whole = path.startswith(("/", "~")) or not folder.startswith(("/", "~/"))
+        return path if is_whole else posixpath.normpath(posixpath.join(folder, path))
+
+    repos = [(repo[0], place(repo[2])) for repo in their["repos"]]
+    shown = [(source, path) for source, path in repos if path.startswith(("/", "~/"))]
+    sent = [(source, path) for source, path in their["files"] if not is_credentials(source)]
+    files = {(_path(source), _path(place(path))) for source, path in (*sent, *shown)}
     again = None if "interruption" in events else 0
     hosts = (VolumeKind.NAMED, VolumeKind.HOST)
     git = task.workdir and task.workdir.git
@@ -456,7 +484,11 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
         ("name", _name(their), task.name),
         ("commands", *_commands(their, task.run)),
         ("env", env, task.env),
-        ("secrets", sorted({*their["secrets"], *secrets}), sorted(task.secrets)),
+        (
+            "secrets",
+            sorted({*their["secrets"], *secrets}),
+            sorted({*task.secrets} - _list_placed(found)),
+        ),
         ("nodes", their["nodes"], task.nodes),
         ("image", their["image"], task.image),
         ("login", "DSTACK_REGISTRY_LOGIN" if their["login"] else None, task.image_login),

@@ -113,6 +113,7 @@ def read_dstack(path: str) -> Facts:
                 "priority": found.priority or 0,
                 "tags": found.tags or {},
                 "volumes": [_describe_mount(each) for each in found.volumes],
+                "folder": found.working_dir,
                 "files": [[each.local_path, each.path] for each in found.files],
                 "repos": [
                     [each.local_path or each.url, each.hash, each.path] for each in found.repos

@@ -184,17 +184,11 @@ def test_without_a_working_folder_only_the_named_files_are_submitted(
             "{/data: ./nothing}",
             "there is no nothing in the working folder, but the volume at /data needs it",
         ),
-        (
-            "{/data: ./a.log}",
-            "there is no a.log in the working folder, but the volume at /data needs it",
-        ),
     ],
 )
 def test_missing_local_files_are_found_before_the_submission(
     sent: list[dict[str, object]], tmp_path: Path, mounts: str, message: str
 ) -> None:
-    (tmp_path / "a.log").write_text("ignored")
-    (tmp_path / ".gitignore").write_text("*.log")
     (tmp_path / "a.yaml").write_text(f"run: x\nworkdir: .\nfile_mounts: {mounts}")
     done = run("a.yaml")
     assert done.exit_code == 2
