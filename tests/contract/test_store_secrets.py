@@ -68,7 +68,7 @@ def test_what_was_never_sealed_does_not_open(key: Path, sealed: bytes) -> None:
 
 def test_another_key_does_not_open(tmp_path: Path) -> None:
     sealed = make_sealer(tmp_path / "one").seal("p", "TOKEN", "x")
-    with pytest.raises(StoreUnusable, match="restore it"):
+    with pytest.raises(StoreUnusable, match="restore the key"):
         make_sealer(tmp_path / "two").unseal("p", "TOKEN", sealed)
 
 
