@@ -50,7 +50,7 @@ def test_what_ssh_prints_says_what_to_do(said: str, kind: type[Exception], words
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("Host key verification failed.", "the host key differs from the recorded one"),
+        ("Host key verification failed.", "the host key differs from the recorded key"),
         ("root@h: Permission denied (publickey).", "the host does not accept this server's key"),
     ],
 )

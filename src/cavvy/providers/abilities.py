@@ -260,8 +260,8 @@ SHARES_HOSTS: Ability[SharesHosts] = Ability(
     name="shares hosts",
     methods=("hosts",),
     purpose="Several jobs share a machine. Offers set `shared=True`, and a host is named "
-    "`provider/region` (or `provider/zone`) as in its offers. A gang runs on one host. If the "
-    "gang's offer has no zone, and the offer's `provider/region` is the `group` of the hosts, "
+    "`provider/region` (or `provider/zone`) as in its offers. A gang normally runs on one host. If "
+    "the gang's offer has no zone, and the offer's `provider/region` is the `group` of the hosts, "
     "the gang gets one host for each node. A host that is not `ready` gets no new job.",
 )
 HOLDS_VOLUMES: Ability[HoldsVolumes] = Ability(
@@ -304,7 +304,7 @@ ANSWERS_REQUESTS: Ability[AnswersRequests] = Ability(
 CHECKS_TASKS: Ability[ChecksTasks] = Ability(
     name="checks tasks",
     methods=("check",),
-    purpose="Refuses a task before it runs, and names the field and the reason.",
+    purpose="Refuses a task before the task runs, and names the field and the reason.",
 )
 WHO_AM_I: Ability[WhoAmI] = Ability(
     name="identity",
@@ -345,7 +345,7 @@ KEEPS_NODES: Ability[KeepsNodes] = Ability(
     name="keeps nodes",
     methods=("release",),
     purpose="Terminates the idle nodes that the infrastructure keeps for the next gang. "
-    "`cavvy down` uses this ability; `remove` does not terminate these nodes.",
+    "`cavvy down` uses this ability; `remove` does not terminate idle nodes.",
 )
 CLOSEABLE: Ability[Closeable] = Ability(
     name="closeable", methods=("close",), purpose="Closes files and connections."

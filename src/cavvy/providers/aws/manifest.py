@@ -19,7 +19,7 @@ from cavvy.providers.notices import NoticeSource, NoticeTokenSource
 from cavvy.providers.settings import flag, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.RESULTS: "an instance loses its disk when it ends "
+    Feature.RESULTS: "an instance's disk is deleted when the instance ends "
     "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html). "
     "If the server is unreachable when the work ends, the results are stored in "
     "the bucket in `checkpoint.storage` or `server.results_url`; without a "

@@ -49,7 +49,7 @@ MANIFEST = Manifest(
         f"({_GUIDE}/create-compute-environment.html)",
         Feature.DISK: "the compute environment's launch template selects the disk "
         f"({_GUIDE}/launch-templates.html)",
-        Feature.RESULTS: f"a job loses its disk when it ends ({_JOBS}). If the server is "
+        Feature.RESULTS: f"a job's disk is deleted when the job ends ({_JOBS}). If the server is "
         "unreachable when the work ends, the results are stored in the bucket "
         "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
         "job waits until its lease ends",

@@ -69,10 +69,10 @@ MANIFEST = Manifest(
         f"({_NODES_PAGE}/managed-disks-overview)",
         Feature.NETWORK: "tasks cannot select a network; the setting `subnets` selects one for "
         "each region (https://learn.microsoft.com/azure/virtual-network/virtual-networks-overview)",
-        Feature.RESULTS: "a machine loses its disk when it ends. If the server is unreachable "
-        "when the work ends, the results are stored in the bucket in "
-        "`checkpoint.storage` or `server.results_url`; without a bucket, the "
-        f"machine waits until its lease ends ({_NODES_PAGE}/delete)",
+        Feature.RESULTS: "a machine's disk is deleted when the machine ends. If the server is "
+        "unreachable when the work ends, the results are stored in the bucket in "
+        "`checkpoint.storage` or `server.results_url`; without a bucket, the machine waits until "
+        f"its lease ends ({_NODES_PAGE}/delete)",
     },
     options={"image": "the machine image: publisher:offer:sku:version, or a resource id"},
     settings=(

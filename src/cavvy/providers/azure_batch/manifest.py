@@ -51,10 +51,10 @@ MANIFEST = Manifest(
         f"types are not supported yet ({_POOL})",
         Feature.NOTICE: "Azure Batch documents no notice before it reclaims a spot machine "
         f"({_DOCS}/batch-spot-vms)",
-        Feature.RESULTS: f"a job loses its machines when it ends ({_DOCS}/nodes-and-pools). If "
-        "the server is unreachable when the work ends, the results are stored "
-        "in the bucket in `checkpoint.storage` or `server.results_url`; without "
-        "a bucket, the job waits until its lease ends",
+        Feature.RESULTS: "a job's machines are deleted when the job ends "
+        f"({_DOCS}/nodes-and-pools). If the server is unreachable when the work ends, the results "
+        "are stored in the bucket in `checkpoint.storage` or `server.results_url`; without a "
+        "bucket, the job waits until its lease ends",
     },
     options={"image": "the container image, in the format of the setting `image`"},
     settings=(

@@ -52,11 +52,10 @@ MANIFEST = Manifest(
         f"a WireGuard interface ({_JOB})",
         Feature.NETWORK: f"the cluster selects the network ({_CLUSTER})",
         Feature.DISK: f"the size of the cluster's machines determines the disk ({_CLUSTER})",
-        Feature.RESULTS: "a command job loses its disk when it ends, except for its outputs "
-        f"({_JOB}). If the server is unreachable when the work ends, the results "
-        "are stored in the bucket in `checkpoint.storage` or "
-        "`server.results_url`; without a bucket, the job waits until its lease "
-        "ends",
+        Feature.RESULTS: "a command job's disk is deleted when the job ends, except for the job's "
+        f"outputs ({_JOB}). If the server is unreachable when the work ends, the results are "
+        "stored in the bucket in `checkpoint.storage` or `server.results_url`; without a bucket, "
+        "the job waits until its lease ends",
     },
     options={
         "image": "the container image, in the format of the setting `image`",

@@ -76,7 +76,7 @@ MANIFEST = Manifest(
         number(
             "idle_stop_s",
             "Azure stops a compute instance if its own Jupyter, terminals and VS Code were not "
-            "used for this time. Azure does not count the sessions that Cavvy opens as use. A "
+            "used for this time. Sessions that Cavvy opens do not count as use. A "
             "notebook whose Cavvy server is lost therefore stops after this time; `--keep` ends "
             "idle sessions sooner. Azure allows 3 days at most.",
             default=259_200,

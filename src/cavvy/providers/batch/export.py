@@ -28,12 +28,12 @@ def list_notes(task: TaskSpec) -> Sequence[str]:
         )
     if task.workdir is not None and task.workdir.git is not None:
         notes.append(
-            f"Submit this from a clone of {task.workdir.git} at "
+            f"Submit this script from a clone of {task.workdir.git} at "
             f"{task.workdir.commit or 'its newest commit'}."
         )
     elif task.workdir is not None and task.workdir.path is not None:
         notes.append(
-            f"Submit this from the folder {task.workdir.path}, which must be accessible "
+            f"Submit this script from the folder {task.workdir.path}, which must be accessible "
             "from all nodes."
         )
     notes += [f"Copy {each.source} to {each.target} before the job starts." for each in task.inputs]
@@ -54,8 +54,9 @@ def list_notes(task: TaskSpec) -> Sequence[str]:
 def make_header(
     provider: str, directive: str, options: Sequence[str], task: TaskSpec
 ) -> Sequence[str]:
-    """Return the first lines of a script: the options of its job, its origin, and notes for the
-    user."""
+    """Return the first lines of a script: the job's options, the script's origin, and notes for the
+    user.
+    """
     return [
         "#!/bin/bash",
         *(f"{directive} {option}" for option in options),

@@ -55,10 +55,10 @@ MANIFEST = Manifest(
         Feature.NETWORK: f"ECS neither reports nor selects the speed of the network ({_TASKS})",
         Feature.DISK: "a task on Fargate has 20 GiB, and larger disks are not supported yet "
         f"({_STORAGE}); the Auto Scaling group selects the disks of its instances",
-        Feature.RESULTS: f"a task loses its disk when it ends ({_STORAGE}). If the server is "
-        "unreachable when the work ends, the results are stored in the bucket "
-        "in `checkpoint.storage` or `server.results_url`; without a bucket, the "
-        "task waits until its lease ends",
+        Feature.RESULTS: f"a task's disk is deleted when the task ends ({_STORAGE}). If the server "
+        "is unreachable when the work ends, the results are stored in the bucket in "
+        "`checkpoint.storage` or `server.results_url`; without a bucket, the task waits until its "
+        "lease ends",
     },
     options={
         "image": "the container image, in the format of the setting `image`",

@@ -49,7 +49,7 @@ def choose_machine(
         return min(found, key=lambda each: each.offer.rate.micros_per_hour if each.offer else 0)
     raise Refused(
         f"no instance type of {service} fits the task's resources; "
-        "change them, or name a type as resources.instance"
+        "change the resources, or name a type as resources.instance"
     )
 
 

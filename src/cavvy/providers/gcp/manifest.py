@@ -62,7 +62,7 @@ MANIFEST = Manifest(
         Feature.NETWORK: "machines have one network interface; GPUDirect and RDMA need several "
         "networks, which Cavvy does not create "
         "(https://cloud.google.com/compute/docs/gpus/gpudirect)",
-        Feature.RESULTS: "a machine loses its disk when it ends "
+        Feature.RESULTS: "a machine's disk is deleted when the machine ends "
         "(https://cloud.google.com/compute/docs/instances/deleting-instance). "
         "If the server is unreachable when the work ends, the results are "
         "stored in the bucket in `checkpoint.storage` or `server.results_url`; "

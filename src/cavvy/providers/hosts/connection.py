@@ -5,11 +5,12 @@ with a program, which exchanges frames over the process's standard input and out
 set, the process is also an OpenSSH master: other commands, forwarded sockets and probes share its
 connection.
 
-Errors, grouped by the caller's reaction:
+The connection raises these errors, grouped by the caller's reaction:
 
-* CannotConnect(TryAgain) no answer, and no request was sent; a later call may succeed. The subclass
-HostUnknown: the name has no address
-* LoginRefused(Refused)    a person must act: an unknown or changed host key, or no accepted key
+* CannotConnect(TryAgain): the host does not answer, and no request was sent; a later call may
+  succeed. The subclass HostUnknown means that the host's name has no address.
+* LoginRefused(Refused): a person must act, because the host key is unknown or has changed, or
+  because the host accepts no key of the user.
 """
 
 import asyncio
@@ -234,7 +235,7 @@ async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConn
 
 def write_rules(checking: str, known_hosts: Iterable[str]) -> str:
     """Return Cavvy's requirements as the start of an OpenSSH configuration. `checking` is the value
-    of StrictHostKeyChecking; `known_hosts` are the paths of files.
+    of StrictHostKeyChecking; `known_hosts` lists the paths of files with known host keys.
     """
     return _RULES.format(
         connect_s=CONNECT_TIMEOUT_S,
@@ -248,7 +249,7 @@ def explain(address: HostAddress, said: str) -> CannotConnect | LoginRefused:
     name = address.name
     if "Host key verification failed" in said:
         if address.ours:
-            return LoginRefused(f"{name}: the host key differs from the recorded one ({said})")
+            return LoginRefused(f"{name}: the host key differs from the recorded key ({said})")
         return LoginRefused(
             f"{name}: the host key is not in known_hosts, or differs from the key there ({said}). "
             f"Run `ssh {name}` once and compare the key{address.host_key_hint}"

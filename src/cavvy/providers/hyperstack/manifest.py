@@ -43,8 +43,8 @@ MANIFEST = make_manifest(
         ),
         text(
             "image",
-            "The image of machines, by name. The default is the newest Ubuntu image with CUDA of "
-            "the region.",
+            "The image of machines, by name. The default is the region's newest Ubuntu image "
+            "with CUDA.",
         ),
     ),
     of_projects=("key_file", "environments", "image"),

@@ -67,7 +67,7 @@ _MANIFEST = make_manifest(
         text(
             "security_groups",
             "The ids of the security groups of instances, separated by commas. The default is the "
-            "default security group of the VPC, whose members may reach each other.",
+            "VPC's default security group; the members of this group may reach each other.",
         ),
         text(
             "image",

@@ -75,7 +75,7 @@ def _list_left_out(task: TaskSpec, node: KubernetesNode) -> list[str]:
         "inputs, outputs: the pods do not copy these files": bool(task.inputs or task.outputs),
         "checkpoint: an ended pod loses its files; write checkpoints to a volume": task.checkpoint
         is not None,
-        "retry: nothing starts a pod again after it has ended": task.service is None,
+        "retry: an ended pod is not started again": task.service is None,
         "setup: runs each time a pod starts": task.setup is not None,
     }
     return [note for note, is_so in wanted.items() if is_so]

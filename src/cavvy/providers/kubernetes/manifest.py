@@ -23,8 +23,8 @@ UNSUPPORTED: Mapping[Feature, str] = {
     "`pull_secrets` names",
     Feature.NETWORK: "Kubernetes does not report the network's speed, so tasks cannot select nodes "
     "by network speed",
-    Feature.RESULTS: "a pod loses its disk when it ends. If the server is unreachable when the "
-    "work ends, the results are stored in the bucket in `checkpoint.storage` or "
+    Feature.RESULTS: "a pod's disk is deleted when the pod ends. If the server is unreachable "
+    "when the work ends, the results are stored in the bucket in `checkpoint.storage` or "
     "`server.results_url`; without a bucket, the pod waits until its lease ends",
     Feature.DISK: "pods use the nodes' own disks, whose size and type cannot be chosen",
 }
@@ -79,7 +79,7 @@ MANIFEST = Manifest(
             "If `true`, a pod on a machine of EKS, GKE, AKS or CoreWeave costs its share of the "
             "machine's catalog price, and jobs need consent to costs. The prices in "
             "`price_usd_gpu_hr` and `price_usd_node_hr`, if set, replace the catalog's price. Set "
-            "this to `false` if you have paid for the machines already.",
+            "`catalog_prices` to `false` if you have already paid for the machines.",
             default=True,
         ),
         text(
@@ -133,7 +133,7 @@ MANIFEST = Manifest(
         number(
             "lost_after_s",
             "A node that is reported as not ready for this long counts as lost, and so does its "
-            "gang. The cluster reports a dead node only after its own delay.",
+            "gang. The cluster itself reports a dead node only after a delay.",
             default=60,
             minimum=1,
             unit="seconds",

@@ -41,7 +41,7 @@ class OwnerObject(Struct, frozen=True, kw_only=True):
 
 
 def labels_of(mark: str, gang: str) -> dict[str, str]:
-    """Return the labels of all objects of a gang."""
+    """Return the labels that all objects of a gang have."""
     return {"app.kubernetes.io/managed-by": "cavvy", INSTALLATION: mark, GANG: gang}
 
 
@@ -268,7 +268,8 @@ def make_source(volume: Volume) -> Object:
             return {"nfs": {"server": server, "path": path, "readOnly": volume.read_only}}
         case VolumeKind.FOLDER:
             raise ValueError(
-                f"{volume.source} is a folder in the working folder, which the agent provides"
+                f"{volume.source} is a folder in the working folder; the agent provides such "
+                "folders"
             )
 
 
