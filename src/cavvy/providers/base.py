@@ -4,12 +4,12 @@ none".
 Errors a provider may raise (anything else is a bug in the provider):
 
 * ProviderError
-  + TryAgain     a temporary fault, or a lost reply; the same call may succeed later
-  + NoCapacity   this offer is unavailable now; the caller should try another offer
-  + Refused      a quota, the credentials or a policy forbid the call; a person must act
-    - QuotaTooSmall   the user's own quota is too small for the request
-  + NotFound     the named object does not exist
-  + KeyFileRefused  a project's key file contains more than a key; it must be changed
+  + TryAgain: a temporary fault, or a lost reply; the same call may succeed later.
+  + NoCapacity: this offer is unavailable now; the caller should try another offer.
+  + Refused: a quota, the credentials or a policy forbid the call; a person must act.
+    - QuotaTooSmall: the user's own quota is too small for the request.
+  + NotFound: the named object does not exist.
+  + KeyFileRefused: a project's key file contains more than a key; a person must change the file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,8 +77,8 @@ class NotFound(ProviderError):
 
 
 class Feature(StrEnum):
-    """Features that a provider may lack. The manifest of a provider that lacks a feature gives the
-    reason.
+    """Features that a provider may lack. If a provider lacks a feature, the provider's manifest
+    states the reason.
     """
 
     SPOT = "spot"

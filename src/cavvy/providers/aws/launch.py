@@ -426,8 +426,8 @@ def _has_many_cards(gang: GangSpec, shape: InstanceShape, asked: LaunchOptions) 
 def _expects_address(
     gang: GangSpec, shape: InstanceShape, asked: LaunchOptions, subnets: Sequence[Json]
 ) -> bool:
-    """Return whether EC2 will give the nodes public addresses. EC2 gives no public address to nodes
-    with several network cards.
+    """Return whether EC2 will assign public addresses to the nodes. EC2 assigns no public address
+    to nodes with several network cards.
     """
     if asked.public_ip is not None:
         return asked.public_ip
@@ -444,8 +444,8 @@ def _first_of_each_zone(subnets: Sequence[Json]) -> list[Json]:
 
 
 def _choose_zone(gang: GangSpec, zone: str | None) -> str | None:
-    """Return the zone that the task requests or, without one, the zone of its volumes. Raises
-    NoCapacity if the zone of the task differs from the zone of its volumes.
+    """Return the zone that the task requests or, without one, the zone of the task's volumes.
+    Raises NoCapacity if the zone of the task differs from the zone of the task's volumes.
     """
     asked = str(gang.options.get("zone") or zone or "") or None
     if zone not in (None, asked):
@@ -540,7 +540,7 @@ def make_interfaces(
     first: int = 0,
 ) -> list[Mapping[str, object]]:
     """Return the network interfaces of a node: one for each network card if the node has EFA,
-    otherwise one. The network cards from number `first` on get an Elastic Fabric Adapter. Card 0
+    otherwise one. Network cards numbered `first` or higher get an Elastic Fabric Adapter. Card 0
     has the node's address.
 
     Devices are numbered within each card, and some cards take only one device:

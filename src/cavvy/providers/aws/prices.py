@@ -154,8 +154,9 @@ def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
 
 
 def read_hourly(term: Json) -> HourlyRate | None:
-    """Return the hourly price in dollars in a term of the price list, or None if the term states
-    none."""
+    """Return the hourly price in dollars in a term of the price list, or None if the term states no
+    price.
+    """
     usd = _price(term, "Hrs")
     return None if usd is None else parse_rate(usd)
 

@@ -64,8 +64,8 @@ class AwsStatus:
     async def look(
         self, regions: Sequence[str], name: str | None
     ) -> tuple[list[GangSeen], Mapping[str, ProviderError]]:
-        """Return the gangs that EC2 lists or the ledger records in the regions that answer, and the
-        errors of the other regions. Raises TryAgain or Refused if no region answers.
+        """Return the gangs that EC2 lists or the ledger records in the regions that answer; also
+        return the errors of the other regions. Raises TryAgain or Refused if no region answers.
         """
         patience = _PATIENCE_S if len(regions) > 1 else None
         answers = await asyncio.gather(*(self._hear(each, name, patience) for each in regions))
@@ -256,7 +256,7 @@ def read_instance(told: Json, was: AwsInstance | None, now: datetime) -> AwsInst
 
 
 def _read_address(told: Json, was: AwsInstance | None) -> str | None:
-    """Return the address that EC2 reports, or the last address that it reported."""
+    """Return the address that EC2 reports, or the last address that EC2 reported."""
     address = told.get("PublicIpAddress") or told.get("PrivateIpAddress")
     return address or (was.address if was else None)
 

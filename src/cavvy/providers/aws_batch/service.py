@@ -50,7 +50,9 @@ class _Share(TypedDict):
 
 
 class BatchService:
-    """Implements `ManagedService`. A job's id is its region, "/" and its id in AWS Batch."""
+    """Implements `ManagedService`. A job's id is the job's region, "/" and the job's id in AWS
+    Batch.
+    """
 
     # How long a new job may be missing from lists is an assumption. ECS waits 30 seconds after
     # SIGTERM by default:
@@ -254,14 +256,14 @@ def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
 
 
 def _list_revisions(definition: str) -> Sequence[str]:
-    """Return a job definition and its earlier revisions, which repeated requests leave behind."""
+    """Return a job definition and its earlier revisions, which repeated requests created."""
     name, _, newest = definition.rpartition(":")
     return [f"{name}:{revision}" for revision in range(1, int(newest) + 1)]
 
 
 def _lost_host(told: Mapping[str, Any]) -> bool:
     """Return whether the job's instance was reclaimed or lost. If a user or Cavvy stopped the job,
-    its status reason contains the text of the stop request.
+    the job's status reason contains the text of the stop request.
     """
     stopped = told.get("isTerminated") or told.get("isCancelled")
     return not stopped and fnmatchcase(str(told.get("statusReason") or ""), LOST_HOST)

@@ -252,8 +252,8 @@ class AzureCloud:
         return fault.code in FULL
 
     def name_quota(self, fault: CloudFault) -> CloudFault:
-        """Return the fault, with the code `_QUOTA` if its message mentions a quota. Azure uses the
-        code OperationNotAllowed for exceeded core quotas, but also for other refusals:
+        """Return the fault, with the code `_QUOTA` if the fault's message mentions a quota. Azure
+        uses the code OperationNotAllowed for exceeded core quotas, but also for other refusals:
         https://learn.microsoft.com/azure/azure-resource-manager/troubleshooting (the page
         error-resource-quota)
         """

@@ -51,7 +51,7 @@ _AT_ONCE = 8  # jobs that are read at the same time
 
 
 class AzureBatchService:
-    """Implements `ManagedService`. A job's id is its id in the Batch account."""
+    """Implements `ManagedService`. A job's id is the job's id in the Batch account."""
 
     # Ids are limited to 64 characters and unique in the account. Azure documents no limit of
     # variables, no time for which a new job may be missing from lists, and no time between SIGTERM
@@ -247,7 +247,9 @@ class AzureBatchService:
         return replace(job, started_at=self._started[job.name], state=state)
 
     async def _add_missing(self, told: Mapping[str, Any], missing: set[int]) -> str:
-        """Add the tasks of the missing ranks. Return why Azure Batch refuses the tasks, or ""."""
+        """Add the tasks of the missing ranks. Return why Azure Batch refuses the tasks, or "" if it
+        accepts them.
+        """
         try:
             await self._api.add_tasks(str(told["id"]), make_gang_tasks(told, sorted(missing)))
         except CloudFault as fault:

@@ -74,7 +74,7 @@ async def whoami_all(
 
 class FanOut(Generic[_T]):
     """Sends queries to all clusters of a provider, collects their answers, and reports the clusters
-    that did not answer. A FanOut is for one kind of query, which may be sent repeatedly.
+    that did not answer. A FanOut sends one kind of query, possibly several times.
     """
 
     def __init__(self) -> None:

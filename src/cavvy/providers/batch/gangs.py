@@ -99,7 +99,7 @@ class BatchGangs:
 
     async def remove(self, name: str) -> None:
         """See `Provider.remove`. If the work of all ranks has ended, the first call lets the job
-        end by itself, so that the batch system records how the job ended.
+        end without a cancellation, so that the batch system records how the job ended.
         """
         workspace = await self._grounded()
         if name in await self._remembered(workspace):
@@ -267,7 +267,8 @@ class BatchGangs:
         self, workspace: SharedWorkspace, record: BatchGangRecord
     ) -> BatchGangEnd:
         """Record the end of a gang whose job the batch system no longer lists. Read how the gang
-        ended from the accounting data or, if these lack the job, from the file that the job wrote.
+        ended from the accounting data or, if the accounting data does not contain the job, from the
+        file that the job wrote.
         """
         accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:

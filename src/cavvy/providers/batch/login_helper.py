@@ -1,11 +1,11 @@
 """The helper program that runs on the login node. The helper executes commands, reads and writes
-files of the shared folder, and forwards the agents' mail. A letter is an agent's request to the
-control plane, stored as a file.
+files of the shared folder, and forwards the agents' requests. A letter is a file with an agent's
+request to the control plane.
 
 `login_session.py` sends this program to the login node. The program needs only the standard library
 of Python 3.8 or newer, and exits when its input ends. The helper answers each request `{"id", "do",
 ...}` with a frame `{"id", "answer"}` or `{"id", "error", "kind"}`. The helper may answer requests
-in any order. A frame `{"mail": path}` announces a letter from an agent.
+in any order. A frame `{"mail": path}` announces a request from an agent.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class LoginHelper:
         return os.path.exists(path)
 
     def do_read(self, data: bytes, paths: list[str]) -> dict[str, str]:
-        """Return the contents of the files that exist, by path."""
+        """Return the contents of those files in `paths` that exist, as {path: content}."""
         found = {}
         for path in paths:
             try:
@@ -208,7 +208,9 @@ class LoginHelper:
         threading.Thread(target=self._pump, args=(folder,), daemon=True).start()
 
     def do_reply(self, data: bytes, letter: str) -> None:
-        """Write the answer to a letter into the sender's folder, then delete the letter."""
+        """Write the answer to a letter (a request file) into the sender's folder, then delete the
+        letter.
+        """
         self._heat()
         folder, name = os.path.split(letter)
         sender, _, number = name.rpartition("@")
@@ -241,7 +243,7 @@ class LoginHelper:
             shutil.rmtree(os.path.join(trash, name), ignore_errors=True)
 
     def _heat(self) -> None:
-        """Poll more frequently for a while, because agents are likely to send letters soon."""
+        """Poll more frequently for a while, because agents are likely to send requests soon."""
         self._hot_until = time.monotonic() + HOT_S
         self._awake.set()
 

@@ -21,8 +21,8 @@ class BatchJobRow(Struct, frozen=True, kw_only=True):
 
     `reason` tells users why the job waits, what it is doing, or how it ended. `taken` means that
     the job ended because the batch system reclaimed its nodes. `cancelled` means that a person or
-    Cavvy cancelled the job. `broke` means that the job failed by itself, and that its log may
-    contain the cause.
+    Cavvy cancelled the job. `broke` means that the job's own program failed, and that the job's log
+    may contain the cause.
     """
 
     id: str

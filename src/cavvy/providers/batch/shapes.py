@@ -1,5 +1,5 @@
 """Builds offers for parts of nodes. A part consists of some of the node's accelerators with a
-proportional share of its CPUs and memory, or of CPUs and memory only.
+proportional share of the node's CPUs and memory, or of CPUs and memory only.
 """
 
 from collections import Counter

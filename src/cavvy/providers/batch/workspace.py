@@ -1,18 +1,21 @@
 """The shared folder: its layout, and the files of a gang.
 
-agents/HASH/agent/, start.py           the programs that nodes run, one folder per version
-storage/PROJECT/JOB/checkpoint         checkpoints, kept across attempts
-cache/                                 fetched blobs and finished setups
-INSTALLATION/mail/                     letters from agents, and a folder of answers for each agent
-INSTALLATION/gangs/NAME/gang.json      the intent; the folder is created whole, before submission
-INSTALLATION/gangs/NAME/config.json    the agents' configuration with their token, mode 0600
-INSTALLATION/gangs/NAME/job            the batch job's id
-INSTALLATION/gangs/NAME/begun, end     written by the job: when and where it began, how it ended
-INSTALLATION/gangs/NAME/seen           when and where the job began, as the batch system reported
-INSTALLATION/gangs/NAME/removing       exists if Cavvy is removing the gang
-INSTALLATION/gangs/NAME/warned         exists if the batch system's time limit is near
-INSTALLATION/gangs/NAME/RANK/          an agent's home
-INSTALLATION/ended/NAME                the record of an ended gang
+* `agents/HASH/agent/` and `start.py` are the programs that nodes run, in one folder per version.
+* `storage/PROJECT/JOB/checkpoint` contains the checkpoints that a job keeps across attempts.
+* `cache/` contains fetched blobs and finished setups.
+* `INSTALLATION/mail/` contains the agents' requests, and a folder of answers for each agent.
+* `INSTALLATION/gangs/NAME/gang.json` contains the intent. Cavvy creates the whole folder before the
+  submission.
+* `INSTALLATION/gangs/NAME/config.json` contains the agents' configuration with their token. The
+  file's mode is 0600.
+* `INSTALLATION/gangs/NAME/job` contains the batch job's id.
+* The batch job writes `INSTALLATION/gangs/NAME/begun` (when and where the job began) and `end` (how
+  the job ended).
+* `INSTALLATION/gangs/NAME/seen` states when and where the job began, as the batch system reported.
+* `INSTALLATION/gangs/NAME/removing` exists if Cavvy is removing the gang.
+* `INSTALLATION/gangs/NAME/warned` exists if the batch system's time limit is near.
+* `INSTALLATION/gangs/NAME/RANK/` is an agent's home folder.
+* `INSTALLATION/ended/NAME` contains the record of an ended gang.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Stand-ins that answer from a recording of `cavvy check NAME --live`.
 
 Each recorded write starts a new part of the recording. A read receives the next reply that the
-current part contains for this read; if no such reply is left, the read receives its most recent
-reply again. A write must match the next recorded write.
+current part of the recording contains for this read; if no such reply is left, the read receives
+its most recent reply again. Each write must match the next recorded write.
 """
 
 import json

@@ -1,5 +1,5 @@
 """Stand-ins for REST APIs, which serve the state of an in-memory cloud. One HTTP server serves all
-stand-ins of a test run; the path of each stand-in's URL starts with its own number.
+stand-ins of a test run; the path of each stand-in's URL starts with the stand-in's number.
 
 If a fault has no status, the server closes the connection. Tests choose the faults, the page size
 and the quota.
@@ -68,7 +68,7 @@ class RestServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Forwards each HTTP request to its stand-in."""
+    """Forwards each HTTP request to the stand-in that the request's path names."""
 
     stand_ins: "Sequence[RestStandIn]"
     # With HTTP/1.1, clients can reuse a connection, so that not every request needs a thread.

@@ -2,8 +2,8 @@
 
 A CUDO machine type describes a kind of host, not the size of a virtual machine. A request states
 the number of GPUs, the number of vCPUs and the memory of a machine. The names of Cavvy's instance
-types contain all three values: "2x16x64.epyc-milan-rtx-a6000" has 2 GPUs, 16 vCPUs and 64 GiB of
-memory. The id of a machine is its name.
+types contain the GPUs, the vCPUs and the memory: "2x16x64.epyc-milan-rtx-a6000" has 2 GPUs, 16
+vCPUs and 64 GiB of memory. The id of a machine is its name.
 """
 
 import math

@@ -326,6 +326,6 @@ def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _list_revisions(definition: str) -> Sequence[str]:
-    """Return a task definition and its earlier revisions, which repeated requests leave behind."""
+    """Return a task definition and its earlier revisions, which repeated requests created."""
     name, _, newest = definition.rpartition(":")
     return [f"{name}:{revision}" for revision in range(1, int(newest) + 1)]

@@ -128,7 +128,7 @@ async def live(
 
 
 class _Outbox:
-    """Numbers messages, and sends each one in order until the control plane acknowledges it."""
+    """Numbers messages, and sends each message in order until the control plane acknowledges it."""
 
     def __init__(self) -> None:
         self.waiting: list[AgentMessage] = []

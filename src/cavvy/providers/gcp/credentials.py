@@ -16,8 +16,9 @@ _TIMEOUT_S = 20.0
 
 
 class GoogleCredentials:
-    """The Google credentials that a server uses. All methods block; threads may share an object.
-    `provider` is the name of the provider whose settings are read; error messages contain the name.
+    """The Google credentials that a server uses. All methods block; several threads may use one
+    object. `provider` is the name of the provider whose settings are read; error messages contain
+    the name.
     """
 
     def __init__(self, settings: Mapping[str, Scalar], provider: str = "gcp") -> None:

@@ -1,3 +1,3 @@
-"""The code that all providers of single hosts share: reads a machine's resources, and builds
-offers, agent configurations and records.
+"""The code that all providers of single hosts share. The code reads a machine's resources, and
+builds offers, agent configurations and records.
 """

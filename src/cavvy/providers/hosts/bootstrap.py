@@ -16,7 +16,7 @@ def make_preamble(node_endpoint: NodeEndpoint, folder: str) -> str:
     of `make_preamble` in a process blocks for seconds, because it packs a Python runtime.
 
     The shell expands `folder` within double quotes. `cavvy_start` creates the folder and sets
-    `$CAVVY_PYTHON`; `cavvy_fetch HASH NAME` then downloads a file into it.
+    `$CAVVY_PYTHON`; `cavvy_fetch HASH NAME` then downloads a file into the folder.
     """
     cases = "".join(
         f"    {shlex.quote(name)}) echo {digest} ;;\n"

@@ -1,5 +1,5 @@
 """Packs the files that are sent to hosts: the supervisor, the agent, and a Python runtime for hosts
-without Python. A file's name depends on its content.
+without Python. A file's name depends on the file's content.
 
 The Python runtime is copied from this machine: the Python program, the standard library, the shared
 libraries that they need, and the loader. The copied runtime runs on any Linux of the same
@@ -63,7 +63,7 @@ _packing = Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """One file for a host. The file's name depends on its content."""
+    """A file that Cavvy sends to a host. The file's name depends on the file's content."""
 
     name: str
     content: bytes = field(repr=False)

@@ -67,7 +67,8 @@ def read_text(path: Path) -> str:
 
 def read_number(path: Path) -> int | None:
     """Return the number in a file (decimal, or hexadecimal with 0x), or None if the file contains
-    none."""
+    no number.
+    """
     try:
         return int(read_text(path), 0)
     except ValueError:

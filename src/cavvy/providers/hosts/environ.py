@@ -31,7 +31,9 @@ def clean_environ(
 
 
 def _find_own() -> str:
-    """Return the folder of this Python's virtual or conda environment, or "" if there is none."""
+    """Return the folder of this Python's virtual or conda environment, or "" if this Python is in
+    no such environment.
+    """
     apart = sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir()
     return sys.prefix if apart else ""
 

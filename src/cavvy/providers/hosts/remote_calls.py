@@ -19,7 +19,7 @@ class EmptyAnswer(Struct, frozen=True):
 
 
 class LinkLost(TryAgain):
-    """Raised if the link broke after a request, which may have been executed."""
+    """Raised if the link broke after a request was sent; the host may have executed the request."""
 
 
 class RemoteCalls:

@@ -291,7 +291,7 @@ class SshLink(Generic[_H]):
         return bundles.python_command(f"{folder}/{bundle.name}")
 
     async def _bring(self, bundle: Bundle, folder: str, finish: str) -> None:
-        """Write a file on the host atomically. The file's name depends on its content."""
+        """Write a file on the host atomically. The file's name depends on the file's content."""
         script = (
             f'umask 077; cat > "$1.$$" && [ "$(wc -c < "$1.$$")" -eq "$2" ] && {{ {finish}; '
             f'}} || [ -e "$1" ]'

@@ -1,5 +1,5 @@
 """Builds user data for machines that a cloud starts: one script for all nodes of a gang, or one for
-each node. User data contains no lasting secrets.
+each node. User data contains no long-lived secrets.
 """
 
 import json

@@ -58,9 +58,9 @@ class ListenCall(msgspec.Struct, frozen=True, kw_only=True):
 
 class ListenAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The numbered messages for the machine's supervisor. If `again` is True, the machine must
-    start a new session. If `leave` is True, the machine must end its work and leave. `servers` are
-    the addresses of all servers, or () if the machine may use only the server through which it
-    joined.
+    start a new session. If `leave` is True, the machine must end its work and leave the
+    installation. `servers` are the addresses of all servers, or () if the machine may use only the
+    server through which it joined.
     """
 
     lines: Sequence[tuple[int, str]] = ()

@@ -3,9 +3,9 @@ from its supervisor. If the machine is connected to another server, requests to 
 supervisor go through that server (`sessions`).
 
 A session is one run of the supervisor on the machine. Lines are numbered in each direction and
-repeated until they are confirmed, so that no line is lost if a request breaks. When a new session
-begins, all open requests fail, as if a connection broke. `silent_s` is measured on the event loop's
-clock.
+repeated until they are confirmed, so that no line is lost if a request fails. When a new session
+begins, all open requests fail, as if the connection had broken. `silent_s` is measured on the event
+loop's clock.
 """
 
 import asyncio
@@ -171,7 +171,7 @@ class JoinLink:
         self.problem = elsewhere.problem
 
     async def note(self) -> None:
-        """Record the state of this server's session for the other servers."""
+        """Record the state of this server's session for the other servers to read."""
         if self.session and self.setup is not None:
             await self._sessions.note(
                 self.name,
@@ -189,7 +189,7 @@ class JoinLink:
         self._changed(None)
 
     def tick(self) -> bool:
-        """Update the duration of the machine's silence. Return True if the machine has just become
+        """Update how long the machine has been silent. Return True if the machine has just become
         silent.
         """
         now = asyncio.get_running_loop().time()

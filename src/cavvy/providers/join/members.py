@@ -23,8 +23,9 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 class InvitedMachine(Struct, frozen=True, kw_only=True):
-    """One invitation. After the invitation was used, the record contains the hash of the machine's
-    nonce."""
+    """One invitation. After the invitation has been used, the record contains the hash of the
+    machine's nonce.
+    """
 
     name: str  # SHA-256 of the invitation's token
     expires_at: datetime
@@ -156,7 +157,7 @@ class MachineRegister:
 
     async def _drop_old(self) -> None:
         """Delete invitations a week after they expired. In the week after an invitation's expiry, a
-        machine that uses the invitation gets an error that says that the invitation has expired.
+        machine that uses the invitation gets an error with this reason.
         """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):

@@ -410,9 +410,7 @@ class JoinProvider:
         return self._fleet.list_known()
 
     async def _settle_in(self) -> None:
-        """After the server starts, wait briefly for known machines, which call again within
-        seconds.
-        """
+        """After the server starts, wait briefly for known machines to reconnect."""
         await self._follow()
         if self._settled:
             return

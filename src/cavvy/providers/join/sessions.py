@@ -2,9 +2,9 @@
 server the machine is connected. Other servers reach a machine through
 the server to which it is connected.
 
-The server that has the session writes its record when the session begins, and when the machine
-falls silent, calls again or leaves. A session's record is valid only while the server that wrote
-the record is alive.
+The server that has the session writes the machine's record when the session begins, and when the
+machine falls silent, calls again or leaves. A session's record is valid only while the server that
+wrote the record is alive.
 """
 
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class MachineSessions:
             await self._ledger.refresh(name)
 
     def find(self, name: str) -> MachineSession | None:
-        """Return the machine's session if another live server has it."""
+        """Return the machine's session if another live server has this session."""
         found = self._ledger.get(name)
         if self._servers is None or found is None or not self._servers.is_alive(found.server):
             return None

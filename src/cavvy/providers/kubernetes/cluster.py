@@ -103,8 +103,8 @@ _NOTHING = ResourceAmount()
 
 
 class NodeMachine(NamedTuple):
-    """The machine of a node: the catalog's name of its cloud, its instance type, and its region.
-    All three fields are "" if the cloud is unknown or the node has several kinds of accelerators.
+    """A node's machine: the cloud's name in the catalog, the instance type and the region. All
+    three fields are "" if the cloud is unknown or the node has several kinds of accelerators.
     """
 
     cloud: str = ""
@@ -157,7 +157,7 @@ def read_nodes(
     selector: Mapping[str, str],
     borne: Sequence[Toleration],
 ) -> Sequence[KubernetesNode]:
-    """Return the nodes that jobs may use, with one entry for each kind of accelerators on a node.
+    """Return the nodes that jobs may use, with one entry for each kind of accelerator on a node.
 
     The resources of Cavvy's own pods that are not scheduled yet are deducted from nodes where the
     pods fit.
@@ -300,7 +300,7 @@ def requested(pod: Object, resource: str) -> ResourceAmount:
 
     The scheduler uses the larger of two amounts: the requests of all containers and sidecars, and
     the largest request of an init container plus the requests of the sidecars that start before it.
-    If the pod as a whole requests CPUs or memory, that request replaces this amount.
+    If the pod as a whole requests CPUs or memory, that request replaces the larger amount.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()

@@ -90,7 +90,7 @@ class KubernetesProvider:
         return name
 
     async def relay(self) -> None:
-        """Keep a tunnel to each running pod of every gang."""
+        """Keep a tunnel open to each running pod of every gang."""
         self._watch()
         for watch in self._watches.values():
             watch.relay()

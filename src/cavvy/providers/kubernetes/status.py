@@ -125,7 +125,7 @@ def read_record(raw: Object) -> PodGangRecord | None:
 
 
 def write(part: Sequence[PodRank] | PodGangEnd) -> str:
-    """Encode a part of a record for its config map."""
+    """Encode a part of a gang's record for the config map that stores the record."""
     return msgspec.json.encode(part).decode()
 
 
@@ -256,7 +256,7 @@ def _ready(status: Object) -> Object:
 
 
 def why_lost(node: Object | None, after: timedelta, now: datetime) -> str:
-    """Return the reason why a node counts as lost, or "" if it does not."""
+    """Return the reason why a node counts as lost, or "" if the node does not count as lost."""
     if node is None:
         return "the node is no longer in the cluster"
     ready = _ready(node.get("status") or {})
@@ -419,8 +419,9 @@ def _why_waiting(status: Object, state: Object, node: str) -> str:
 
 
 def _read_exit(message: object) -> AgentExit | None:
-    """Return the agent's exit record, from the pod's termination message, or None if there is
-    none."""
+    """Return the agent's exit record, from the pod's termination message, or None if the message
+    contains no record.
+    """
     if not isinstance(message, str):
         return None
     with suppress(ValueError, msgspec.MsgspecError):

@@ -31,7 +31,7 @@ class HostFolder(Struct, frozen=True, kw_only=True):
 class BatchRetries(Struct, frozen=True, kw_only=True):
     """The rules by which AWS Batch starts a job again. `attempts` is the maximum number of starts,
     including the first. A job is started again if its machine was reclaimed, or if its exit code is
-    in `exit_codes`. If `exit_codes` is None, every exit code counts.
+    in `exit_codes`. If `exit_codes` is None, the job is started again after any exit code.
     """
 
     attempts: int = 1

@@ -1,12 +1,13 @@
 """The link to one host's supervisor. Either the control plane or the host opens the connection.
 
-Errors, grouped by the caller's reaction:
+The link raises these errors, grouped by the caller's reaction:
 
 * CannotConnect(TryAgain): the host does not answer now, and no request was sent; a later call may
   succeed
 * LoginRefused(Refused): a person must act
-* LinkLost(TryAgain): the link broke after a request, which may have been carried out
-* TryAgain, NoCapacity, Refused: the supervisor's answer
+* LinkLost(TryAgain): the link broke after a request was sent; the host may have carried out the
+  request
+* TryAgain, NoCapacity, Refused: the supervisor answered with this error
 """
 
 from pathlib import PurePosixPath

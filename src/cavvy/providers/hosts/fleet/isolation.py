@@ -46,7 +46,7 @@ class FleetIsolation:
         return self._mode is HostIsolation.NAMESPACES
 
     async def refresh(self) -> None:
-        """Query the connected hosts whose last answer is no longer current."""
+        """Query the connected hosts whose last answer is outdated."""
         if not self.asks:
             return
         now = asyncio.get_running_loop().time()

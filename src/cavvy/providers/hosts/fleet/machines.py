@@ -176,9 +176,9 @@ def make_hosts(
     known: Sequence[KnownHost], obstacle: Callable[[str], str | None] = lambda name: None
 ) -> Sequence[Host]:
     """Return the shared hosts. A host that is `in_group` can run a gang together with other hosts
-    of its group. All other hosts run only gangs that fit on one host. `obstacle` returns why a host
-    does not separate the jobs of projects, "" if it does, or None if the setting does not require
-    separation.
+    of its group. Hosts that are not `in_group` run only gangs that fit on one host. `obstacle`
+    returns why a host does not separate the jobs of projects, "" if it does, or None if the setting
+    does not require separation.
     """
     obstacles = {each.entry.name: obstacle(each.entry.name) for each in known}
     return [
@@ -208,7 +208,7 @@ def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
     accelerators has one offer.
 
     The capacity of a host's offer is one node, or 0 while the host does not answer. The capacity of
-    a group's offer is the number of its hosts that answer.
+    a group's offer is the number of the group's hosts that answer.
     """
     offers = [offer for each in known for offer in _of_host(each)]
     groups: dict[str, list[KnownHost]] = {}

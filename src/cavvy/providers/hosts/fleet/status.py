@@ -51,7 +51,7 @@ class HostLook(Struct, frozen=True, kw_only=True):
 
 
 class SilentHost(Struct, frozen=True, kw_only=True):
-    """A host that did not answer a poll. `dead` is True if the host counts as dead."""
+    """A host that did not answer a poll. `dead` is True if Cavvy assumes that the host is dead."""
 
     problem: str
     dead: bool = False

@@ -71,7 +71,8 @@ def read_facts(root: str) -> Fields:
 
 def try_separation(agent: list[str], root: str, environ: dict[str, str]) -> str:
     """Return the obstacle that the agent reports when it tries to hide Cavvy's folder on this host
-    from jobs, or "?" if the agent fails. The agent does not hide the installation's folder `root`.
+    from jobs, or "?" if the agent fails. The agent does not hide the installation's folder `root`
+    from jobs.
     """
     command = [*agent, "--separates", os.path.dirname(os.path.dirname(root)), root]
     null = subprocess.DEVNULL
@@ -146,7 +147,7 @@ def read_fact_files() -> dict[str, str]:
 
 
 def read_fact_links() -> dict[str, str]:
-    """Return the targets of the links in /sys to the graphics cards' devices. The targets contain
-    the PCI addresses.
+    """Return the targets of the links in /sys to the graphics cards' devices. The links' targets
+    contain the cards' PCI addresses.
     """
     return {path: os.path.realpath(path) for path in glob.glob("/sys/class/drm/card[0-9]*/device")}

@@ -23,7 +23,7 @@ GANG_MARK, RANK_MARK = (
 
 def boot() -> str:
     """Return an ID of the current boot of the host or, in a container, of the current run of the
-    container. No process survives a reboot or the end of the container's run.
+    container. No process survives a reboot of the host or a restart of the container.
     """
     return read_text("/proc/sys/kernel/random/boot_id") + "/" + os.readlink("/proc/self/ns/pid")
 

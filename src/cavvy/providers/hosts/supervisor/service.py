@@ -4,15 +4,20 @@ one installation on this host.
 A request `{"id", "do", ...}` is answered by `{"id", "answer"}` or `{"id", "error", "kind"}`.
 `{"changed": GANG}` reports that the state of a gang has changed.
 
-ROOT/gangs/NAME/gang.json          the control plane's intent and the agent's command
-ROOT/gangs/NAME/removing.json      exists during removal; contains the time of the kill
-ROOT/gangs/NAME/RANK/config.json   the agent's configuration; `devices` lists the rank's devices
-ROOT/gangs/NAME/RANK/run.json      the process that runs the agent; writes its exit code to `left`
-ROOT/gangs/NAME/RANK/dead.json     how the rank ended; never changes
-ROOT/over/NAME                     exists if this name must not be launched again
+The supervisor stores these files:
 
-All state is on disk, and every request may be repeated. A ValueError is reported as `refused`, a
-LockBusy as `busy` (another gang holds the device), and an OSError as `again`.
+* `ROOT/gangs/NAME/gang.json` contains the control plane's intent and the agent's command.
+* `ROOT/gangs/NAME/removing.json` exists during the removal of a gang, and contains the time of the
+  kill.
+* `ROOT/gangs/NAME/RANK/config.json` contains the agent's configuration; `devices` lists the rank's
+  devices.
+* `ROOT/gangs/NAME/RANK/run.json` describes the process that runs the agent and writes the agent's
+  exit code to `left`.
+* `ROOT/gangs/NAME/RANK/dead.json` states how the rank ended, and never changes.
+* `ROOT/over/NAME` exists if the gang NAME must not be launched again.
+
+The supervisor stores all state on disk, and every request may be repeated. A ValueError is reported
+as `refused`, a LockBusy as `busy` (another gang holds the device), and an OSError as `again`.
 """
 
 from __future__ import annotations
@@ -70,8 +75,8 @@ class LockBusy(Exception):
 
 
 class HostSupervisor:
-    """Serves one connection. All state is on disk. The object's attributes only cache state, so
-    that changes are noticed and reported immediately.
+    """Serves one connection. The supervisor stores all state on disk. The object's attributes only
+    cache the state, so that changes are noticed and reported immediately.
     """
 
     def __init__(self, root: str) -> None:
@@ -379,7 +384,7 @@ class HostSupervisor:
         return {"rank": int(os.path.basename(folder)), "state": "over", **dead}
 
     def _rest_lives(self, name: str, rank: str, at_once: bool) -> bool:
-        """Return whether processes of a dead agent still run. The agent's reaper should end an
+        """Return whether processes of a dead agent still run. Normally, the agent's reaper ends the
         agent's processes. This method kills processes that still run after `REAPER_S`.
         """
         folder = f"{self._folder(name)}/{rank}"
@@ -518,7 +523,9 @@ class HostSupervisor:
                 remove_file(f"{tombs}/{old}")
 
     def _discard(self, folder: str) -> None:
-        """Move a folder to the trash, and delete it in the background, because it may be large."""
+        """Move a folder to the trash, and delete it in the background, because the folder may be
+        large.
+        """
         trash = f"{self._root}/trash"
         os.makedirs(trash, 0o700, exist_ok=True)
         if os.path.exists(folder):

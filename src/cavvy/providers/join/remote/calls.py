@@ -1,4 +1,4 @@
-"""Calls to the control plane over HTTPS, with its certificate pinned by hash.
+"""Calls to the control plane over HTTPS, with the server's certificate pinned by hash.
 
 An OSError means that the caller should try again later; MachineDismissed means that the machine
 must leave permanently.

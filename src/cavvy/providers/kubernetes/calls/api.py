@@ -40,7 +40,7 @@ class ApiServerRefused(Exception):
 
     @property
     def provider_error(self) -> ProviderError:
-        """The error of the provider interface that corresponds to this error."""
+        """The error of the provider interface that corresponds to this API server error."""
         text = str(self)
         # Two pods that use one quota at the same time can cause a Conflict, which is temporary.
         if self.status in _LATER or self.reason == "Conflict":

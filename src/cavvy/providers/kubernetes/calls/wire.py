@@ -35,8 +35,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ConnectionBroken(Exception):
-    """Raised if a connection could not be made, or broke. The server may or may not
-    have executed the request.
+    """Raised if a connection could not be opened, or was lost. The server may or may not have
+    executed the request.
     """
 
 
