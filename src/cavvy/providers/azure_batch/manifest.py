@@ -71,9 +71,9 @@ MANIFEST = Manifest(
         ),
         flag(
             "spot",
-            "Set `true` if the account's pool allocation mode is user subscription. Jobs can "
-            "then use spot machines, at the prices in Azure's public list. With the allocation "
-            "mode Batch service, jobs cannot use spot machines.",
+            "Set `true` if the account's pool allocation mode is user subscription. In "
+            "this mode, jobs can use spot machines, at the prices in Azure's public list. In the "
+            "allocation mode Batch service, jobs cannot use spot machines.",
             default=False,
         ),
         text(

@@ -49,7 +49,10 @@ MANIFEST = Manifest(
         KEY_FILE,
         SUBSCRIPTION,
         text("resource_group", "The resource group of the workspace. Required."),
-        text("workspace", "The name of the workspace; endpoints run in its region. Required."),
+        text(
+            "workspace",
+            "The name of the workspace; endpoints run in the workspace's region. Required.",
+        ),
         text(
             "sizes",
             "Patterns of the sizes to offer, such as `Standard_NC*`, separated by commas. The "

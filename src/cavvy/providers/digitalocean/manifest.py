@@ -38,9 +38,9 @@ MANIFEST = make_manifest(
         Feature.SPOT: f"DigitalOcean's API has no spot Droplets ({_API})",
         Feature.CAPACITY: "DigitalOcean's API reports whether a region has a size, but not how "
         f"many Droplets are free ({_API})",
-        Feature.SELF_END: "DigitalOcean bills a Droplet until its API deletes it, even if it is "
-        f"off ({_DOCS}/products/droplets/details/pricing); the server deletes Droplets that are "
-        "off",
+        Feature.SELF_END: "DigitalOcean bills a Droplet until the API deletes the Droplet, even "
+        f"if the Droplet is off ({_DOCS}/products/droplets/details/pricing); the server deletes "
+        "Droplets that are off",
         Feature.VOLUMES: "block storage cannot be attached yet; copy data from and to a bucket "
         f"instead ({_DOCS}/products/volumes/)",
         Feature.NETWORK: "Droplets are in the region's default VPC; another VPC cannot be "

@@ -117,7 +117,8 @@ class GcpApi:
             return Refused(
                 f"[providers.gcp] network: {fault.message}; create the network with `gcloud "
                 f"compute networks create {self._network} --subnet-mode auto` and a firewall rule "
-                "for its own traffic, or name another network in `network` and `subnetwork`"
+                "for the network's own traffic, or name another network in `network` and "
+                "`subnetwork`"
             )
         return fault
 

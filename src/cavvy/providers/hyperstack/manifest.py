@@ -38,8 +38,8 @@ MANIFEST = make_manifest(
         KEYS.setting(),
         text(
             "environments",
-            "The account's environments to use, separated by commas. The default is the first "
-            "environment of each region that has an SSH key.",
+            "The account's environments to use, separated by commas. In each region, the "
+            "default is the first environment that has an SSH key.",
         ),
         text(
             "image",

@@ -41,7 +41,7 @@ _MANIFEST = make_manifest(
         Feature.CAPACITY: "the VPC API lists the zones of a profile, but not how many instances "
         f"are free ({_DOCS}-profiles)",
         Feature.SELF_END: "IBM stops billing an instance that the console, the CLI or the API "
-        "stops, but does not document this for an instance that shuts itself down; the server "
+        "stops, but does not document the same for an instance that shuts itself down; the server "
         "deletes such instances "
         f"({_DOCS}-suspend-billing)",
         Feature.VOLUMES: "block volumes cannot be attached yet; copy data from and to a bucket "

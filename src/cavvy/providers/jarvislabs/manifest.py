@@ -27,7 +27,7 @@ MANIFEST = make_manifest(
         Feature.IMAGE: f"{_CONTAINER}; the setting `template` selects one for all instances",
         Feature.BUILD: _CONTAINER,
         Feature.LOGIN: _CONTAINER,
-        Feature.SELF_END: "JarvisLabs bills the disk of an instance until its API destroys it "
+        Feature.SELF_END: "JarvisLabs bills an instance's disk until the API destroys the instance "
         f"({_DOCS}), and instances get no API key; the server destroys paused instances",
         Feature.VOLUMES: "JarvisLabs's filesystems cannot be attached yet; copy data from and to "
         f"a bucket instead ({_DOCS})",

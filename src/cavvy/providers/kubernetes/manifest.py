@@ -34,7 +34,7 @@ MANIFEST = Manifest(
     name="kubernetes",
     title="Kubernetes clusters",
     no_project_accounts="a kubeconfig can name programs and files on the server, and any address "
-    "in its network",
+    "in the server's network",
     docs="docs/guides/kubernetes.md",
     unsupported=UNSUPPORTED,
     abilities=(

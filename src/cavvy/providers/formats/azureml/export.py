@@ -143,7 +143,7 @@ def _list_steps(task: TaskSpec, machine: Machine) -> list[str]:
         f"Replace {_ACCOUNT} with your storage account": len(others) < len(uris),
         f"inputs, outputs: {', '.join(others)} are not on Azure Blob; copy them from or to the "
         f"folders in {_STORE}/{task.name}/": bool(others),
-        "resources.spot: the tier of the cluster determines whether its machines are spot "
+        "resources.spot: the cluster's tier determines whether the cluster's machines are spot "
         "machines": (task.resources.spot is not SpotPolicy.NEVER),
         f"workdir: clone {git} into the folder workdir first": bool(git),
         "nodes: CAVVY_HOSTS is not set; the nodes know only MASTER_ADDR": task.nodes > 1,

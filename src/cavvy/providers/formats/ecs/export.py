@@ -122,8 +122,8 @@ def _list_steps(task: TaskSpec, job: EcsTaskRequest) -> list[str]:
         "Replace SUBNET with a subnet that has a route to the internet": on_fargate,
         "resources.spot: the cluster needs the capacity provider FARGATE_SPOT; ECS does not "
         "change to on-demand": on_fargate and job.spot,
-        "resources.spot: the capacity of the cluster determines whether its machines are spot "
-        "instances": job.spot and not on_fargate,
+        "resources.spot: the cluster's capacity determines whether the cluster's machines are "
+        "spot instances": job.spot and not on_fargate,
         "secrets: replace the ARNs with the ARNs of "
         f"{', '.join(task.secrets)} in Secrets Manager": bool(task.secrets),
         f"volumes: the container does not mount {', '.join(left)}": bool(left),

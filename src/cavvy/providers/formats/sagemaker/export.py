@@ -226,7 +226,7 @@ def _list_steps(task: TaskSpec, job: TrainingJobRequest) -> list[str]:
         "outputs: SageMaker stores all outputs together as "
         f"{job.output_uri.rstrip('/')}/{job.name}/"
         "output/model.tar.gz": bool(targets),
-        f"outputs: copy their files to {', '.join(others)} yourself": bool(others),
+        f"outputs: copy the outputs' files to {', '.join(others)} yourself": bool(others),
         "resources.spot: the job runs on spot instances only; SageMaker does not change to "
         "on-demand": task.resources.spot is SpotPolicy.AUTO,
         "keep: managed warm pools do not use spot instances": bool(task.keep) and job.spot,
