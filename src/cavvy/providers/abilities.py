@@ -105,7 +105,7 @@ class ReplicaAnswer(Struct, frozen=True, kw_only=True):
 class AnswersRequests(Protocol):
     """A provider that runs each gang as an endpoint of a managed service. Only the provider's own
     API, with the provider's credentials, can call these endpoints. The nodes run no Cavvy agent, so
-    there is no tunnel to them.
+    Cavvy has no tunnel to the nodes.
     """
 
     async def answers(self, gang: str) -> bool:
@@ -220,7 +220,7 @@ class ServesNodes(Protocol):
         """End the machine's work and revoke its token. Raises NotFound, TryAgain."""
 
     async def script(self) -> bytes:
-        """Return the script that the join command fetches and runs; it contains no secret."""
+        """Return the join command's script, which contains no secret."""
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
         """Answer a machine's request; the answer may take as long as a long poll. Raises NotFound
@@ -318,7 +318,8 @@ TELLS_QUOTAS: Ability[TellsQuotas] = Ability(
     name="quotas",
     methods=("quotas", "untold_quotas"),
     purpose="`cavvy quota`: the account's quotas with their use, and the command that requests "
-    "more. `limit_offer` in `domain/quotas.py` limits the capacity of offers to the unused quota.",
+    "higher quotas. `limit_offer` in `domain/quotas.py` limits the capacity of offers to the "
+    "unused quota.",
 )
 STATES_POLICY: Ability[StatesPolicy] = Ability(
     name="policy",

@@ -4,12 +4,12 @@ none".
 Errors a provider may raise (anything else is a bug in the provider):
 
 * ProviderError
-  + TryAgain: a temporary fault, or a lost reply; the same call may succeed later.
-  + NoCapacity: this offer is unavailable now; the caller should try another offer.
-  + Refused: a quota, the credentials or a policy forbid the call; a person must act.
-    - QuotaTooSmall: the user's own quota is too small for the request.
-  + NotFound: the named object does not exist.
-  + KeyFileRefused: a project's key file contains more than a key; a person must change the file.
+  * TryAgain: a temporary fault, or a lost reply; the same call may succeed later.
+  * NoCapacity: this offer is unavailable now; the caller should try another offer.
+  * Refused: a quota, the credentials or a policy forbid the call; a person must act.
+    * QuotaTooSmall: the user's own quota is too small for the request.
+  * NotFound: the named object does not exist.
+  * KeyFileRefused: a project's key file contains more than a key; a person must change the file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -245,8 +245,9 @@ class Provider(Protocol):
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        """Return this installation's gangs, or only the named one; return [] if the provider has no
-        gang with this name. Raises TryAgain, or PartlyUnknown if only some gangs are known.
+        """Return this installation's gangs, or only the gang with this name; return [] if the
+        provider has no gang with this name. Raises TryAgain, or PartlyUnknown if only some gangs
+        are known.
 
         An ended gang is listed for at least an hour, so that its bill can be closed.
         """

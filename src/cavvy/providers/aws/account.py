@@ -1,5 +1,5 @@
-"""Calls AWS through boto3. Each call runs in a thread and has a time limit; its errors are raised
-as `AwsFault`s.
+"""Calls AWS through boto3. Each call runs in a thread and has a time limit; a failed call raises
+`AwsFault`.
 
 No other module imports boto3.
 """

@@ -124,8 +124,9 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     """Return the provider error that corresponds to a fault; `what` names the call in the error's
     message.
 
-    Set `making` to True if the call creates an object for a launch. The result is then NoCapacity
-    for a code in ELSEWHERE, so that Cavvy tries another offer, and Refused for a missing object.
+    Set `making` to True if the call creates an object for a launch. If `making` is True, the result
+    is NoCapacity for a code in ELSEWHERE, so that Cavvy tries another offer, and Refused for a
+    missing object.
     """
     limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
     hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")

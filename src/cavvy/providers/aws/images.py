@@ -60,9 +60,9 @@ class MachineImages:
         self._resolved: dict[tuple[str, str], tuple[datetime, str]] = {}
 
     async def choose(self, region: str, shape: InstanceShape, wanted: str = "") -> MachineImage:
-        """Return the image `wanted` of the task, else the image in the settings, else AWS's own
-        image with drivers for the type. Raises Refused if the image does not exist, and TryAgain
-        after a temporary error.
+        """Return the image `wanted` that the task names, else the image in the settings, else AWS's
+        own image with drivers for the type. Raises Refused if the image does not exist, and
+        TryAgain after a temporary error.
         """
         named = wanted or str(self._settings.get("image") or "")
         named = named or find_default(shape)

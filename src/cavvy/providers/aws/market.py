@@ -138,7 +138,7 @@ class AwsMarket:
 
     def quotas(self, region: str) -> tuple[Sequence[Quota], str]:
         """Return the account's vCPU quotas that the last call of `offers` read, sorted by name.
-        Also return why the last attempt to read quotas failed, or "" if it succeeded.
+        Also return why the last attempt to read quotas failed, or "" if the attempt succeeded.
         """
         known = self._regions.get(region, _Region())
         by_name = {each.name: each for each in known.quotas.values()}
@@ -148,8 +148,8 @@ class AwsMarket:
         return [by_name[name] for name in sorted(by_name)], known.quotas_problem or unread
 
     def untold_quotas(self, region: str) -> str:
-        """Return the region's name and why its quotas are unknown or out of date, or "" if the
-        quotas are up to date.
+        """Return the region's name with the reason why the region's quotas are unknown or out of
+        date, or "" if the quotas are up to date.
         """
         _, problem = self.quotas(region)
         return self._stale_quotas(region) or (f"{region}: {problem}" if problem else "")
@@ -289,7 +289,7 @@ class AwsMarket:
 
     async def _explain(self, region: str, error: Refused) -> Refused:
         """Return the error to raise after a region's first call failed. A region that the account
-        has not enabled rejects even valid credentials. Therefore ask the API of another region
+        has not enabled rejects even valid credentials. The method asks the API of another region
         whether the account has enabled `region`.
         """
         fault = error.__cause__

@@ -284,7 +284,7 @@ class GangNetworks:
 
 
 def _read_address(server: str) -> IPv4Address | None:
-    """Return the server's address, or None if it is a host name or a private address."""
+    """Return the server's address, or None if the address is a host name or a private address."""
     try:
         address = IPv4Address(urlsplit(server).hostname or "")
     except ValueError:

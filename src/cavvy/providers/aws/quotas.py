@@ -66,8 +66,8 @@ def read_quotas(told: Sequence[Json], region: str, instances: Sequence[Json] | N
 
 
 def find_quota(quotas: Quotas, kind: str, *, spot: bool) -> Quota | None:
-    """Return the quota that instances of this type use, or None if it is unknown. The quota of a
-    generation (p5) overrides the quota of its family (p).
+    """Return the quota that instances of this type use, or None if the quota is unknown. The quota
+    of a generation (p5) overrides the quota of its family (p).
     """
     match = re.match(r"([a-z]+)(\d*)", kind)
     if match is None:

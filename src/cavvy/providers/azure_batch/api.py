@@ -62,7 +62,7 @@ class BatchApi:
         await self._api().get(_path("/jobs", maxresults="1"))
 
     async def create_job(self, body: Mapping[str, Json]) -> Json | None:
-        """Create a job; return the existing job if it already exists, otherwise None."""
+        """Create a job and return None; if the job already exists, return the existing job."""
         try:
             await self._api().send("POST", _path("/jobs"), body, _TYPE)
         except CloudFault as fault:

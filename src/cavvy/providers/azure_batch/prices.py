@@ -28,7 +28,7 @@ class SpotPrices:
         self.fault = ""
 
     async def offers(self, region: str, usual: Sequence[Offer]) -> Sequence[Offer]:
-        """Return spot offers for the VM sizes in `usual`, which are on-demand offers."""
+        """Return spot offers for the VM sizes of the on-demand offers in `usual`."""
         if self._read_at is None or self._now() - self._read_at >= _AGE:
             try:
                 self._offers = await asyncio.to_thread(self._fetch, region, usual)

@@ -181,7 +181,7 @@ class AzureBatchService:
 
     async def _read(self, told: Mapping[str, Any]) -> ServiceJob | None:
         """Return the state of the job that Azure describes in `told`, or None if the job has been
-        deleted in the meantime. A reclaimed job keeps the reason for its reclamation after its end.
+        deleted in the meantime. After its end, a reclaimed job still reports why it was reclaimed.
         """
         name = str(told["id"])
         if name in self._ended:
@@ -247,8 +247,8 @@ class AzureBatchService:
         return replace(job, started_at=self._started[job.name], state=state)
 
     async def _add_missing(self, told: Mapping[str, Any], missing: set[int]) -> str:
-        """Add the tasks of the missing ranks. Return why Azure Batch refuses the tasks, or "" if it
-        accepts them.
+        """Add the tasks of the missing ranks. Return why Azure Batch refuses the tasks, or "" if
+        Azure Batch accepts the tasks.
         """
         try:
             await self._api.add_tasks(str(told["id"]), make_gang_tasks(told, sorted(missing)))

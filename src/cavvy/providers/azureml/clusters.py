@@ -1,6 +1,6 @@
 """Reads the compute clusters of a workspace, and looks up the prices of their machines.
 
-Azure bills the machines of a cluster at the prices of its virtual machines, without a fee:
+Azure bills the machines of a cluster at the prices of Azure's virtual machines, without a fee:
 https://azure.microsoft.com/pricing/details/machine-learning. Machines with low priority have
 separate prices in Azure's public list.
 """

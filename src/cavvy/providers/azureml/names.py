@@ -1,4 +1,4 @@
-"""Builds short resource names for Azure, which must be unique in a region."""
+"""Builds short resource names for Azure; the names must be unique in a region."""
 
 import hashlib
 

@@ -281,8 +281,8 @@ class AzureMlService:
 
 def read_job(told: Json, run: Mapping[str, Any], began: datetime | None = None) -> ServiceJob:
     """Parse a job and the details of its run; `began` is the start time if this time is already
-    known. If a node is reclaimed, Azure restarts the job or marks the job as failed. If a job waits
-    again after it has run, it counts as reclaimed.
+    known. If a node is reclaimed, Azure restarts the job or marks the job as failed. A job that
+    waits again after it has run counts as reclaimed.
     """
     status = str(told["properties"]["status"])
     started, ended = began or _time(run.get("startTimeUtc")), None

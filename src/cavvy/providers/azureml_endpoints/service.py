@@ -158,8 +158,8 @@ class AzureMlEndpoints:
         return str(told["properties"]["scoringUri"])
 
     async def stop(self, job: str) -> None:
-        """Delete the endpoint with its deployment. Azure refuses the request while it changes the
-        endpoint or the deployment, so `providers.vm` repeats the call.
+        """Delete the endpoint with its deployment. Azure refuses the request while Azure changes
+        the endpoint or the deployment, so `providers.vm` repeats the call.
         """
         told = await self._api.endpoint(job)
         if told is None or _state(told) == "Deleting":
@@ -262,10 +262,10 @@ class AzureMlEndpoints:
 
 
 def read_deployment(endpoint: Json, deployment: Json, error: tuple[str, str]) -> ServiceJob:
-    """Parse an endpoint and its deployment. The billed time starts when the deployment is created,
-    because Azure reports no other start time, and ends when the deployment is deleted. A deployment
-    that failed is billed too, unless it got no machine:
-    https://learn.microsoft.com/azure/machine-learning/ how-to-view-online-endpoints-costs
+    """Parse an endpoint and its deployment. The billed time lasts from the deployment's creation to
+    the deployment's deletion, because Azure reports no other start time. A deployment that failed
+    is billed too, unless Azure provided no machine:
+    https://learn.microsoft.com/azure/machine-learning/how-to-view-online-endpoints-costs
     """
     state, job = JobState.RUNNING, _state(deployment)
     system = deployment.get("systemData") or {}

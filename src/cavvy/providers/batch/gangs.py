@@ -236,8 +236,8 @@ class BatchGangs:
     async def _deliver(
         self, workspace: SharedWorkspace, record: BatchGangRecord, agent: str, begun: Sequence[int]
     ) -> None:
-        """Deliver the ranks' reports to the control plane. Reports are lost if three attempts to
-        deliver them fail, as with other providers.
+        """Deliver the ranks' reports to the control plane. As with other providers, reports are
+        lost if three attempts to deliver the reports fail.
         """
         python = str(self._context.settings.get("python", "python3"))
         command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]

@@ -105,7 +105,7 @@ class LoginHelper:
     def do_run(
         self, data: bytes, argv: list[str], limit_s: float, env: dict[str, str]
     ) -> dict[str, Any]:
-        """Run a command with `data` as its input, and wait until it ends."""
+        """Run a command with `data` as its input, and wait until the command ends."""
         self._heat()
         try:
             done = subprocess.run(

@@ -72,7 +72,9 @@ class CommandResult(Struct, frozen=True, kw_only=True):
 
     @property
     def said(self) -> str:
-        """The command's error output, or its standard output if there is none, as one line."""
+        """The command's error output, or the command's standard output if the error output is
+        empty, as one line.
+        """
         return " ".join((self.err or self.out).split())[:600]
 
 

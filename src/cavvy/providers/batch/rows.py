@@ -17,12 +17,12 @@ class BatchPhase(StrEnum):
 
 
 class BatchJobRow(Struct, frozen=True, kw_only=True):
-    """One job. If `start` or `end` is in the future, it is an estimate.
+    """One job. If `start` or `end` is in the future, the time is an estimate.
 
     `reason` tells users why the job waits, what it is doing, or how it ended. `taken` means that
-    the job ended because the batch system reclaimed its nodes. `cancelled` means that a person or
-    Cavvy cancelled the job. `broke` means that the job's own program failed, and that the job's log
-    may contain the cause.
+    the job ended because the batch system reclaimed the job's nodes. `cancelled` means that a
+    person or Cavvy cancelled the job. `broke` means that the job's own program failed, and that the
+    job's log may contain the cause.
     """
 
     id: str

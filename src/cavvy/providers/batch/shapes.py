@@ -66,7 +66,7 @@ class OfferLocation(Struct, frozen=True, kw_only=True):
 
 
 def list_parts(shape: NodeShape) -> Sequence[NodeShape]:
-    """Return the parts of a node that are offered: one for each number of accelerators, and some
+    """Return the parts of a node that Cavvy offers: one for each number of accelerators, and some
     parts without accelerators. The number of CPUs of a part without accelerators is a power of two,
     or all CPUs of the node.
     """

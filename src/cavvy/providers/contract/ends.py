@@ -16,7 +16,7 @@ class EndTests(ScenarioSuite):
 
     @in_scenario
     async def test_removed_is_ended_and_stays_so(self, harness: ContractHarness) -> None:
-        """Remove a gang by several concurrent calls, remove the gang again, and launch the gang
+        """Remove a gang with several concurrent calls, remove the gang again, and launch the gang
         again. The gang is listed once, as ended and not preempted.
         """
         gang = await harness.running("removed")

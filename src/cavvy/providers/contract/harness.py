@@ -148,7 +148,7 @@ class ScenarioSuite:
     async def lose_reply(
         self, place: ProviderUnderTest, provider: Provider, gang: GangSpec
     ) -> None:
-        """Launch the gang so that it starts but the caller receives no reply. The default
+        """Launch the gang so that the gang starts but the caller receives no reply. The default
         implementation discards the reply.
         """
         await provider.launch(gang)
@@ -280,7 +280,7 @@ class ContractHarness:
 
     async def launch(self, gang: GangSpec, provider: Provider | None = None) -> None:
         """Launch the gang as the control plane does: repeat the call while the provider raises
-        TryAgain, for ten minutes.
+        TryAgain, for at most ten minutes.
         """
         for _ in range(LAUNCH_TRIES):
             try:
@@ -307,7 +307,7 @@ class ContractHarness:
         return True
 
     async def launch_again(self, gang: GangSpec, again: GangSpec | None = None) -> None:
-        """Launch a running gang again, or launch `again`, another gang with the same name. Check
+        """Launch a running gang a second time, with the same spec or with the spec `again`. Check
         that the launch neither replaces nor adds nodes.
         """
         first = await self.engine_ids(gang.name)

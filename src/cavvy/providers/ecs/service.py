@@ -316,7 +316,7 @@ def _tell_end(reason: str, codes: Sequence[int]) -> str:
 
 def _tell_failures(failures: Sequence[Mapping[str, Any]]) -> str:
     """Return why RunTask started no task. The failures in a reply of RunTask mean that capacity is
-    missing or unsuitable; for any other reason, RunTask itself returns an error.
+    missing or unsuitable; for any other problem, RunTask itself returns an error.
     """
     found = [
         f"{each.get('reason', 'no reason')}{': ' + each['detail'] if each.get('detail') else ''}"

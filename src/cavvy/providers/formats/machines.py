@@ -33,9 +33,9 @@ def choose_machine(
     service: str,
     is_supported: Callable[[str], bool],
 ) -> Machine:
-    """Return the cheapest instance type of a cloud that fits the task and is supported by the
-    service. Types are compared by the cloud's prices, which are proportional to the service's
-    prices. If the task names an instance type, that type is used. Raises Refused.
+    """Return a cloud's cheapest instance type that fits the task and that the service supports.
+    Types are compared by the cloud's prices, which are proportional to the service's prices. If the
+    task names an instance type, that type is used. Raises Refused.
     """
     need = task.resources
     found = [
@@ -61,7 +61,7 @@ def count_accelerators(need: ResourceSpec) -> int:
 def is_ec2_container_type(instance_type: str) -> bool:
     """Return whether AWS's container services can run a container on this EC2 instance type. The
     type must have NVIDIA's GPUs or no accelerators, because these services can reserve only
-    NVIDIA's GPUs. The type's CPU must not be Graviton, because few images are built for it.
+    NVIDIA's GPUs. The type's CPU must not be Graviton, because few images are built for Graviton.
     """
     family = instance_type.partition(".")[0]
     return not family.startswith(_NOT_NVIDIA) and not _GRAVITON.fullmatch(family)

@@ -177,7 +177,7 @@ def _find_loader() -> Path:
 
 
 def _libraries(loader: Path, files: Sequence[Path]) -> Sequence[Path]:
-    """Return the shared libraries that these files need."""
+    """Return the shared libraries that the given files need."""
     found: dict[str, Path] = {}
     for file in files:
         done = subprocess.run(

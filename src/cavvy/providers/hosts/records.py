@@ -2,7 +2,7 @@
 
 `write` is for a record that must exist before a node is bought or started. `note` is for a record
 of a past event or a removal. If the disk is full, `note` keeps the record in memory, where `read`
-finds it; a later successful `note` writes it to disk.
+finds it; a later successful `note` writes the record to disk.
 """
 
 import errno
@@ -59,12 +59,12 @@ def settle() -> bool:
 
 
 def write(path: Path, value: object) -> None:
-    """Write a record atomically, readable only by its user. Raises OSError."""
+    """Write a record atomically; only the file's owner can read the record. Raises OSError."""
     write_bytes(path, msgspec.json.encode(value))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically, readable only by its user. Raises OSError."""
+    """Write a file atomically; only the file's owner can read the file. Raises OSError."""
     fresh = path.with_name(
         f".{path.name}.{os.getpid()}-{get_ident()}"
     )  # the name is unique, because two threads may write at the same time

@@ -143,7 +143,7 @@ class IbmCloud:
         return _read(region, await self._api.get(region, path), kind)
 
     async def delete(self, machine: str) -> None:
-        """Delete the instance or server; its boot volume is deleted too."""
+        """Delete the instance or server; the boot volume is deleted too."""
         region, kind, path = _locate(machine)
         if kind == bare_metal.PATH:
             await bare_metal.delete_server(self._api, region, path)

@@ -70,8 +70,8 @@ class MachineRegister:
     async def invite(
         self, *, name: str | None, group: str | None, valid: timedelta
     ) -> tuple[str, datetime]:
-        """Create an invitation. Return the invitation's token, which is valid for one
-        machine, and its expiry. Raises Refused, TryAgain.
+        """Create an invitation. Return the invitation's token, which is valid for one machine, and
+        the time when the invitation expires. Raises Refused, TryAgain.
         """
         for what in (name, group):
             if what is not None and _NAME.fullmatch(what) is None:
@@ -90,7 +90,7 @@ class MachineRegister:
         return token, expires
 
     async def enter(self, token: str, nonce: str, hostname: str) -> tuple[MemberMachine, str]:
-        """Join a machine. Return the machine's record and its token; a repeated call with the same
+        """Join a machine. Return the machine's record and token; a repeated call with the same
         nonce returns the same token. Raises Refused, TryAgain.
         """
         await self.refresh()
@@ -156,8 +156,8 @@ class MachineRegister:
         return next(name for name in names if name not in self.all)
 
     async def _drop_old(self) -> None:
-        """Delete invitations a week after they expired. In the week after an invitation's expiry, a
-        machine that uses the invitation gets an error with this reason.
+        """Delete invitations a week after they expired. For a week after an invitation expires, a
+        machine that uses the invitation gets the error that the invitation has expired.
         """
         await self._invitations.refresh()
         for invited in list(self._invitations.records.values()):

@@ -50,7 +50,7 @@ class MachineAsk(Struct, frozen=True, kw_only=True):
 
 
 class MachineAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The supervisor's answer, or the kind of the error (a key of `_ERRORS`) and its text."""
+    """The supervisor's answer, or an error's kind (a key of `_ERRORS`) and text."""
 
     answer: Any = None
     kind: str = ""

@@ -219,8 +219,8 @@ class HostFleet:
         )
 
     async def _conclude(self, intent: FleetIntent, problems: Sequence[BaseException]) -> None:
-        """Record the result of a launch. If at least one host certainly started nothing, the launch
-        has failed, and the agents that other hosts started are removed.
+        """Record the result of a launch. If at least one host certainly started no agent, the
+        launch has failed, and the agents that other hosts started are removed.
         """
         for problem in problems:
             if not isinstance(problem, ProviderError):

@@ -81,8 +81,8 @@ class FleetIsolation:
         return separates
 
     def find_obstacle(self, host: str, intents: Iterable[FleetIntent]) -> str | None:
-        """Return why the host does not separate jobs, "" if it does, or None if the setting does
-        not require separation. `intents` are the gangs that have not ended.
+        """Return why the host does not separate jobs, "" if the host separates jobs, or None if the
+        setting does not require separation. `intents` are the gangs that have not ended.
         """
         if not self.asks:
             return "" if self._mode is HostIsolation.NONE else None

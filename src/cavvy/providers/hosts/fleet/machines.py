@@ -40,8 +40,9 @@ class HostEntry(Protocol):
 
     @property
     def node_address(self) -> str | None:
-        """The host's address for the other ranks of a gang; if None, the address from its facts is
-        used."""
+        """The host's address for the other ranks of a gang; if None, the address from the host's
+        facts is used.
+        """
 
     @property
     def cpus(self) -> float | None: ...
@@ -177,8 +178,8 @@ def make_hosts(
 ) -> Sequence[Host]:
     """Return the shared hosts. A host that is `in_group` can run a gang together with other hosts
     of its group. Hosts that are not `in_group` run only gangs that fit on one host. `obstacle`
-    returns why a host does not separate the jobs of projects, "" if it does, or None if the setting
-    does not require separation.
+    returns why a host does not separate the jobs of projects, "" if the host separates jobs, or
+    None if the setting does not require separation.
     """
     obstacles = {each.entry.name: obstacle(each.entry.name) for each in known}
     return [

@@ -40,7 +40,7 @@ def make_config(
     gang: GangSpec, placed: PlacedRank, way: AgentRoute, home: str, cache: str
 ) -> HostAgentConfig:
     """Return the configuration of one rank's agent. The agent sends its reports through `way`, and
-    its files are in `home`.
+    the agent's files are in `home`.
     """
     return HostAgentConfig(
         gang=gang.name,

@@ -108,8 +108,8 @@ def find_user() -> str:
 
 
 def ask_smi() -> Fields:
-    """Return the output of nvidia-smi: {"rows"}, or {"error"} if it fails, or {} if it is not
-    installed.
+    """Return the output of nvidia-smi: {"rows"}, or {"error"} if nvidia-smi fails, or {} if
+    nvidia-smi is not installed.
     """
     if shutil.which(SMI[0]) is None:
         return {}

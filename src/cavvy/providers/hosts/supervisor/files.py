@@ -32,7 +32,7 @@ def write_json(path: str, value: Fields) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file atomically, readable only by its user. Raises OSError."""
+    """Write a file atomically; only the file's owner can read the file. Raises OSError."""
     fresh = f"{path}.{os.getpid()}.new"
     remove_file(fresh)  # a crash left the file, or a job placed a link there
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

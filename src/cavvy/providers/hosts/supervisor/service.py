@@ -222,7 +222,7 @@ class HostSupervisor:
         return {}
 
     def do_forget(self, asked: Fields) -> Fields:
-        """Delete the files of an ended gang, after the control plane has recorded its end."""
+        """Delete an ended gang's files, after the control plane has recorded the gang's end."""
         name = check_name(asked["gang"])
         folder = self._folder(name)
         if any(read_json(f"{folder}/{rank}/dead.json") is None for rank in self._ranks(name)):

@@ -138,7 +138,7 @@ class KubernetesApi:
     async def _try(
         self, method: str, path: str, body: Object | None = None, query: Query = ()
     ) -> Object | None:
-        """Return the answer, or None if the object does not exist or, for POST, exists already."""
+        """Return the answer, or None if the object does not exist or, for POST, already exists."""
         try:
             return await self._ask(method, path, query, body)
         except ApiServerRefused as error:
