@@ -350,7 +350,7 @@ class AwsMarket:
 
     def reserved(self, region: str) -> Mapping[str, str]:
         """Return descriptions of the reservations that the settings list for the region, as the
-        last call of `offers` read them. The keys are reservation ids.
+        last call of `offers` read them. The keys of the result are reservation ids.
         """
         known = self._regions.get(region)
         return {each.id: _describe(each, self._now()) for each in (known.reserved if known else ())}

@@ -389,8 +389,8 @@ class AwsProvider:
         return True
 
     async def _tidy(self, names: Sequence[str]) -> None:
-        """Remove the objects created for gangs that have ended. A later call removes objects that
-        are still in use.
+        """Remove the objects created for gangs that have ended. Objects that are still in use are
+        removed by a later call.
         """
         for name in names:
             record = self._ledger.get(name)

@@ -310,8 +310,8 @@ def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
 
 
 def _last_of_each(rates: Iterable[tuple[datetime, int]]) -> list[tuple[datetime, int]]:
-    """Drop each price that equals the previous price. If several prices have the same time, keep
-    only the last one.
+    """Drop each price that equals the previous price. If several prices have the same time, return
+    only the last of the prices.
     """
     found: dict[datetime, int] = dict(rates)
     kept: list[tuple[datetime, int]] = []

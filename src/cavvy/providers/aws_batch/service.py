@@ -184,7 +184,7 @@ class BatchService:
         await self._forget(region, some)
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister a job's definitions. Ignore failed calls, because remaining definitions cost
+        """Deregister a job's definitions. Ignore failed calls, because definitions that remain cost
         nothing.
         """
         for each in definitions:

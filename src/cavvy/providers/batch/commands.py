@@ -38,7 +38,9 @@ class BatchCommands:
         self._dialect = dialect
 
     async def submit(self, options: Sequence[str], script: str) -> str:
-        """Submit a job and return its id. May also raise SubmissionUnsure and NoCapacity."""
+        """Submit a job and return its id. The method may also raise SubmissionUnsure and
+        NoCapacity.
+        """
         argv = [*self._dialect.submit, *options]
         done = await self.login_session.run(argv, script.encode(), timeout_s=45)
         if done.code == 0 and (found := re.match(self._dialect.job_id, done.out.strip())):

@@ -1,12 +1,12 @@
 """The shared folder: its layout, and the files of a gang.
 
-* `agents/HASH/agent/` and `start.py` are the programs that nodes run, in one folder per version.
+* `agents/HASH/` contains the programs that nodes run (`agent/` and `start.py`), by version.
 * `storage/PROJECT/JOB/checkpoint` contains the checkpoints that a job keeps across attempts.
 * `cache/` contains fetched blobs and finished setups.
 * `INSTALLATION/mail/` contains the agents' requests, and a folder of answers for each agent.
-* `INSTALLATION/gangs/NAME/gang.json` contains the intent. Cavvy creates the whole folder before the
-  submission.
-* `INSTALLATION/gangs/NAME/config.json` contains the agents' configuration with their token. The
+* `INSTALLATION/gangs/NAME/gang.json` contains the intent; Cavvy creates the whole folder `NAME`
+  before the submission.
+* `INSTALLATION/gangs/NAME/config.json` contains the agents' configuration with their token; the
   file's mode is 0600.
 * `INSTALLATION/gangs/NAME/job` contains the batch job's id.
 * The batch job writes `INSTALLATION/gangs/NAME/begun` (when and where the job began) and `end` (how

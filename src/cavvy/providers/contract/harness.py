@@ -71,8 +71,8 @@ class LaunchFault(StrEnum):
 
 @runtime_checkable
 class FaultyPlace(Protocol):
-    """Infrastructure that starts nodes one by one and can fail. `FaultTests` needs these methods in
-    addition to the methods of `ProviderUnderTest`.
+    """Infrastructure that starts nodes one by one, and whose failures tests can trigger.
+    `FaultTests` needs these methods in addition to the methods of `ProviderUnderTest`.
     """
 
     def fail(self, number: int, fault: LaunchFault) -> None:

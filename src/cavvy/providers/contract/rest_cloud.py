@@ -172,7 +172,7 @@ class RestContract(VmContract):
         if "reach_by_ssh" in {each.name for each in manifest.settings}:
             table = {"reach_by_ssh": True}
         elif self.traits.reach is not Reach.SSH:
-            pytest.skip("the server does not reach the machines")
+            pytest.skip("the server does not connect to the machines")
         if Feature.GANG in manifest.unsupported:
             pytest.skip("the provider starts no gangs")
 

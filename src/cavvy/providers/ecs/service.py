@@ -222,7 +222,7 @@ class EcsService:
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
         """Deregister and delete at most `_MOST_DELETED` definitions of tasks that have ended or
-        were not started. Ignore failed calls, because remaining definitions cost nothing.
+        were not started. Ignore failed calls, because definitions that remain cost nothing.
         """
         inactive = []
         for each in definitions:

@@ -31,7 +31,7 @@ class GcpQuotas:
     """The quotas of one project, at most a minute old."""
 
     def __init__(self, api: GcpApi, regions: Collection[str], now: Callable[[], datetime]) -> None:
-        """`regions` are the regions to read; () for all."""
+        """`regions` are the regions to read; () means all regions."""
         self._api, self._regions, self._now = api, regions, now
         self._known: tuple[datetime, _Quotas] | None = None
         self._fault: Exception | None = None  # why the last read failed

@@ -42,7 +42,9 @@ class NvmlQueries(Protocol):
 
 
 class MachineSources(Struct, frozen=True, kw_only=True):
-    """The sources of facts about a machine. Tests can replace each folder and function."""
+    """The folders, functions and values from which Cavvy reads facts about a machine. Tests can
+    replace each folder and function.
+    """
 
     root: Path = Path("/")  # the folder that contains proc/, sys/ and dev/
     environ: Mapping[str, str]

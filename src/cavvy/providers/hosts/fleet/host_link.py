@@ -30,7 +30,7 @@ class HostSetup(Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Cavvy's folder on the host, which all installations share."""
+        """Cavvy's folder on the host; all installations share this folder."""
         return str(PurePosixPath(self.root).parent.parent)
 
 

@@ -205,8 +205,8 @@ def make_host(name: str, machine: ThisMachine) -> Host:
 
 
 def list_offers(known: Sequence[KnownHost]) -> Sequence[Offer]:
-    """Return the offers of each host and, for gangs, of each group. Each model and number of
-    accelerators has one offer.
+    """Return the offers of each host and, for gangs, of each group. The result has one offer for
+    each model and number of accelerators.
 
     The capacity of a host's offer is one node, or 0 while the host does not answer. The capacity of
     a group's offer is the number of the group's hosts that answer.

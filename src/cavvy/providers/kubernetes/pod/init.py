@@ -1,8 +1,8 @@
 """The first process of a pod: starts the agent, relays its requests, and ends the pod if the
 control plane stays silent.
 
-The process runs until the agent has exited. Requests pass through the tunnel that `tunnel.py`
-opens, in frames. A frame consists of its kind, the number of one of the agent's connections, a
+The process runs until the agent has exited. Requests pass as frames through the tunnel that
+`tunnel.py` opens. A frame consists of its kind, the number of one of the agent's connections, a
 length in bytes, and data of this length. This program needs only the standard library of Python 3.8
 or newer. On an older Python, the program runs `boot.sh bring` to wait for a newer Python. The agent
 is a fork of this process, so that the tunnel can open while the agent still loads.
