@@ -117,7 +117,7 @@ def test_the_path_of_a_machines_folder_is_checked(place: Place, path: str) -> No
         command=f"printf '%b' 'base={path}\\nsystem=Linux x86_64\\npython=/usr/bin/python3\\n'"
     )
     said = asyncio.run(connect(place.link(TARGET)))
-    assert "vm-1: the path of its folder for Cavvy has unusual characters" in said
+    assert "vm-1: the path of the host's folder for Cavvy has unusual characters" in said
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ MANIFEST = Manifest(
         text(
             "image",
             "The machine image: publisher:offer:sku:version, or a resource id. The default is "
-            "Azure's Ubuntu image for HPC, which has the drivers of NVIDIA and AMD GPUs, and "
-            "Ubuntu 24.04 for sizes without accelerators.",
+            "Azure's Ubuntu image for HPC, which has the drivers of NVIDIA and AMD GPUs. For "
+            "sizes without accelerators, the default is Ubuntu 24.04.",
         ),
         number(
             "disk_gib",

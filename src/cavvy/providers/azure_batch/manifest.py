@@ -72,8 +72,8 @@ MANIFEST = Manifest(
         flag(
             "spot",
             "Set `true` if the account's pool allocation mode is user subscription. In "
-            "this mode, jobs can use spot machines, at the prices in Azure's public list. In the "
-            "allocation mode Batch service, jobs cannot use spot machines.",
+            "the mode user subscription, jobs can use spot machines, at the prices in Azure's "
+            "public list. In the allocation mode Batch service, jobs cannot use spot machines.",
             default=False,
         ),
         text(

@@ -148,8 +148,9 @@ MANIFEST = Manifest(
         ),
         text(
             "service_account",
-            "The e-mail address of the service account with which jobs use Google Cloud without "
-            "keys, for example Cloud Storage. By default, machines have no service account.",
+            "The e-mail address of the service account with which jobs use services of Google "
+            "Cloud, such as Cloud Storage, without keys. By default, machines have no service "
+            "account.",
         ),
         text(
             "endpoint",

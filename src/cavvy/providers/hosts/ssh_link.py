@@ -268,8 +268,8 @@ class SshLink(Generic[_H]):
             raise Refused(f"{self.entry.name} runs {said['system']}; only Linux hosts can be used")
         if not _FOLDER.fullmatch(said["base"]):
             raise Refused(
-                f"{self.entry.name}: the path of its folder for Cavvy has unusual characters: "
-                f"{said['base'][:100]!r}; set another `folder`"
+                f"{self.entry.name}: the path of the host's folder for Cavvy has unusual "
+                f"characters: {said['base'][:100]!r}; set another `folder`"
             )
         return said, {value for name, value in words if name == "has"}
 

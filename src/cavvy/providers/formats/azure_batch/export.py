@@ -82,12 +82,14 @@ def _list_steps(task: TaskSpec, job: AzureBatchRequest) -> list[str]:
         f"name: the pool, the job and the task are called {job.name}; the name of a job can be "
         "used only once, and an existing pool is used unchanged": True,
         "The pool adds a machine within five minutes, and removes it when no task is left. Delete "
-        f"the pool by: az batch pool delete --pool-id {job.name}": True,
+        f"the pool with: az batch pool delete --pool-id {job.name}": True,
         "resources.spot: the job runs on spot machines only; Azure Batch does not change to "
         "on-demand": task.resources.spot is SpotPolicy.AUTO,
         "retry: a lost machine does not count as a retry; the program starts again from its first "
         "line, and only files in storage remain": True,
-        "retry.exit_codes: every exit code but 0 is retried": bool(task.retry.exit_codes),
+        "retry.exit_codes: the program is retried after every exit code except 0": bool(
+            task.retry.exit_codes
+        ),
     }
     return [step for step, is_so in steps.items() if is_so]
 
