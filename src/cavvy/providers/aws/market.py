@@ -54,7 +54,7 @@ _PATIENCE_S = 15.0  # seconds to wait for one region; less than the control plan
 
 
 class RegionFacts(Struct, frozen=True, kw_only=True):
-    """The disk cache of a region's instance types and on-demand prices (micro-dollars per hour)."""
+    """A region's instance types and on-demand prices, cached on disk (micro-dollars per hour)."""
 
     as_of: datetime
     asked: str  # the value of the setting `instances` when the facts were read

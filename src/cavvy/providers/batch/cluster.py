@@ -114,7 +114,7 @@ def time_limit(gang: GangSpec, queue: ClusterQueue) -> timedelta | None:
     the time for preparation, but at most the queue's limit. If the maximum duration is unknown,
     return the queue's limit.
 
-    The queue's default time limit is never used, because it would interrupt long work.
+    The queue's default time limit is never used, because that limit would interrupt long work.
     """
     if gang.longest is None:
         return queue.longest

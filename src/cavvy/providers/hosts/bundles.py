@@ -87,7 +87,7 @@ def platform() -> str:
 
 def pack_python(cache: Path) -> Bundle:
     """Return this machine's Python as a .tar.gz. The first call for a Python version takes seconds,
-    because it builds the file. Raises Refused.
+    because the call builds the file. Raises Refused.
     """
     program = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     stamp = f"{program}-{program.stat().st_mtime_ns}-{sys.version}"

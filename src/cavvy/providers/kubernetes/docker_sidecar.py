@@ -1,4 +1,6 @@
-"""The pod fields for the option `docker`: a container engine that runs next to the work. No I/O."""
+"""Builds the pod fields for the option `docker`, which runs a container engine next to the work.
+No I/O.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

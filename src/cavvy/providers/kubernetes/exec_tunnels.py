@@ -59,8 +59,8 @@ class ExecTunnels:
             task.cancel()
 
     async def tell_removed(self, pod: str) -> None:
-        """Notify a pod that Cavvy is removing it, so that its agent does not report SIGTERM as a
-        preemption.
+        """Notify a pod that Cavvy is removing it, so that the pod's agent does not report SIGTERM
+        as a preemption.
         """
         tunnel = self._tunnels.get(pod)
         if tunnel is not None:
