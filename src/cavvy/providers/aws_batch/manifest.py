@@ -57,8 +57,8 @@ MANIFEST = Manifest(
     options={
         "image": "the container image, in the format of the setting `image`",
         "share": "the share identifier of the job, in place of the setting `share`",
-        "priority": "0 to 9999; in a queue with a fair-share policy, jobs of the same share with a "
-        "higher priority start first",
+        "priority": "0 to 9999; in a queue with a fair-share policy, a job starts before the "
+        "jobs of the same share that have a lower priority",
     },
     settings=(
         text(

@@ -118,7 +118,7 @@ MANIFEST = Manifest(
         text(
             "image",
             "The image of machines, as projects/PROJECT/global/images/[family/]NAME. The default "
-            "is an image with drivers for the GPU, or Ubuntu 24.04 without GPUs.",
+            "is an image with drivers for the GPU or, for machines without GPUs, Ubuntu 24.04.",
         ),
         number(
             "disk_gib",

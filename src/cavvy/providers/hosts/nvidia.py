@@ -108,7 +108,7 @@ def find_nvidia(sources: MachineSources) -> DeviceReading:
     try:
         return _read(nvml, sources.environ.get("CUDA_VISIBLE_DEVICES"))
     except OSError as error:
-        return DeviceReading(notes=[f"NVIDIA: no GPU is offered, {error}"])
+        return DeviceReading(notes=[f"NVIDIA: no GPU is offered ({error})"])
     finally:
         nvml.close()
 

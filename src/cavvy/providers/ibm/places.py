@@ -15,7 +15,7 @@ from cavvy.providers.vm.rest import Json
 _UBUNTU = r"ibm-ubuntu-{release}(-\d+)?-minimal-amd64-\d+"
 _IMAGE_ID = re.compile(r"r\d{3}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-NO_SUBNET = "create a VPC with a subnet and a public gateway there, or choose other regions"
+NO_SUBNET = "create a VPC with a public gateway and a subnet in the zone, or choose other regions"
 
 # A person may replace the subnet or an image, and IBM publishes new images every month.
 _AGE = timedelta(hours=1)
