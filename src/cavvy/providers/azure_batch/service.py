@@ -261,7 +261,7 @@ class AzureBatchService:
         return ""
 
     def _forget(self, known: set[str]) -> None:
-        """Forget the jobs that the account no longer lists."""
+        """Discard the cached data of jobs that the account no longer lists."""
         self._ended = {each: job for each, job in self._ended.items() if each in known}
         self._started = {each: at for each, at in self._started.items() if each in known}
         self._reclaimed = {each: job for each, job in self._reclaimed.items() if each in known}

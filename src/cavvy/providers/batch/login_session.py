@@ -188,8 +188,8 @@ class LoginSession:
         timeout_s: float = 30,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command on the login node. Raises TryAgain if the command is not found, because it
-        may be installed later.
+        """Run a command on the login node. Raises TryAgain if the command is not found, because the
+        command may be installed later.
         """
         done = await self._ask(
             "run", CommandResult, data, argv=list(argv), limit_s=timeout_s, env=dict(env or {})

@@ -141,7 +141,7 @@ class ScenarioSuite:
 
     def run_scenario(self, scenario: Coroutine[Any, Any, None]) -> None:
         """Run the coroutine of one test. Test classes for infrastructure on virtual time override
-        this method, to use their own event loop.
+        this method to use their own event loop.
         """
         asyncio.run(scenario)
 
@@ -342,7 +342,7 @@ class ContractHarness:
         ]
 
     async def one(self, name: str) -> GangSeen:
-        """Return the gang with that name; fail if no gang or more than one has this name. A gang
+        """Return the gang with this name; fail if no gang or several gangs have the name. A gang
         that the infrastructure has forgotten counts as ended.
         """
         found = await self.ours.gangs(name)

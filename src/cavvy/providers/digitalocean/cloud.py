@@ -103,8 +103,7 @@ class DigitalOceanCloud:
 
     def is_full(self, fault: CloudFault) -> bool:
         """Return whether the message says that a size or region is not available. Other messages
-        with the status 422 report an invalid value; a request for another size would then also
-        fail.
+        with the status 422 report an invalid value, so a request for another size would also fail.
         """
         return fault.status == 422 and _FULL.search(fault.message) is not None
 

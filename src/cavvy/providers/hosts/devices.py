@@ -1,4 +1,4 @@
-"""Defines the data types for a machine's accelerators, which are the same for all vendors."""
+"""Defines the data types for a machine's accelerators. All vendors use the same types."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -8,8 +8,8 @@ twice.
 While a host does not answer, the state of its gangs is unknown. A host counts as dead if it has
 been silent for a long time and no answering host can reach it. If all other hosts are silent too,
 the host does not count as dead, because the server's own network may be down. If a dead host
-answers again, agents that still run on the host are killed, because their job may already run
-elsewhere.
+answers again, Cavvy kills the agents that still run on the host, because the job may already run on
+other hosts.
 """
 
 import asyncio
@@ -389,8 +389,8 @@ class HostFleet:
         return look
 
     async def _is_dead(self, link: HostLink) -> bool:
-        """Return whether a host counts as dead: this server has failed to reach the host for long
-        enough, and no answering host reaches it.
+        """Return whether a host counts as dead: this server has been unable to reach the host for
+        too long, and no answering host can reach the host.
         """
         if link.up or link.silent_s < self._lost_after_s or not link.let_in:
             return False

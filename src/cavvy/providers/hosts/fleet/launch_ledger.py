@@ -69,7 +69,7 @@ class FleetLedger:
 
     async def refresh(self, name: str | None = None) -> None:
         """See `LaunchLedger.refresh`. If `name` is None, also delete records of gangs that ended
-        long ago and left nothing on any host.
+        long ago and whose end all hosts have confirmed.
         """
         await self._intents.refresh(name)
         await self._ended.refresh(name)
