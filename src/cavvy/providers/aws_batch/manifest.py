@@ -9,7 +9,7 @@ from cavvy.providers.vm.abilities import ABILITIES
 
 _GUIDE = "https://docs.aws.amazon.com/batch/latest/userguide"
 _JOBS = f"{_GUIDE}/job_definition_parameters.html"
-_CONTAINER = f"a job is a container, and Cavvy lets no job start further containers ({_JOBS})"
+_CONTAINER = f"a job is a container, and Cavvy does not let jobs start containers ({_JOBS})"
 
 MANIFEST = Manifest(
     name="aws-batch",

@@ -10,9 +10,7 @@ from cavvy.providers.vm.abilities import ABILITIES
 _DOCS = "https://learn.microsoft.com/azure/batch"
 _CONTAINERS = f"{_DOCS}/batch-docker-container-workloads"
 _POOL = "https://learn.microsoft.com/rest/api/batchservice/pool/add"
-_CONTAINER = (
-    f"a task is a container, and Cavvy lets no task start further containers ({_CONTAINERS})"
-)
+_CONTAINER = f"a task is a container, and Cavvy does not let tasks start containers ({_CONTAINERS})"
 
 MANIFEST = Manifest(
     name="azure-batch",

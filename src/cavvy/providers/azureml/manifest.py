@@ -11,9 +11,7 @@ from cavvy.providers.vm.abilities import ABILITIES
 _DOCS = "https://learn.microsoft.com/azure/machine-learning"
 _JOB = f"{_DOCS}/reference-yaml-job-command"
 _CLUSTER = f"{_DOCS}/reference-yaml-compute-aml"
-_CONTAINER = (
-    f"a command job is a container, and Cavvy lets no job start further containers ({_JOB})"
-)
+_CONTAINER = f"a command job is a container, and Cavvy does not let jobs start containers ({_JOB})"
 
 MANIFEST = Manifest(
     name="azureml",

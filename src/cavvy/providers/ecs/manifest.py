@@ -10,7 +10,7 @@ from cavvy.providers.vm.abilities import ABILITIES
 _GUIDE = "https://docs.aws.amazon.com/AmazonECS/latest/developerguide"
 _TASKS = f"{_GUIDE}/task_definition_parameters.html"
 _STORAGE = f"{_GUIDE}/fargate-task-storage.html"
-_CONTAINER = f"a task is a container, and Cavvy lets no task start further containers ({_TASKS})"
+_CONTAINER = f"a task is a container, and Cavvy does not let tasks start containers ({_TASKS})"
 
 MANIFEST = Manifest(
     name="ecs",

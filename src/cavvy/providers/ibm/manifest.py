@@ -72,8 +72,8 @@ _MANIFEST = make_manifest(
         text(
             "image",
             "The image of instances: its id, or its name in each region. The default is IBM's "
-            "newest Ubuntu 24.04 for instances without GPUs. IBM has no image with drivers of "
-            "GPUs, so instances with GPUs need your own image.",
+            "newest Ubuntu 24.04 for instances without GPUs. IBM has no image with GPU "
+            "drivers, so instances with GPUs need your own image.",
         ),
         text(
             "cpu_profiles",
