@@ -158,7 +158,7 @@ class BatchGangs:
 
     async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
         """Return whether a recorded gang has a job, or no longer needs a job. Raises TryAgain if
-        the batch system cannot yet tell whether the gang has a job.
+        it is not yet certain whether the gang has a job.
         """
         record = await workspace.record(name)
         if (

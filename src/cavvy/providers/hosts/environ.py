@@ -31,8 +31,8 @@ def clean_environ(
 
 
 def _find_own() -> str:
-    """Return the folder of this Python's virtual or conda environment, or "" if this Python is in
-    no such environment.
+    """Return the folder of this Python's virtual or conda environment, or "" if this Python
+    runs outside such environments.
     """
     apart = sys.prefix != sys.base_prefix or Path(sys.prefix, "conda-meta").is_dir()
     return sys.prefix if apart else ""

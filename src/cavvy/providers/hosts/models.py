@@ -1,4 +1,4 @@
-"""Names a host's accelerators in offers: one kind for each model and memory size."""
+"""Names a host's accelerators in offers, by model and memory size."""
 
 from collections.abc import Mapping
 

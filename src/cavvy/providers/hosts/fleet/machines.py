@@ -32,7 +32,7 @@ class HostEntry(Protocol):
     def group(self) -> str: ...
     @property
     def in_group(self) -> bool:
-        """Whether the host takes part in its group's gangs."""
+        """Whether the host can run a gang together with other hosts of its group."""
 
     @property
     def rate(self) -> HourlyRate:
