@@ -131,6 +131,8 @@ device, model = "cpu", {MODEL}
 ran = []
 def note(size, local_rank, gpu):
     ran.append(local_rank)
+    if size == 3:
+        torch.ones(1).backward()
 ranks = [mp.Process(target=note, args=(2, rank, f"cuda:{{rank}}")) for rank in range(2)]
 for each in ranks:
     each.start()
@@ -141,6 +143,59 @@ for each in ranks:
     each.close()
 assert ran == [0]
 {STEP}
+"""
+
+
+# Subclasses of Process: ranks, whose code trains in other functions and classes, and data producers
+# with a rank, which never end
+SUBCLASSED = f"""
+import random
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+def train(device):
+    model = torch.nn.parallel.DistributedDataParallel({MODEL}.to(device))
+    {STEP.strip().replace(chr(10), chr(10) + "    ")}
+class Data:
+    def __init__(self, train):
+        self.train = train
+    def sample(self):
+        return random.random() if self.train else 0.0
+class Producer(mp.Process):
+    def __init__(self, rank, messages):
+        super().__init__(daemon=True)
+        self.rank, self.messages, self.data = rank, messages, Data(train=True)
+    def run(self):
+        while self.data.train:
+            self.messages.put(Data(train=True).sample())
+def produce(rank, messages):
+    while True:
+        messages.put(random.random())
+class Rank(mp.Process):
+    def __init__(self, rank, size, messages):
+        super().__init__()
+        self._rank, self.size, self.messages = rank, size, messages
+    def run(self):
+        self.begin()
+    def begin(self):
+        for _ in range(20):
+            assert 0 <= self.messages.get(timeout=60) < 1
+        Job(self._rank).execute()
+class Job:
+    def __init__(self, gpu):
+        self.device = gpu
+    def execute(self):
+        train(self.device)
+if __name__ == "__main__":
+    messages = mp.get_context("fork").Queue(2)
+    for each in (Producer(0, messages), mp.Process(target=produce, args=(0, messages), daemon=True)):
+        each.start()
+        assert each.is_alive()
+    ranks = [Rank(rank, 2, messages) for rank in (1, 0)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
 """
 
 
@@ -167,8 +222,12 @@ def forward_flops(profile: dict[str, Any]) -> float:
         (SPAWNED, "fp32"),
         (STARTED, "fp32"),
         (ENDED, "fp32"),
+        (SUBCLASSED, "fp32"),
     ],
-    ids=["data-parallel", "fully-sharded", "sharded-modules", "spawned", "started", "ended"],
+    ids=[
+        *("data-parallel", "fully-sharded", "sharded-modules", "spawned", "started", "ended"),
+        "subclassed",
+    ],
 )
 def test_a_script_of_several_ranks_is_traced_as_one(
     tmp_path: Path, script: str, precision: str

@@ -6,7 +6,6 @@ collective operations return at once.
 
 import inspect
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
@@ -18,6 +17,8 @@ from torch import distributed
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.utils.data import DataLoader
 
+from cavvy.tracer.ranks import find_ranks
+
 TORCHRUN = {
     "RANK": "0",
     "LOCAL_RANK": "0",
@@ -27,7 +28,6 @@ TORCHRUN = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }  # the variables that torchrun sets for the only rank of a node
-_RANK_NAME = re.compile("(.+_)?rank|gpu")
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def _start_first(before: Callable[[Any], None]) -> Callable[[Any], None]:
     """
 
     def start(process: Any) -> None:
-        ranks = _find_ranks(process)
+        ranks = find_ranks(process)
         if not ranks:
             before(process)
             return
@@ -145,18 +145,6 @@ def _start_first(before: Callable[[Any], None]) -> Callable[[Any], None]:
             process.run()
 
     return start
-
-
-def _find_ranks(process: Any) -> list[int]:
-    """Return the whole numbers among the arguments of a process whose names are names of ranks:
-    `rank`, `gpu`, and names such as `local_rank`.
-    """
-    try:
-        given = inspect.signature(process._target).bind(*process._args, **process._kwargs)
-    except (TypeError, ValueError):  # no function, wrong arguments, or a function without names
-        return []
-    named = given.arguments.items()
-    return [each for name, each in named if _RANK_NAME.fullmatch(name) and type(each) is int]
 
 
 class _EndedProcess:

@@ -1,0 +1,106 @@
+"""Finds the ranks among the processes that a traced script starts."""
+
+import dis
+import functools
+import inspect
+import os
+import re
+from collections.abc import Iterator, Mapping
+from multiprocessing.process import BaseProcess
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+_RANK_NAME = re.compile("(.+_)?rank|gpu")
+# Only code that trains, or that joins a process group, uses these names.
+_TRAINING = frozenset(
+    {
+        *("backward", "init_process_group", "init_device_mesh"),
+        *("DistributedDataParallel", "DDP", "Trainer", "Accelerator", "Fabric"),
+    }
+)
+# methods that Python calls without naming them
+_IMPLICIT = ("__init__", "__new__", "__call__", "__iter__", "__next__", "__getitem__", "forward")
+_EMPTY = CellType()
+_LIBRARIES = ("-packages", os.path.dirname(os.__file__), "<frozen")
+
+
+def find_ranks(process: Any) -> list[int]:
+    """Return the ranks that a process was given, or [] if the process is not a rank.
+
+    A rank is a whole number named `rank` or `gpu`, or with a name such as `local_rank`. It is an
+    argument of the process's function or, if a subclass of `Process` overrides `run`, an attribute.
+    A process that only produces data may have such a number too, and may never end. A process is a
+    rank only if its code trains: see `_trains`.
+    """
+    overrides = type(process).run is not BaseProcess.run
+    named = {**_bind(process), **(vars(process) if overrides else {})}.items()
+    found = [
+        each for name, each in named if _RANK_NAME.fullmatch(name.lstrip("_")) and type(each) is int
+    ]
+    return found if found and _trains(process.run if overrides else process._target) else []
+
+
+def _bind(process: Any) -> Mapping[str, Any]:
+    """Return the arguments of a process's function by name."""
+    try:
+        given = inspect.signature(process._target).bind(*process._args, **process._kwargs)
+    except (TypeError, ValueError):  # no function, wrong arguments, or a function without names
+        return {}
+    return given.arguments
+
+
+def _trains(start: Any) -> bool:
+    """Return whether a function uses one of the names in `_TRAINING`, itself or in the functions
+    and classes of the user's own code that it uses.
+    """
+    attributes, scopes, seen = set(_IMPLICIT), list[Any](), set[int]()
+    todo = [start]
+    while todo:
+        each = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, functools.partial):
+            todo.append(each.func)
+        elif isinstance(each, MethodType):
+            scopes.append(type(each.__self__))
+            todo.append(each.__func__)
+        elif isinstance(each, FunctionType):
+            used = set(_list_names(each.__code__))
+            if {name for name, _ in used} & _TRAINING:
+                return True
+            attributes |= {name for name, is_global in used if not is_global}
+            todo += [each.__globals__.get(name) for name, is_global in used if is_global]
+            todo += [cell.cell_contents for cell in each.__closure__ or () if cell != _EMPTY]
+        elif isinstance(each, type | ModuleType):
+            scopes.append(each)
+        # The type of an object is not known, so a method of any class in use may be called.
+        todo += [_find_method(scope, name) for scope in scopes for name in attributes]
+        todo = [other for other in todo if id(other) not in seen and _is_own(other)]
+    return False
+
+
+def _list_names(code: CodeType) -> Iterator[tuple[str, bool]]:
+    """Return the names that a function uses, and whether each is a name of its module."""
+    for each in dis.get_instructions(code):
+        if isinstance(each.argval, str) and each.argval in code.co_names:
+            yield each.argval, each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _list_names(inner)
+
+
+def _find_method(scope: Any, name: str) -> Any:
+    """Return a function of a class or module by name, without running its code."""
+    found = inspect.getattr_static(scope, name, None)
+    if isinstance(found, property):
+        return found.fget
+    return getattr(found, "__func__", found)
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether a value is a class, a module or a function that is not of a library."""
+    if isinstance(value, type | ModuleType | functools.partial | MethodType):
+        return True
+    code = getattr(value, "__code__", None)
+    return code is not None and not any(part in code.co_filename for part in _LIBRARIES)
