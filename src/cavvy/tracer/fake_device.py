@@ -1,7 +1,6 @@
 """The fake device of a trace. Models and batches on it have shapes, but store no data."""
 
-import os
-import sys
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -11,8 +10,12 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses import fake_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from cavvy.tracer.own_code import own_line
+from cavvy.tracer.sizes import Made, explain_size, find_largest
+from cavvy.tracer.values import ReadValues, ValueFunctions, find_known, mark_likely
 
 
 @contextmanager
@@ -24,11 +27,26 @@ def fake_device() -> Iterator["_Fake"]:
         warnings.filterwarnings(
             "ignore", "Accessing the data pointer of FakeTensor|.*CUDA is not available"
         )
-        with (fake := _Fake()), _Guesses():  # type: ignore[no-untyped-call]  # torch's
+        # Errors of operations are raised, so PyTorch does not have to print them too.
+        with (
+            patch.object(logging.getLogger(fake_tensor.__name__), "disabled", True),
+            (fake := _Fake()),
+            ReadValues(),
+            ValueFunctions(),
+        ):
             yield fake
 
 
 _TURN = threading.RLock()
+
+# Integers and booleans with at most so many elements keep their values, if these are known.
+_KNOWN = 2**16
+_KNOWN_OWN = 2**22  # the same for results of the functions below that make tensors of integers
+_MAKERS = frozenset({"arange", "randint", "randperm", "zeros", "ones", "full"})
+_DEPENDS_ON_VALUES = (
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.DataDependentOutputException,
+)
 
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
@@ -43,7 +61,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         super().__init__(allow_non_fake_inputs=True)
         self.assumed: dict[str, None] = {}
 
-    def _assume(self, name: str, args: Any, made: "_Made") -> list[Any]:
+    def _assume(self, name: str, args: Any, made: Made) -> list[Any]:
         """Make the tensors that `made` describes, and record the assumed size unless it is a single
         value. Returns [] if `made` is empty.
         """
@@ -51,32 +69,36 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
             return []
         count, most = args[0].numel(), made[-1][0][0]
         if count > 1:
-            note = f"{_own_line()}: {name} of {count:,} values is assumed to return {most:,}"
+            note = f"{own_line()}: {name} of {count:,} values is assumed to return {most:,}"
             self.assumed[note] = None
         with self:
             return [args[0].new_empty(shape, dtype=dtype) for shape, dtype in made]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with _TURN:
-            given = [each for each in tree_leaves((args, kwargs)) if hasattr(each, "routed")]
+            leaves = [
+                each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
+            ]
+            name = func._schema.name.removeprefix("aten::")
+            if not leaves and name in _MAKERS:
+                return self._make_known(func, types, args, kwargs or {})
+            if self._can_compute(func, leaves):
+                return self._compute(func, types, args, kwargs or {})
+            given = [each for each in leaves if hasattr(each, "routed")]
             # If `==` or one-hot is applied to a choice of experts, the result is still a choice of
             # experts. A value that requires a gradient is not a choice.
             routed, experts = next(
                 (each.routed for each in given if not each.requires_grad), (0, 1)
             )
-            name = func._schema.name.removeprefix("aten::")
-            outs = self._assume(name, args, _most(name, args, kwargs or {}, routed, experts))
+            outs = self._assume(name, args, find_largest(name, args, kwargs or {}, routed, experts))
             if outs and name != "bincount":
                 return outs[0] if len(outs) == 1 else tuple(outs)
             try:
                 out: Any = (
                     outs[0] if outs else super().__torch_dispatch__(func, types, args, kwargs)
                 )
-            except (
-                fake_tensor.DynamicOutputShapeException,
-                fake_tensor.DataDependentOutputException,
-            ) as error:
-                raise RuntimeError(_explain_size(name)) from error
+            except _DEPENDS_ON_VALUES as error:
+                raise RuntimeError(explain_size(name)) from error
             if (
                 func is torch.ops.aten.topk.default
             ):  # the number of samples times the number of experts per sample
@@ -85,92 +107,80 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 each.routed = routed, experts
                 # The samples for which any of the choices is this expert.
                 each.joined = name == "any"
+            mark_likely(name, args, out, routed)
             return out
+
+    def may_turn_const(self, t: torch.Tensor) -> bool:
+        """Return whether a tensor keeps its values. `FakeTensorMode` calls this method."""
+        limit = 1 if t.is_floating_point() or t.is_complex() else _KNOWN
+        is_plain = t.layout is torch.strided and t.device.type == "cpu"
+        return is_plain and t.numel() <= limit and not self.is_our_fake(t)
+
+    def _make_known(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Make a new tensor. Integers and booleans get the values that they have in a real run."""
+        out: Any = super().__torch_dispatch__(func, types, args, kwargs)
+        is_inexact = out.is_floating_point() or out.is_complex()
+        if not is_inexact and out.numel() <= _KNOWN_OWN and out.device.type == "cpu":
+            with no_dispatch():
+                known = func(*args, **{**kwargs, "pin_memory": False})
+            self._keep(out, known)
+        return out
+
+    def _can_compute(self, func: Any, leaves: list[torch.Tensor]) -> bool:
+        """Return whether an operation has only known values, of which there are several. PyTorch
+        itself computes operations of single known values.
+        """
+        return (
+            any(each.numel() != 1 for each in leaves)
+            and all(find_known(each) is not None for each in leaves)
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and torch.Tag.inplace_view not in func.tags
+        )
+
+    def _compute(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation on fake tensors, and also on their values if its results are small."""
+
+        def run() -> Any:
+            real = tree_map_only(torch.Tensor, find_known, (args, kwargs))
+            with no_dispatch():
+                return func(*real[0], **real[1])
+
+        given = _list_tensors((args, kwargs))
+        known = [find_known(each) for each in given]
+        try:
+            for each in given:
+                each.constant = None  # type: ignore[attr-defined]  # of fake tensors
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+            outs = _list_tensors(out)
+        except _DEPENDS_ON_VALUES:
+            outs = []
+        finally:
+            for each, value in zip(given, known, strict=True):
+                each.constant = value  # type: ignore[attr-defined]
+        if not outs:
+            made = run()
+            return tree_map_only(torch.Tensor, self._wrap, made)
+        if func._schema.is_mutable or all(each.numel() <= _KNOWN for each in outs):
+            made = _list_tensors(run())
+            for each, value in zip(outs, made, strict=True):
+                if self.may_turn_const(value):
+                    self._keep(each, value)
+        return out
+
+    def _wrap(self, known: torch.Tensor) -> Any:
+        fake: Any = self.fake_tensor_converter.from_real_tensor(self, known, make_constant=True)
+        return fake
+
+    def _keep(self, fake: Any, known: torch.Tensor) -> None:
+        fake.constant = known
+        self.fake_tensor_converter.add_constant_storage_mapping(fake)
 
     def __deepcopy__(self, memo: Any) -> "_Fake":
         return self  # Layers that a model copies must stay in the same mode.
 
 
-def _explain_size(name: str) -> str:
-    """Return an error message for a script that cannot be traced. The message gives the reason, and
-    what to do."""
-    hint = "pass `output_size`" if name == "repeat_interleave" else "avoid this operation"
-    return (
-        f"{_own_line()}: the size of the result of {name} depends on values, which a trace does "
-        f"not have: {hint}, or measure the script with `cavvy bench`"
-    )
-
-
-_Made = list[tuple[Any, torch.dtype]]
-
-
-def _most(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> _Made:
-    """Return shapes and types of the largest possible results of an operation whose result sizes
-    depend on values. Returns [] if the result sizes of the operation do not depend on values.
-    """
-    count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
-    share = routed // experts
-    # If a mask has as many elements as the routed tensor, it selects an equal share for each
-    # expert.
-    even = {routed: share, routed * experts: routed}
-    if name == "nonzero":
-        found = min(count, share) if getattr(args[0], "joined", False) else even.get(count, count)
-        return [((found, args[0].dim()), torch.int64)]
-    if name == "masked_select":
-        mask = args[1].numel()
-        whole: Any = torch.broadcast_tensors(*args)  # type: ignore[no-untyped-call]  # torch's
-        return [((even.get(mask, mask) * (whole[0].numel() // max(mask, 1)),), args[0].dtype)]
-    if name == "bincount":
-        return _count_most(args, count, experts if routed else 0)
-    if name == "repeat_interleave" and routed and not kwargs.get("output_size"):
-        return [((routed,), torch.int64)]  # The repeats are the numbers of samples of the experts.
-    if name in ("_unique2", "unique_dim", "unique_consecutive"):
-        return _unique_most(args, min(count, experts) if routed else count)
-    return []
-
-
-def _count_most(args: Any, count: int, experts: int) -> _Made:
-    """Return the largest possible result of `bincount`: one bin for each expert, or the requested
-    number of bins. If the number of experts is unknown and no number of bins was requested, the
-    result has one bin for each value.
-    """
-    weights = args[1] if len(args) > 1 else None
-    kind = torch.int64
-    if weights is not None:
-        kind = torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return [((max(*args[2:], experts, 0) or count,), kind)]
-
-
-def _unique_most(args: Any, rows: int) -> _Made:
-    """Return the largest possible results of `unique` and its variants. If the call names no
-    dimension, the result has at most `rows` distinct values.
-    """
-    # The dimension is the only integer argument; the others are booleans.
-    dim = next((each for each in args[1:] if type(each) is int), None)
-    shape, inverse = (rows,), args[0].shape
-    if dim is not None:
-        rows = args[0].shape[dim]
-        shape, inverse = args[0].shape, (rows,)
-    return [(shape, args[0].dtype), (inverse, torch.int64), ((rows,), torch.int64)]
-
-
-def _own_line() -> str:
-    """Return the line of the user's own code that is being executed."""
-    frame: Any = sys._getframe(1)
-    while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-_HERE = os.path.dirname(__file__)
-_OTHERS = (
-    os.path.dirname(torch.__file__),
-    _HERE,
-    os.path.join(os.path.dirname(_HERE), "train"),  # a script may use the library for training
-    "-packages",
-    "/lib/python",
-    "<",
-)
+def _list_tensors(tree: Any) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
 
 def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
@@ -192,15 +202,3 @@ def _convert(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn
             if buffer is not None:
                 each._buffers[name] = fn(buffer)
     return module
-
-
-class _Guesses(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
-    """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`): False for
-    booleans, otherwise 1. With the values False and 1, code usually takes its common branch.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            kind = args[0].dtype
-            return False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
-        return func(*args, **(kwargs or {}))

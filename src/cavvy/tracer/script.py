@@ -44,12 +44,14 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 
 def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
     with (
+        torch.random.fork_rng(devices=()),
         suppress(StepDone),
         _patched(),
         fake_device() as fake,
         as_on_gpu(),
         StepWatch() as watch,
     ):
+        torch.manual_seed(0)  # the same random integers in each trace
         _run_as_rank(path, arguments)
     profile = watch.profile(name)
     if profile is None:

@@ -1,0 +1,26 @@
+"""Finds the line of the user's own code that is being executed."""
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+
+def own_line() -> str:
+    """Return the line of the user's own code that is being executed."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back and any(part in frame.f_code.co_filename for part in _OTHERS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_HERE = os.path.dirname(__file__)
+_OTHERS = (
+    os.path.dirname(torch.__file__),
+    _HERE,
+    os.path.join(os.path.dirname(_HERE), "train"),  # a script may use the library for training
+    "-packages",
+    "/lib/python",
+    "<",
+)

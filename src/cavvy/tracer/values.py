@@ -1,0 +1,228 @@
+"""Values that a traced script reads from fake tensors. A value is real if it is known, such as a
+number of `torch.tensor`, and a guess otherwise.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cavvy.tracer.own_code import own_line
+
+# One of so many reads in a line returns another value, so that a loop until a value is small, or
+# until a condition is true, ends.
+_TURN = 1000
+
+
+class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
+    """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`). An
+    unknown boolean is False, and another unknown value is 1. With the values False and 1, code
+    usually takes its common branch. Checks that usually succeed, such as `isfinite`, are true: see
+    `mark_likely`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as torch declares it
+        self._reads = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._read(args[0])
+        return func(*args, **(kwargs or {}))
+
+    def _read(self, tensor: torch.Tensor) -> bool | int | float:
+        known = find_known(tensor)
+        if known is not None:
+            with no_dispatch():
+                value: bool | int | float = known.item()
+                return value
+        likely: bool | None = getattr(tensor, "likely", None)
+        if likely is not None:
+            return likely
+        line = own_line()
+        self._reads[line] += 1
+        turns = self._reads[line] % _TURN == 0
+        if tensor.dtype == torch.bool:
+            return turns
+        return (0.0 if turns else 1.0) if tensor.dtype.is_floating_point else 0 if turns else 1
+
+
+def find_known(tensor: Any) -> torch.Tensor | None:
+    """Return a real tensor with the values of a fake tensor, or None if the values are unknown."""
+    known: torch.Tensor | None = getattr(tensor, "constant", None)
+    return known
+
+
+def mark_likely(name: str, args: Any, out: Any, routed: int) -> None:
+    """Record a likely value of a boolean result: `all` is true, a negation is the opposite of what
+    it negates, and of the samples that `topk` sends to experts, each expert gets some.
+    """
+    if not isinstance(out, torch.Tensor) or out.dtype is not torch.bool:
+        return
+    given: bool | None = getattr(args[0], "likely", None) if args else None
+    if name in ("logical_not", "bitwise_not") and given is not None:
+        out.likely = not given  # type: ignore[attr-defined]  # an attribute of this module
+    elif name == "all" or (name == "any" and given is not None):
+        out.likely = given is not False  # type: ignore[attr-defined]
+    elif routed and name in ("any", "gt", "ge", "ne") and out.numel() == 1:
+        out.likely = True  # type: ignore[attr-defined]
+
+
+class ValueFunctions(TorchFunctionMode):
+    """Replaces functions of PyTorch that read the values of many elements, or that treat the values
+    as checks.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replaced = _FUNCTIONS.get(func)
+        if replaced is not None:
+            return replaced(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if func in _CHECKS and isinstance(out, torch.Tensor):
+            out.likely = _CHECKS[func]  # type: ignore[attr-defined]  # an attribute of this module
+        return out
+
+
+def _numpy(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """Act like `Tensor.numpy`. Unknown values are guessed as in `ReadValues`."""
+    known = find_known(tensor)
+    with no_dispatch():
+        if known is None:
+            known = torch.ones(tensor.shape, dtype=tensor.dtype)
+            known = known.logical_not() if tensor.dtype is torch.bool else known
+        return known.clone().numpy()
+
+
+def _array(tensor: torch.Tensor, dtype: Any = None, **_: Any) -> Any:
+    array = _numpy(tensor)
+    return array if dtype is None else array.astype(dtype, copy=False)
+
+
+def _list(tensor: torch.Tensor) -> Any:
+    return tensor.item() if tensor.dim() == 0 else _numpy(tensor).tolist()
+
+
+def _format(tensor: torch.Tensor, spec: str) -> str:
+    return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
+
+
+def _equal(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Act like `torch.equal` and `torch.allclose`. Unknown values are equal."""
+    one, other = find_known(first), find_known(second)
+    if one is None or other is None:
+        return first.shape == second.shape
+    with no_dispatch():
+        return torch.equal(one, other)
+
+
+def _allclose(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> bool:
+    return True
+
+
+def _deep_copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    if id(tensor) not in memo:
+        copied = tensor.detach().clone()
+        memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
+    made: torch.Tensor = memo[id(tensor)]
+    return made
+
+
+def _make(before: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `torch.tensor` or `torch.as_tensor` for data that contains fake tensors."""
+
+    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        return before(_read_all(data), *args, **kwargs)
+
+    return make
+
+
+def _read_all(data: Any) -> Any:
+    """Return nested sequences with the values of the tensors in them."""
+    if isinstance(data, list | tuple) and data:
+        first = data[0]
+        if isinstance(first, torch.Tensor | list | tuple):
+            return [
+                _list(each) if isinstance(each, torch.Tensor) else _read_all(each) for each in data
+            ]
+    return data
+
+
+def _pack(
+    data: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Act like `_pack_padded_sequence`, whose result has one row for each time step of each
+    sequence. If the lengths are unknown, each sequence has the full length.
+    """
+    steps = data.shape[1 if batch_first else 0]
+    known = find_known(lengths)
+    each = _list(lengths) if known is not None else [steps] * lengths.shape[0]
+    active = [sum(length > step for length in each) for step in range(max(each))]
+    rows = data.transpose(0, 1) if batch_first else data
+    return rows.reshape(-1, *data.shape[2:])[: sum(each)].clone(), torch.tensor(active)
+
+
+def _unpack(
+    data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, value: float, total: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Act like `_pad_packed_sequence`."""
+    active = _list(sizes)
+    steps, batch = max(total, len(active)), active[0]
+    missing = steps * batch - data.shape[0]
+    padded = F.pad(data, [0, 0] * (data.dim() - 1) + [0, missing], value=value)
+    padded = padded.view(steps, batch, *data.shape[1:])
+    lengths = [sum(count > number for count in active) for number in range(batch)]
+    return padded.transpose(0, 1) if batch_first else padded, torch.tensor(lengths)
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Compute a loss with the memory of the CTC loss: for each sample, time step and state, the
+    probability of the state. There are 2 n + 1 states for n targets (Graves et al. 2006).
+    """
+    log_probs = log_probs if log_probs.dim() == 3 else log_probs[:, None]
+    steps, batch, _ = log_probs.shape
+    count = targets.shape[1] if targets.dim() == 2 else -(-targets.numel() // batch)
+    states = torch.zeros(batch, steps, 2 * count + 1, dtype=torch.int64)
+    loss = -log_probs.transpose(0, 1).gather(2, states).cumsum(1)[:, -1, -1]
+    return {"mean": loss.mean, "sum": loss.sum}.get(reduction, lambda: loss)()
+
+
+_VARIABLE = torch._C._VariableFunctions
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.numpy: _numpy,
+    torch.Tensor.__array__: _array,
+    torch.Tensor.tolist: _list,
+    torch.Tensor.__format__: _format,
+    torch.Tensor.__deepcopy__: _deep_copy,
+    torch.Tensor.share_memory_: lambda tensor: tensor,
+    torch.equal: _equal,
+    torch.Tensor.equal: _equal,
+    torch.allclose: _allclose,
+    torch.Tensor.allclose: _allclose,
+    torch.tensor: _make(torch.tensor),
+    torch.as_tensor: _make(torch.as_tensor),
+    _VARIABLE._pack_padded_sequence: _pack,
+    _VARIABLE._pad_packed_sequence: _unpack,
+    F.ctc_loss: _ctc_loss,
+}
+# functions whose result is usually the same for all elements
+_CHECKS = {
+    torch.isfinite: True,
+    torch.Tensor.isfinite: True,
+    torch.isnan: False,
+    torch.Tensor.isnan: False,
+    torch.isinf: False,
+    torch.Tensor.isinf: False,
+}
