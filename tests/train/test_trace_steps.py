@@ -219,3 +219,57 @@ def test_a_script_that_fails_in_both_ways_is_told_of_the_first(tmp_path: Path) -
         trace(tmp_path, "raise OSError(f'with a GPU: {torch.cuda.is_available()}')\n")
     begin = Optimizer.__init__
     assert begin.__module__.startswith("torch")
+
+
+@pytest.mark.parametrize(
+    ("model", "inside", "precision"),
+    [
+        ("Wrapped()", "torch.autocast('cuda', torch.bfloat16)", "bf16"),
+        ("Wrapped()", "torch.autocast('cuda', torch.float16)", "fp16"),
+        ("Wrapped().to(torch.bfloat16)", "nullcontext()", "bf16"),
+        ("Wrapped().half()", "nullcontext()", "fp16"),
+        ("Wrapped()", "nullcontext()", "fp32"),
+    ],
+)
+def test_the_precision_is_that_of_the_products(
+    tmp_path: Path, model: str, inside: str, precision: str
+) -> None:
+    """Wrappers such as those of accelerate start autocast inside the model's call."""
+    profile = trace(
+        tmp_path,
+        f"""
+from contextlib import nullcontext
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+    def forward(self, x):
+        with {inside}:
+            return self.layer(x)
+model = {model}.cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.randn(16, 8, dtype=model.layer.weight.dtype)).float().sum().backward()
+optimizer.step()
+""",
+    )
+    assert profile["precision"] == precision
+
+
+def test_a_step_of_many_iterations_ends(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+model = nn.Linear(8, 4, bias=False)
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=50_000, line_search_fn='strong_wolfe')
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(16, 8)).square().mean()
+    loss.backward()
+    return loss
+optimizer.step(closure)
+""",
+    )
+    # A search along a line calls the model at most 25 times in each iteration.
+    assert 0 < products(profile) / (2 * 16 * 8 * 4) <= 1 + 20 * 25
+    (note,) = profile["assumed"]
+    assert note.endswith(":12: at most 50,000 iterations of a step are assumed to end after 20")

@@ -56,7 +56,7 @@ def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
     profile = watch.profile(name)
     if profile is None:
         raise RuntimeError(f"{path} ended without an optimizer step: there is no step to measure")
-    return {**profile, "assumed": list(fake.assumed)}
+    return {**profile, "assumed": [*fake.assumed, *watch.assumed]}
 
 
 def _run_as_rank(path: str, arguments: Sequence[str]) -> None:

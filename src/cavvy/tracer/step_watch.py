@@ -15,7 +15,10 @@ from torch.optim.optimizer import (
 )
 from torch.utils._pytree import tree_leaves
 
-from cavvy.tracer.trace import TraceRecorder, summarize
+from cavvy.tracer.own_code import own_line
+from cavvy.tracer.trace import TraceRecorder, TraceTape, summarize
+
+_ITERATIONS = 20  # of one step of LBFGS, the default of PyTorch
 
 
 class StepDone(BaseException):
@@ -45,10 +48,10 @@ class StepWatch:
         self._batch, self._micro, self._on = 0, 1, False
         # whether a model ran since the last step, and before the step of another optimizer
         self._ran, self._rounds = False, False
-        self._precision = ""
         # whether a model has computed gradients, and the modules that ran before
         self._trains, self._called = False, weakref.WeakSet[torch.nn.Module]()
         self._hooks = ExitStack()
+        self.assumed: list[str] = []
 
     def __enter__(self) -> "StepWatch":
         begin, optimizers = Optimizer.__init__, self._optimizers
@@ -111,10 +114,6 @@ class StepWatch:
     def _watch(self, module: torch.nn.Module) -> None:
         self._model = module
         self._recorder.watch(module)
-        half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        self._precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
-            half or torch.float32, "fp32"
-        )
         self._start()
 
     def _forward_again(self, module: torch.nn.Module) -> None:
@@ -127,6 +126,13 @@ class StepWatch:
             self._off()
 
     def _step(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        for group in optimizer.param_groups:
+            if group.get("max_iter", 0) > _ITERATIONS:  # LBFGS
+                more = f"{group['max_iter']:,} iterations of a step"
+                self.assumed = [
+                    f"{own_line()}: at most {more} are assumed to end after {_ITERATIONS}"
+                ]
+                group |= {"max_iter": _ITERATIONS, "max_eval": _ITERATIONS * 5 // 4}
         if self._model is None:
             return
         self._off()
@@ -195,8 +201,24 @@ class StepWatch:
             self._recorder.tape,
             [each for each in every if each.requires_grad],
             batch=self._batch or 1,
-            precision=self._precision,
+            precision=_find_precision(self._recorder.tape),
             optimizer=kind,
             name="",
         )
         return {**made, "run": {"accumulate": micro}}
+
+
+def _find_precision(tape: TraceTape) -> str:
+    """Return the precision of a step, which is half if any product of matrices is. A product in
+    float32 is still estimated in float32. The model's first call does not show the precision:
+    wrappers of models start autocast inside the call, and parameters may be half.
+    """
+    flops = dict.fromkeys(_HALF, 0.0)
+    for each in tape.events:
+        if each.dtype in flops:
+            flops[each.dtype] += each.flops
+    half = max(flops, key=lambda dtype: flops[dtype])
+    return _HALF[half] if flops[half] else "fp32"
+
+
+_HALF = {"bfloat16": "bf16", "float16": "fp16"}
