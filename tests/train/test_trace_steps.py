@@ -273,3 +273,40 @@ optimizer.step(closure)
     assert 0 < products(profile) / (2 * 16 * 8 * 4) <= 1 + 20 * 25
     (note,) = profile["assumed"]
     assert note.endswith(":12: at most 50,000 iterations of a step are assumed to end after 20")
+
+
+@pytest.mark.parametrize(
+    ("script", "runs"),
+    [
+        ("raise ValueError", 1),
+        ("model = nn.Linear(2, 2).to('cuda')", 1),
+        ("open('absent' if torch.cuda.is_available() else 'absent too')", 1),
+        ("torch.manual_seed(1)\nimport asks_for_a_gpu\nraise ValueError", 1),
+        ("raise ValueError(torch.cuda.device_count())", 2),
+        ("torch.cuda.is_available()", 2),
+    ],
+)
+def test_a_script_runs_again_only_if_it_asked_for_a_gpu(
+    tmp_path: Path, script: str, runs: int
+) -> None:
+    (tmp_path / "asks_for_a_gpu.py").write_text("import torch\ntorch.cuda.is_available()\n")
+    count = f"with open({str(tmp_path / 'runs')!r}, 'a') as file: file.write('.')\n"
+    with pytest.raises((ValueError, RuntimeError, FileNotFoundError)):
+        trace(tmp_path, count + script)
+    assert (tmp_path / "runs").read_text() == "." * runs
+
+
+def test_generators_and_types_of_a_gpu_are_those_of_the_fake_device(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+generator = torch.Generator(device="cuda").manual_seed(1)
+x = torch.randn(16, 8, device="cuda", generator=generator).type("torch.cuda.FloatTensor")
+assert torch.cuda.LongTensor([3, 4]).dtype is x.type(torch.cuda.LongTensor).dtype is torch.int64
+model = nn.Linear(8, 4, bias=False).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+model(x).sum().backward()
+optimizer.step()
+""",
+    )
+    assert profile["batch"] == 16

@@ -2,6 +2,8 @@
 such as autocast.
 """
 
+import os
+import sys
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -48,6 +50,10 @@ class _Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        """Return false: no graph of kernels is recorded."""
+        return False
+
     def record_event(self, *_: Any) -> "_Stream":
         return self
 
@@ -57,10 +63,23 @@ class _Stream:
     wait_event = record = wait = synchronize = wait_stream
 
 
+class _Generator(torch.Generator):
+    """A generator of random numbers, also for a device that is not there."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "_Generator":
+        return super().__new__(cls)
+
+
+# the older names of types of tensors on a GPU, such as torch.cuda.FloatTensor
+_KINDS = tuple(
+    f"{each}Tensor"
+    for each in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Byte", "Bool")
+)
 _CUDA: dict[str, Any] = {
     "is_available": lambda: True,
     "is_initialized": lambda: True,
     "is_bf16_supported": lambda *_, **__: True,
+    "is_current_stream_capturing": lambda: False,
     "device_count": lambda: 1,
     "current_device": lambda: 0,
     "get_device_name": lambda *_: _PROPERTIES.name,
@@ -88,19 +107,61 @@ _ACCELERATOR: dict[str, Any] = {
     "current_device_index": lambda: 0,
     "synchronize": lambda *_: None,
     "set_device_index": lambda *_: None,
+    "current_stream": lambda *_: _Stream(),
 }
 
 
+class GpuQuestions:
+    """Whether a script or a library asked about the GPU. What PyTorch itself asks does not count.
+    Modules that the script imports run only once, so what they ask while they are imported does
+    not count either.
+    """
+
+    asked = False
+
+    def count(self, function: Any) -> Any:
+        """Return a function that records its calls."""
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            self.asked = self.asked or _is_asked_by_script()
+            return function(*args, **kwargs)
+
+        return ask
+
+
+def _is_asked_by_script() -> bool:
+    frame: Any = sys._getframe(2)
+    if frame.f_code.co_filename.startswith(os.path.dirname(torch.__file__)):
+        return False
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is None
+
+
+_QUESTIONS = frozenset(
+    {
+        *("is_available", "device_count", "current_accelerator", "is_bf16_supported"),
+        *("get_device_name", "get_device_capability", "get_device_properties", "mem_get_info"),
+    }
+)
+
+
 @contextmanager
-def fake_cuda() -> Iterator[None]:
+def fake_cuda() -> Iterator[GpuQuestions]:
     """Report one GPU in `torch.cuda` and `torch.accelerator`. Tensors stay fake, and computing on
     the GPU is left to `fake_device` and `as_on_gpu`.
     """
+    questions = GpuQuestions()
     with ExitStack() as stack:
         for module, changes in ((torch.cuda, _CUDA), (torch.accelerator, _ACCELERATOR)):
             for name, new in changes.items():
                 if hasattr(module, name):
-                    stack.enter_context(patch.object(module, name, new))
+                    told = questions.count(new) if name in _QUESTIONS else new
+                    stack.enter_context(patch.object(module, name, told))
         for name in ("range_push", "range_pop", "mark"):
             stack.enter_context(patch.object(torch.cuda.nvtx, name, lambda *_, **__: 0))
-        yield
+        for name in _KINDS:
+            plain = vars(torch)[name]
+            stack.enter_context(patch.object(torch.cuda, name, plain, create=True))
+        stack.enter_context(patch.object(torch, "Generator", _Generator))
+        yield questions

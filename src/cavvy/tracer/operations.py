@@ -181,6 +181,8 @@ class GpuSemantics(TorchFunctionMode):
             return _recurrent(name, *args)
         elif func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
+        elif func is torch.Tensor.type and args[1:] and isinstance(args[1], str):
+            args = (args[0], args[1].replace("torch.cuda.", "torch."), *args[2:])
         elif func is torch.Tensor.to:
             return _moved(*args, **kwargs)
         elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):

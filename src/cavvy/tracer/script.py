@@ -26,17 +26,21 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
 
     The script runs as `python path arguments` would run it, but on fake tensors. The number of
     samples is the first dimension of the model's input. In its first run, the script sees one GPU.
-    If that run fails, the script runs once more without a GPU.
+    If that run fails, the script runs once more without a GPU, unless that run would be the same,
+    because the script did not ask for a GPU or misses a file.
 
     Raises: RuntimeError: the script ended without an optimizer step. Any other error comes from the
     script's run with a GPU.
     """
+    questions = None
     try:
-        with fake_cuda():
+        with fake_cuda() as questions:
             return _trace(path, arguments, name or path)
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, FileNotFoundError):
         raise
     except Exception:
+        if questions is not None and not questions.asked:
+            raise
         with suppress(Exception, SystemExit):
             return _trace(path, arguments, name or path)
         raise
