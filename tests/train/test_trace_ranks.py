@@ -256,6 +256,30 @@ def test_a_script_that_asks_for_no_rank_has_no_rank(tmp_path: Path) -> None:
     assert forward_flops(profile) == FLOPS
 
 
+@pytest.mark.parametrize(
+    "check",
+    [
+        "if 'LOCAL_RANK' not in os.environ: raise SystemExit('start this script with torchrun')",
+        "if os.getenv('WORLD_SIZE') is None: exit(1)",
+        "assert int(os.environ.get('RANK', -1)) >= 0",
+        "rank = int(os.environ.get('LOCAL_RANK'))",
+    ],
+)
+def test_a_script_that_stops_without_a_rank_is_traced_as_a_rank(tmp_path: Path, check: str) -> None:
+    profile = trace(
+        tmp_path, f"import os, sys, torch\n{check}\ndevice, model = 'cpu', {MODEL}\n{STEP}"
+    )
+    assert forward_flops(profile) == FLOPS
+
+
+def test_a_script_that_stops_for_another_reason_runs_once(tmp_path: Path) -> None:
+    count = f"import os\nwith open({str(tmp_path / 'runs')!r}, 'a') as file: file.write('.')\n"
+    for script in ("exit(3)", "os.environ.get('RANK')\nexit(2)", "os.environ.get('A')\nexit(1)"):
+        with pytest.raises(SystemExit):
+            trace(tmp_path, count + script)
+    assert (tmp_path / "runs").read_text() == "..."
+
+
 def test_another_missing_variable_is_told(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="DATA_FOLDER"):
         trace(tmp_path, "import os\nos.environ['DATA_FOLDER']\n")

@@ -310,3 +310,21 @@ optimizer.step()
 """,
     )
     assert profile["batch"] == 16
+
+
+def test_transforms_of_single_samples_do_not_tell_the_batch(tmp_path: Path) -> None:
+    profile = trace(
+        tmp_path,
+        """
+class Normalize(nn.Module):
+    def forward(self, image):
+        return (image - 0.5) / 0.5
+change = nn.Sequential(Normalize(), nn.Dropout(0.1))
+images = torch.stack([change(torch.randn(3, 8, 8)) for _ in range(16)])
+model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+model(images).sum().backward()
+optimizer.step()
+""",
+    )
+    assert profile["batch"] == 16

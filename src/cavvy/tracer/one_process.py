@@ -17,6 +17,7 @@ from torch import distributed
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.utils.data import DataLoader
 
+from cavvy.tracer.own_code import is_own_call
 from cavvy.tracer.ranks import find_ranks
 
 TORCHRUN = {
@@ -65,6 +66,26 @@ def one_process() -> Iterator[None]:
 def torchrun_environment() -> AbstractContextManager[Any]:
     """Set the variables that torchrun sets, for one rank."""
     return patch.dict(os.environ, TORCHRUN)
+
+
+@contextmanager
+def watch_rank_variables(missed: set[str]) -> Iterator[None]:
+    """Add the variables of torchrun that the user's own code reads, but that are not set, to
+    `missed`. Libraries read the variables of torchrun too, but do without them.
+    """
+    kind = type(os.environ)
+    before = kind.__getitem__
+
+    def read(environment: Any, name: str) -> str:
+        try:
+            return before(environment, name)
+        except KeyError:
+            if name in TORCHRUN and is_own_call():
+                missed.add(name)
+            raise
+
+    with patch.object(kind, "__getitem__", read):
+        yield
 
 
 class _Mixed(torch.nn.Module):

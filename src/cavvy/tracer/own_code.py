@@ -15,6 +15,17 @@ def own_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def is_own_call() -> bool:
+    """Return whether the user's own code called the function that calls this function. Functions of
+    Python's modules `os` and `collections` in between do not count.
+    """
+    frame: Any = sys._getframe(2)
+    while frame.f_back and frame.f_code.co_filename.endswith(_ENVIRONMENT):
+        frame = frame.f_back
+    return not any(part in frame.f_code.co_filename for part in _OTHERS)
+
+
+_ENVIRONMENT = (os.path.basename(os.__file__), "_collections_abc>", "_collections_abc.py", "os>")
 _HERE = os.path.dirname(__file__)
 _OTHERS = (
     os.path.dirname(torch.__file__),

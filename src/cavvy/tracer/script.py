@@ -15,7 +15,11 @@ from torch.distributions import Distribution
 
 from cavvy.tracer.fake_cuda import fake_cuda
 from cavvy.tracer.fake_device import fake_device
-from cavvy.tracer.one_process import TORCHRUN, one_process, torchrun_environment
+from cavvy.tracer.one_process import (
+    one_process,
+    torchrun_environment,
+    watch_rank_variables,
+)
 from cavvy.tracer.operations import as_on_gpu
 from cavvy.tracer.step_watch import StepDone, StepWatch
 from cavvy.train.run import Run
@@ -64,15 +68,17 @@ def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
 
 
 def _run_as_rank(path: str, arguments: Sequence[str]) -> None:
-    """Run a script as `python` would run it. If the script needs a variable that torchrun sets, run
-    the script again as the only rank of torchrun. The first run does not set torchrun's variables,
-    because libraries start process groups if the variables exist.
+    """Run a script as `python` would run it. If the script stops because it misses a variable that
+    torchrun sets, run the script again as the only rank of torchrun. The first run does not set
+    torchrun's variables, because libraries start process groups if the variables exist.
     """
+    missed: set[str] = set()
     try:
-        with one_process():
+        with one_process(), watch_rank_variables(missed):
             run_script(path, arguments)
-    except KeyError as error:
-        if not error.args or error.args[0] not in TORCHRUN:
+    except (KeyError, TypeError, AssertionError, SystemExit) as error:
+        # Scripts that parse their arguments exit with 0 or 2 if the arguments are wrong.
+        if not missed or (isinstance(error, SystemExit) and error.code in (None, 0, 2)):
             raise
         with one_process(), torchrun_environment():
             run_script(path, arguments)

@@ -87,7 +87,9 @@ class StepWatch:
             leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()
         ]
         # If the model gets only keyword arguments, its first module with a tensor input is used.
-        if tensors and not self._batch:
+        # Modules that ran before, such as transforms of single images, are no parts of the model.
+        is_model = has_parameters or self._model is not None
+        if tensors and is_model and not self._batch:
             self._batch = tensors[0].shape[0]
         if self._model is None and has_parameters:
             self._watch(module)
