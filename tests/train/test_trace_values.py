@@ -60,6 +60,7 @@ def forward_flops(profile: dict[str, Any]) -> float:
             "graph = torch.arange(3).repeat_interleave(torch.tensor([1, 2, 3]))\nx = torch.ones(len(graph), 8)",
             6,
         ),
+        ("n = torch.arange(12)\nn = n[n > 5]\nx = torch.randn(len(n), 8)", 6),
         # known values are forgotten when unknown values are written
         (
             "n = torch.zeros(4, dtype=torch.long)\nn[1:3] = torch.randn(2, 9).argmax(-1)\nx = torch.randn(int(n.max()) + 5, 8)",
@@ -72,7 +73,7 @@ def forward_flops(profile: dict[str, Any]) -> float:
             6,
         ),
     ],
-    ids=["windows", "largest", "mask", "repeats", "overwritten", "written", "large"],
+    ids=["windows", "largest", "mask", "repeats", "known-mask", "overwritten", "written", "large"],
 )
 def test_known_integers_keep_their_values(tmp_path: Path, lines: str, rows: int) -> None:
     profile = trace(tmp_path, lines + STEP)

@@ -145,6 +145,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
             with no_dispatch():
                 return func(*real[0], **real[1])
 
+        if torch.Tag.dynamic_output_shape in func.tags:
+            return tree_map_only(torch.Tensor, self._wrap, run())
         given = _list_tensors((args, kwargs))
         known = [find_known(each) for each in given]
         try:
