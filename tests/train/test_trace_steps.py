@@ -144,7 +144,7 @@ for _ in range({rounds}):
     {zero}
 """,
     )
-    assert (profile["batch"], profile["optimizer"]) == (5, "sgd")
+    assert (profile["batch"], profile["optimizer"]) == (16, "sgd")
     # Each layer multiplies inputs by one matrix, and states by another, for four gates.
     assert products(profile) == 2 * (2 * (2 * 5 * 16 * 8 * 4 * 8))
 
@@ -328,3 +328,46 @@ optimizer.step()
 """,
     )
     assert profile["batch"] == 16
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        ("nn.GRU(8, 8)", (20, 16)),
+        ("nn.GRU(8, 8, batch_first=True)", (16, 20)),
+        ("nn.TransformerEncoderLayer(8, 2, 16)", (20, 16)),
+        ("nn.MultiheadAttention(8, 2)", (20, 16)),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(160, 8))", (16, 20)),
+    ],
+)
+def test_the_batch_is_the_dimension_that_layers_take_for_it(
+    tmp_path: Path, layer: str, shape: tuple[int, int]
+) -> None:
+    profile = trace(
+        tmp_path,
+        f"""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(100, 8), {layer}
+    def forward(self, ids):
+        x = self.table(ids)
+        is_attention = isinstance(self.layer, nn.MultiheadAttention)
+        out = self.layer(x, x, x) if is_attention else self.layer(x)
+        return out[0] if isinstance(out, tuple) else out
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.randint(100, {shape})).sum().backward()
+optimizer.step()
+""",
+    )
+    assert profile["batch"] == 16
+
+
+def test_saved_tensors_are_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "initial.pt"
+    assert (
+        trace(tmp_path, f"torch.save({{'x': torch.ones(2)}}, {str(path)!r})\n" + PLAIN)["batch"]
+        == 16
+    )
+    assert not path.exists()

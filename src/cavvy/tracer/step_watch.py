@@ -46,6 +46,7 @@ class StepWatch:
         self._recorder = TraceRecorder()
         self._made: dict[str, Any] | None = None
         self._batch, self._micro, self._on = 0, 1, False
+        self._first_sizes: tuple[int, ...] = ()  # of the model's input, at most two
         # whether a model ran since the last step, and before the step of another optimizer
         self._ran, self._rounds = False, False
         # whether a model has computed gradients, and the modules that ran before
@@ -90,7 +91,11 @@ class StepWatch:
         # Modules that ran before, such as transforms of single images, are no parts of the model.
         is_model = has_parameters or self._model is not None
         if tensors and is_model and not self._batch:
-            self._batch = tensors[0].shape[0]
+            self._batch, self._first_sizes = tensors[0].shape[0], tensors[0].shape[:2]
+        # A layer may expect the samples in the second dimension of the model's input.
+        is_second = getattr(module, "batch_first", True) is False and tensors
+        if is_second and tensors[0].dim() == 3 and tensors[0].shape[:2] == self._first_sizes:
+            self._batch = tensors[0].shape[1]
         if self._model is None and has_parameters:
             self._watch(module)
         elif module is self._model and self._ran and self._first is None:
