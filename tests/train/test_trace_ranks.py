@@ -1,5 +1,6 @@
 """Scripts with process groups, worker processes and checked distributions are traced as one rank."""
 
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,12 @@ def forward_flops(profile: dict[str, Any]) -> float:
 def test_a_script_of_several_ranks_is_traced_as_one(
     tmp_path: Path, script: str, precision: str
 ) -> None:
-    profile = trace(tmp_path, script)
+    try:
+        profile = trace(tmp_path, script)
+    finally:
+        for each in multiprocessing.active_children():  # producers of data, which never end
+            each.terminate()
+            each.join()
     assert (profile["batch"], profile["precision"]) == (16, precision)
     assert profile["parameters"] == 64 * 32 + 32 + 32 * 8 + 8
     assert forward_flops(profile) == FLOPS

@@ -2,5 +2,6 @@
 fake tensors, so no device is needed, and records every operation as a GPU would run it.
 
 `script.py` runs a user's unchanged script on the device of `fake_device.py`, `trace.py` records and
-summarizes the step, and `operations.py` determines the kinds, FLOPs and bytes of operations.
+summarizes the step, `operations.py` determines the kinds, FLOPs and bytes of operations, and
+`values.py` and `sizes.py` supply the values and sizes that a trace does not know.
 """

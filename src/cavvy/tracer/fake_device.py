@@ -99,14 +99,7 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
                 )
             except _DEPENDS_ON_VALUES as error:
                 raise RuntimeError(explain_size(name)) from error
-            if (
-                func is torch.ops.aten.topk.default
-            ):  # the number of samples times the number of experts per sample
-                routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
-            for each in filter(torch.is_tensor, tree_leaves(out) if routed else ()):
-                each.routed = routed, experts
-                # The samples for which any of the choices is this expert.
-                each.joined = name == "any"
+            routed = _mark_routed(func, args, out, routed, experts)
             mark_likely(name, args, out, routed)
             return out
 
@@ -179,6 +172,21 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 
     def __deepcopy__(self, memo: Any) -> "_Fake":
         return self  # Layers that a model copies must stay in the same mode.
+
+
+def _mark_routed(func: Any, args: Any, out: Any, routed: int, experts: int) -> int:
+    """Record on the results that they are a choice of experts, and return the number of choices: 0
+    if the results are no choice.
+    """
+    if func is torch.ops.aten.topk.default:
+        # the number of samples times the number of experts per sample
+        routed, experts = out[0].numel(), args[0].shape[args[2] if len(args) > 2 else -1]
+    for each in _list_tensors(out) if routed else ():
+        made: Any = each
+        made.routed = routed, experts
+        # The samples for which any of the choices is this expert.
+        made.joined = func._schema.name == "aten::any"
+    return routed
 
 
 def _list_tensors(tree: Any) -> list[torch.Tensor]:

@@ -181,8 +181,6 @@ class GpuSemantics(TorchFunctionMode):
             return _recurrent(name, *args)
         elif func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
-        elif func is torch.Tensor.type and args[1:] and isinstance(args[1], str):
-            args = (args[0], args[1].replace("torch.cuda.", "torch."), *args[2:])
         elif func is torch.Tensor.to:
             return _moved(*args, **kwargs)
         elif name == "cross_entropy" and torch.is_autocast_enabled("cpu") and _is_narrow(args[0]):
@@ -248,6 +246,10 @@ def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str
         kwargs["device"] = "cpu"
     if name == "parse_to":  # `Module.to`, whose integer arguments are numbers of devices
         args = tuple("cpu" if type(each) is int else each for each in args)
+    if name == "type":  # `Tensor.type`, whose type may be a text
+        args = tuple(
+            each.replace("torch.cuda.", "torch.") if type(each) is str else each for each in args
+        )
     return args, kwargs
 
 

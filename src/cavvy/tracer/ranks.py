@@ -70,14 +70,19 @@ def _trains(start: Any) -> bool:
             if {name for name, _ in used} & _TRAINING:
                 return True
             attributes |= {name for name, is_global in used if not is_global}
-            todo += [each.__globals__.get(name) for name, is_global in used if is_global]
-            todo += [cell.cell_contents for cell in each.__closure__ or () if cell != _EMPTY]
+            todo += _list_outside(each, {name for name, is_global in used if is_global})
         elif isinstance(each, type | ModuleType):
             scopes.append(each)
         # The type of an object is not known, so a method of any class in use may be called.
         todo += [_find_method(scope, name) for scope in scopes for name in attributes]
         todo = [other for other in todo if id(other) not in seen and _is_own(other)]
     return False
+
+
+def _list_outside(function: FunctionType, names: set[str]) -> list[Any]:
+    """Return the values from outside a function that the function uses."""
+    cells = [each.cell_contents for each in function.__closure__ or () if each != _EMPTY]
+    return [*cells, *(function.__globals__.get(name) for name in names)]
 
 
 def _list_names(code: CodeType) -> Iterator[tuple[str, bool]]:

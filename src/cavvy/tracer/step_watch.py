@@ -84,18 +84,9 @@ class StepWatch:
         has_parameters = any(True for _ in module.parameters())
         if not self._trains and torch.is_grad_enabled() and has_parameters:
             self._train(module)
-        tensors = [
-            leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()
-        ]
-        # If the model gets only keyword arguments, its first module with a tensor input is used.
-        # Modules that ran before, such as transforms of single images, are no parts of the model.
-        is_model = has_parameters or self._model is not None
-        if tensors and is_model and not self._batch:
-            self._batch, self._first_sizes = tensors[0].shape[0], tensors[0].shape[:2]
-        # A layer may expect the samples in the second dimension of the model's input.
-        is_second = getattr(module, "batch_first", True) is False and tensors
-        if is_second and tensors[0].dim() == 3 and tensors[0].shape[:2] == self._first_sizes:
-            self._batch = tensors[0].shape[1]
+        # Modules that run before the model, such as transforms of images, are no parts of it.
+        if has_parameters or self._model is not None:
+            self._find_batch(module, given)
         if self._model is None and has_parameters:
             self._watch(module)
         elif module is self._model and self._ran and self._first is None:
@@ -103,6 +94,18 @@ class StepWatch:
         self._ran = True
         if not self._trains:
             self._called.add(module)
+
+    def _find_batch(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        tensors = [
+            leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()
+        ]
+        # If the model gets only keyword arguments, its first module with a tensor input is used.
+        if tensors and not self._batch:
+            self._batch, self._first_sizes = tensors[0].shape[0], tensors[0].shape[:2]
+        # A layer may expect the samples in the second dimension of the model's input.
+        is_second = getattr(module, "batch_first", True) is False and tensors
+        if is_second and tensors[0].dim() == 3 and tensors[0].shape[:2] == self._first_sizes:
+            self._batch = tensors[0].shape[1]
 
     def _train(self, module: torch.nn.Module) -> None:
         """Handle the first forward pass that computes gradients. Earlier passes of another model,
