@@ -244,6 +244,27 @@ def test_a_script_of_several_ranks_is_traced_as_one(
     assert forward_flops(profile) == FLOPS
 
 
+def test_ranks_may_import_their_training_when_they_start(tmp_path: Path) -> None:
+    step = STEP.strip().replace("\n", "\n    ")
+    (tmp_path / "rank_steps.py").write_text(
+        f"import torch\ndef step(device):\n    model = {MODEL}\n    {step}\n"
+    )
+    (tmp_path / "rank_work.py").write_text(
+        "import rank_steps\ndef run(device):\n    rank_steps.step(device)\n"
+    )
+    script = """
+import torch.multiprocessing as mp
+def work(rank):
+    try:
+        import no_such_package_here
+    except ImportError:
+        from rank_work import run
+    run("cpu")
+mp.Process(target=work, args=(0,)).start()
+"""
+    assert trace(tmp_path, script)["batch"] == 16
+
+
 def test_a_trace_leaves_no_process_group_variable_or_patch(tmp_path: Path) -> None:
     before = dict(os.environ), DataLoader.__init__, vars(torch.multiprocessing)["spawn"]
     trace(tmp_path, DATA_PARALLEL)

@@ -6,6 +6,8 @@ import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -71,6 +73,11 @@ def _trains(start: Any) -> bool:
                 return True
             attributes |= {name for name, is_global in used if not is_global}
             todo += _list_outside(each, {name for name, is_global in used if is_global})
+            todo += _list_imported(each.__code__)
+        elif isinstance(each, CodeType):  # of a module that a function imports
+            if {name for name, _ in _list_names(each)} & _TRAINING:
+                return True
+            todo += _list_imported(each)
         elif isinstance(each, type | ModuleType):
             scopes.append(each)
         # The type of an object is not known, so a method of any class in use may be called.
@@ -86,13 +93,33 @@ def _list_outside(function: FunctionType, names: set[str]) -> list[Any]:
 
 
 def _list_names(code: CodeType) -> Iterator[tuple[str, bool]]:
-    """Return the names that a function uses, and whether each is a name of its module."""
-    for each in dis.get_instructions(code):
-        if isinstance(each.argval, str) and each.argval in code.co_names:
+    """Yield the names that code uses, and whether each is a name of its module."""
+    for each in _list_instructions(code):
+        if each.opcode in dis.hasname:
             yield each.argval, each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+
+
+def _list_imported(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of the user's own modules that code imports, without running the modules."""
+    for each in _list_instructions(code):
+        if each.opname != "IMPORT_NAME":
+            continue
+        try:
+            spec = find_spec(each.argval)
+        except (ImportError, ValueError):  # a relative import, or a module without a file
+            continue
+        if spec and isinstance(spec.loader, SourceFileLoader) and _is_own_file(spec.loader.path):
+            found = spec.loader.get_code(spec.name)
+            if found is not None:
+                yield found
+
+
+def _list_instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    """Yield the instructions of code, and of the functions and classes that are defined in it."""
+    yield from dis.get_instructions(code)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _list_names(inner)
+            yield from _list_instructions(inner)
 
 
 def _find_method(scope: Any, name: str) -> Any:
@@ -104,8 +131,12 @@ def _find_method(scope: Any, name: str) -> Any:
 
 
 def _is_own(value: Any) -> bool:
-    """Return whether a value is a class, a module or a function that is not of a library."""
+    """Return whether a value is a class, a module, or code that is not of a library."""
     if isinstance(value, type | ModuleType | functools.partial | MethodType):
         return True
-    code = getattr(value, "__code__", None)
-    return code is not None and not any(part in code.co_filename for part in _LIBRARIES)
+    code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
+    return code is not None and _is_own_file(code.co_filename)
+
+
+def _is_own_file(path: str) -> bool:
+    return not any(part in path for part in _LIBRARIES)
