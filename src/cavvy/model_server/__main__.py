@@ -38,8 +38,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _optimise(original: OnnxModel, options: argparse.Namespace) -> tuple[OnnxModel, dict[str, Any]]:
-    """Return the fastest optimised model that agrees with the original, or else the original, and
-    the measurements.
+    """Return the fastest optimised model that agrees with the original (or the original if none
+    agrees), and the measurements.
     """
     from .optimise import compare, convert, list_kinds
     from .samples import read_samples

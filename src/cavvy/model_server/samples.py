@@ -48,7 +48,7 @@ def _make_up(model: OnnxModel) -> list[dict[str, Any]]:
             shape = [each if isinstance(each, int) and each > 0 else 1 for each in known.shape]
             kind, dtype = TYPES[known.type]
             if not kind.startswith("FP"):
-                raise ValueError(f"the input {name} has no real numbers: give samples")
+                raise ValueError(f"the input {name} has no real numbers: provide samples")
             sample[name] = random.standard_normal(shape).astype(dtype)
         samples.append(sample)
     return samples

@@ -175,8 +175,8 @@ class TimeInterval(Struct, frozen=True):
 
 
 def find_interval(window: StartWindow, zone: tzinfo, now: datetime) -> TimeInterval:
-    """Return the interval of the window that contains `now`, or else the next interval. Adjacent
-    intervals are merged.
+    """Return the window's interval that contains `now` or, if none does, the window's next
+    interval. Adjacent intervals are merged.
     """
     today = now.astimezone(zone).date()
     found = []

@@ -50,9 +50,9 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     """The offers of the configured providers. `problems` contains a message for each provider that
     did not answer, or answered incompletely.
 
-    `blind` are the providers that did not report where their volumes are. Before `restrict`, the
-    market contains the offers, volumes and problems of all projects' accounts; each account is
-    treated as a provider.
+    `blind` contains the providers that did not report the locations of their volumes. Before
+    `restrict`, the market contains the offers, volumes and problems of all projects' accounts; each
+    account is treated as a provider.
     """
 
     offers: Sequence[Offer]
@@ -301,7 +301,7 @@ def rank_candidates(
 
     If the task states that its alternatives are ordered, all offers of an alternative come before
     the offers of the next alternative. If the alternatives are not ordered, the offers of all
-    alternatives are merged by the expected cost of the work, as in `plan`, and the offers of one
+    alternatives are merged by the expected cost of the work, as in `plan`. The offers of one
     alternative keep their order. `avoid` lists the offers that recently failed for other jobs, and
     `egress` contains each provider's price for outgoing data.
     """

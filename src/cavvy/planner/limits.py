@@ -1,4 +1,4 @@
-"""Finds the limits of a task that an offer would probably break, and by how much."""
+"""Finds the limits of a task that an offer would probably break, and computes by how much."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta

@@ -190,8 +190,8 @@ def order_of(
     """Return a function that computes the key by which `plan` sorts an offer if the objective is
     cost. Lower is better.
 
-    Limits are ignored. The key is for the whole work, including parts that are already done, so
-    that offers for different alternatives of a task can be compared.
+    Limits are ignored. The key covers the whole work, including completed work, so that offers for
+    different alternatives of a task can be compared.
     """
     course, order = _Courses(task, 0.0), _order(task, avoid, Objective.COST)
     known, copies = PlanningContext(egress=egress), _Copies(task, egress)

@@ -73,7 +73,7 @@ def estimate_transfers(
     copy within one cloud is free if the bucket is in the offer's region or the bucket's region is
     unknown. For other copies, the egress price of the data's source applies; `egress` maps
     "provider/region" or the provider to the price per GB. The time to stream inputs is not counted,
-    because they are read while the work runs.
+    because these inputs are read while the work runs.
     """
     copies = list(_list_copies(task, starts))
     if not copies:

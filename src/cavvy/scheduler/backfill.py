@@ -74,8 +74,9 @@ class HostWaits:
 
 
 def _wish(task: TaskSpec, offer: Offer, host: Host) -> Amounts | None:
-    """Return the amounts that a task requests on a host of the offer. Returns None if even the
-    empty host has too little room."""
+    """Return the amounts that a task requests on a host of the offer. Returns None if the task does
+    not fit even on the empty host.
+    """
     if host_of(offer, (host,)) is not None:
         alone = task.nodes == 1 or not host.group
         allocations = allocate_on(task, offer, host, (), _ANY) if alone else None

@@ -30,7 +30,7 @@ def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:
 
 
 def take(used: MutableMapping[str, Fraction], offer: Offer, nodes: int) -> None:
-    """Count nodes of the offer as used. `used` maps each pool to the share of it that is used."""
+    """Count nodes of the offer as used. `used` maps each pool to the used share of its nodes."""
     if offer.capacity:
         pool = pool_of(offer)
         used[pool] = used.get(pool, Fraction(0)) + Fraction(nodes, offer.capacity)

@@ -105,9 +105,9 @@ class JobScheduler:
         return placed
 
     def _list_apart(self, offers: Iterable[Offer], project: str) -> list[str]:
-        """Return the hosts of the offers that other projects occupy and that cannot be shared. The
-        list is empty if the project may use another offer or host as soon as that offer or host is
-        free.
+        """Return the offers' shared hosts that this project may not use now because of other
+        projects' allocations. The list is empty if the project may use another offer or host as
+        soon as that offer or host is free.
         """
         found = [
             host

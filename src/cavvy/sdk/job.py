@@ -63,7 +63,7 @@ class Job:
     def logs(
         self, *, follow: bool = False, rank: int = 0, attempt: int | None = None
     ) -> Generator[str, None, None]:
-        """Yield the lines of the log of one node, without line ends. With `follow`, waits for
+        """Yield the lines of the log of one node, without line ends. If `follow` is true, waits for
         further lines until the job has ended. Ctrl-C ends only this wait; the job continues to run.
         `attempt` selects one attempt. By default, the lines of all attempts are returned in order.
         """

@@ -96,7 +96,9 @@ class FaultyStore:
 
 
 class _SlowPart:
-    """A part of a store, such as its budgets. `slow` makes the part's methods take time."""
+    """A part of a store, such as its budgets. `slow` wraps each method of the part so that a call
+    takes time.
+    """
 
     def __init__(
         self,

@@ -86,8 +86,9 @@ def _update(update: ServiceUpdate) -> str:
             return "all replicas at once, when they are ready"
         case UpdateStrategy.CANARY:
             return (
-                f"{update.weight}% of the requests are sent to a new revision, until it has "
-                f"received {update.requests} or {format_duration(update.within)} have passed"
+                f"{update.weight}% of the requests are sent to a new revision, until the "
+                f"revision has received {update.requests} requests or "
+                f"{format_duration(update.within)} have passed"
             )
 
 

@@ -106,7 +106,7 @@ def freeze(
 
     `state` is Cavvy's own folder, which contains keys and is never part of a snapshot. Files that
     `.gitignore` or `.cavvyignore` excludes are left out. In a repository, git itself applies
-    `.gitignore`. With `only`, the snapshot contains only this file. Raises FreezeError.
+    `.gitignore`. If `only` is given, the snapshot contains only that file. Raises FreezeError.
     """
     folder = Path(os.path.abspath(folder))
     found, notes = list_folder(

@@ -80,8 +80,8 @@ class ProjectBusy(StoreError):
 
 
 class SignInConflict(StoreError):
-    """Raised if the ID token was used before, or if its account cannot sign in. The message says
-    whether the token or the account is the reason.
+    """Raised if the ID token was used before, or if its account cannot sign in. The message states
+    whether the token or the account caused the conflict.
     """
 
 
@@ -122,9 +122,9 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
 
     Rows are written in this order: `release`, jobs, attempts, nodes, machines, charges, events,
     observations, allocations. If an attempt renames its gang, a later attempt in the same write may
-    use the old name. `release` names gangs whose allocations are removed. `charges` contains, for
-    each node that it mentions, all charges so far; they replace the node's earlier charges.
-    Allocations are checked in the same transaction against their host and its other allocations.
+    use the old name. `release` names gangs whose allocations are removed. `charges` contains all
+    charges so far of each listed node; these charges replace the node's stored charges. Allocations
+    are checked in the same transaction against their host and its other allocations.
     """
 
     jobs: Sequence[JobRecord] = ()

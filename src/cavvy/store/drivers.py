@@ -115,7 +115,7 @@ class DatabaseSession:
             raise nothing
 
     def stream(self, sql: str) -> Iterator[Row]:
-        """Run a query with many rows, which are read in small parts, in the open transaction."""
+        """Run a query in the open transaction, and yield its rows, read in small batches."""
         if self.driver.is_sqlite:
             yield from self._raw.execute(sql)
             return

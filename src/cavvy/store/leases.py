@@ -93,8 +93,8 @@ class Replica(Struct, frozen=True, kw_only=True):
 
 
 class LeaseTurn(Struct, frozen=True, kw_only=True):
-    """The changes of one turn: the leases acquired by this server, and the leases lost or released
-    by it.
+    """The changes of one turn: the leases that this server acquired, and the leases that this
+    server lost or released.
     """
 
     gained: Sequence[str] = ()
@@ -223,7 +223,7 @@ class ReplicaLeases:
     def _share(
         self, stored: Mapping[str, str], alive: Sequence[Replica]
     ) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the leases to take and the leases to release."""
+        """Return the leases to acquire and the leases to release."""
         ids = [each.id for each in alive]
         here = [each.id for each in alive if each.host == self.me.host]
         shared = share_leases(self._names, stored, ids, self.me.id)

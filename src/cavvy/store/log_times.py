@@ -29,7 +29,7 @@ def note_arrival(path: Path, offset: int, now_s: float) -> None:
 
 
 def is_due(last_s: float, now_s: float) -> bool:
-    """Return whether enough time has passed since the last pair."""
+    """Return whether enough time has passed since the last stored pair to store another pair."""
     return now_s - last_s >= _APART_S
 
 

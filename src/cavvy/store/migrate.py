@@ -216,8 +216,8 @@ def _revision(session: DatabaseSession) -> str | None:
 
 
 def _back_up(path: Path, backup: Path) -> None:
-    """Copy the last committed state of the file. The caller holds the lock, so no other process can
-    write meanwhile.
+    """Copy the last committed state of the database file to `backup`. The caller holds the lock, so
+    no other process can write meanwhile.
     """
     unfinished = backup.with_name(backup.name + ".part")
     try:

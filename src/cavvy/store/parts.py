@@ -95,9 +95,9 @@ class ArchiveStore(Protocol):
     """
 
     async def put(self, projects: Collection[str], at: datetime, *, busy: bool = False) -> None:
-        """Archive created projects; projects that are already archived are not changed. Unless
-        `busy` is set, raises ProjectBusy if the projects have services, or jobs or gangs that have
-        not ended.
+        """Archive created projects; projects that are already archived are not changed. Raises
+        ProjectBusy if `busy` is not set and the projects have services, unfinished jobs or
+        unfinished gangs.
         """
 
     async def check(self, project: str) -> None:

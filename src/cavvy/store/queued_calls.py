@@ -106,7 +106,7 @@ class SqlQueuedCalls:
         limit: int = 100,
     ) -> Sequence[QueuedCall]:
         """Return the calls, sorted by ID; if `state` is given, only the calls in this state. IDs
-        that the server makes are in the order of submission.
+        that the server creates sort in the order of submission.
         """
         which = "state = ?" if state else "state <> ?"
         sql = f"SELECT document FROM queued_calls WHERE {_OWN} AND {which} AND call_id > ? "

@@ -257,7 +257,7 @@ class DocumentCache:
 
     def written_at(self, job: JobRecord) -> int | None:
         """Return the version of the job at which these task and origin objects were written, or
-        None if that is not known.
+        None if that version is unknown.
         """
         kept = self._kept.get(job.id)
         same = kept is not None and kept[1] is job.task and kept[2] is job.origin

@@ -57,7 +57,9 @@ def _list_trusts(session: DatabaseSession) -> Sequence[IssuerTrust]:
 
 
 def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> None:
-    """Store a trust. Roles from the replaced trust are removed unless the new trust gives them."""
+    """Store a trust. Roles from the replaced trust are removed unless the new trust grants the same
+    roles.
+    """
     insert = insert_into("trusts", ("name", "document"))
     then = "(name) DO UPDATE SET document = excluded.document" if replace else "DO NOTHING"
     done = session.run(f"{insert} ON CONFLICT {then}", (trust.name, encode(trust)))
@@ -137,7 +139,9 @@ def _forget(session: DatabaseSession, now: datetime) -> None:
 
 
 def _delete_tokens(session: DatabaseSession, first: str, value: object) -> None:
-    """Delete the tokens whose IDs a query selects, and the tokens that were created with them."""
+    """Delete the tokens whose IDs a query selects, and the tokens that were created with those
+    tokens.
+    """
     session.run(f"DELETE FROM tokens WHERE id IN {family_of(first)}", (value,))
 
 

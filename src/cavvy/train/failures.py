@@ -47,8 +47,8 @@ class FailureWatch:
     """Reports an error that ends this rank. Until `close`, a thread also looks for failures of
     other ranks.
 
-    `store` is the rendezvous store of the ranks; None for a single rank. `ours` says whether the
-    store is in the process of rank 0.
+    `store` is the rendezvous store of the ranks; None for a single rank. `ours` states whether the
+    rendezvous store runs in the process of rank 0.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, *, ours: bool = False) -> None:
@@ -137,7 +137,7 @@ class FailureWatch:
         return None
 
     def _leave(self, failure: RankFailure) -> None:
-        """End this process, unless it ends on its own in time."""
+        """End this process, unless it ends on its own within GRACE_S seconds."""
         self._tell(failure)
         if failure.rank != self._rank:
             log.error("rank %d failed, so this rank ends: %s", failure.rank, failure.error)

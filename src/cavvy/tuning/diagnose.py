@@ -455,7 +455,7 @@ class Diagnoser:
         return [window for name in names for window in self._windows.get(name, [])]
 
     def _seen(self, rank: int) -> dict[str, float]:
-        """Return the shares of the kinds of work in the time between a step's parts (sum: 1)."""
+        """Return the share of each kind of work in the time between a step's parts (sum: 1)."""
         told = [window.ranks[rank]["between"] for window in self._looked_at()]
         looks = {name: sum(each[name] for each in told) for name in told[0]}
         return {name: count / max(sum(looks.values()), 1) for name, count in looks.items()}
@@ -523,8 +523,8 @@ class Diagnoser:
             )
 
     def _ran_out(self) -> bool:
-        """Return whether a larger batch or micro-batch did not fit into memory, so that the script
-        continued with a smaller micro-batch.
+        """Return whether the script continued with a smaller micro-batch because a larger batch or
+        micro-batch did not fit into memory.
         """
         share, size = (
             self._facts["global_batch"] // self._facts["ranks"],

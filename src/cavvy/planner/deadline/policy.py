@@ -2,7 +2,7 @@
 
 The core of the policy (`spot/auto.py`) proposes a decision. The rules may then replace the core's
 decision, one after another. Like the core, a rule decides from the terms and the view. A rule may
-also ask the core for its decision on a different view.
+also request the core's decision for a different view.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +36,8 @@ _HOUR_S = 3600.0
 
 
 class PolicyQuestion(NamedTuple):
-    """The input of a rule: the terms, the view, and the core. A rule may ask the core for its
-    decision on a different view.
+    """The input of a rule: the terms, the view, and the core. A rule may request the core's
+    decision for a different view.
     """
 
     terms: JobTerms
@@ -81,8 +81,8 @@ Rule = Callable[[PolicyQuestion, PolicyDecision], PolicyDecision]
 
 
 def only_long_waits(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Let a job leave on-demand to wait for spot only if `question.core` would still not choose
-    on-demand after an hour, or after the time of ten launches if that is longer. A shorter wait
+    """Reject a change from on-demand to waiting for spot if `question.core` would choose on-demand
+    again after an hour of waiting (or after ten launch times, if that is longer). A shorter wait
     would save less than the additional launch costs.
     """
     view = question.view

@@ -1,6 +1,6 @@
-"""Runs the deadline policy of one job: it receives observations and returns decisions. The control
-plane and the trace simulator use this module. Other simulators can use this module, too; see
-docs/guides/simulate.md.
+"""Runs the deadline policy of one job: the policy receives observations and returns decisions. The
+control plane and the trace simulator use this module. Other simulators can use this module, too;
+see docs/guides/simulate.md.
 """
 
 from collections.abc import Sequence

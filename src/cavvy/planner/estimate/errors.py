@@ -32,8 +32,8 @@ _SCATTERS = frozenset({"index_add", "scatter", "scatter_", "scatter_add", "scatt
 
 
 class ModelKind(StrEnum):
-    """The kinds of models whose steps were measured. The first two kinds were measured on an H200.
-    The third kind, other convolutional networks for images, was measured only on an RTX 3090.
+    """The kinds of models whose steps were measured. Transformers and residual networks were
+    measured on an H200. Other convolutional networks for images were measured only on an RTX 3090.
     """
 
     TRANSFORMER = "transformers"

@@ -89,8 +89,8 @@ def plan_course(
 
 
 class _SlackOfCourse:
-    """The hours of slack that the rest of the work is expected to need on spot only, and the hours
-    of slack that are left.
+    """The hours of slack that the rest of the work is expected to need if it runs only on spot, and
+    the hours of slack that are left.
     """
 
     def __init__(self, field: RoamingView, moment: TimeLeft, leave: float) -> None:
@@ -180,8 +180,8 @@ class _Leaving:
 def _list_costs(
     field: RoamingView, moment: TimeLeft, price: float, leaving: _Leaving
 ) -> dict[int, float]:
-    """Return, for the home market and each market in which the job may start, the cost of the rest
-    of the job there.
+    """Return the cost of the rest of the job in the home market, and in each market in which the
+    job may start.
     """
     return {
         index: _cost_there(field, moment, index, price, leaving.cost(index))

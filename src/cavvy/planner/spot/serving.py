@@ -251,8 +251,8 @@ class SteadyPlacement:
                 self._failed_at[zone] = seen.now_s
 
     def _choose_spares(self, held: list[int], now_s: float) -> tuple[int, float]:
-        """Return the smallest number of spares whose risk is allowed, and the risk with the current
-        replicas.
+        """Return the smallest number of spares with an acceptable risk, and the risk with the
+        current replicas.
 
         If no number of spares is enough, the number with the lowest risk is returned.
         """

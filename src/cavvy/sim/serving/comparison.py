@@ -106,7 +106,7 @@ def compare_ways(trace: RequestTrace, terms: ComparisonTerms, factor: float = 1.
 
 
 def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> list[WayCost]:
-    """Return the costs of the ways to run the service that need no simulation of the autoscaler."""
+    """Return the costs of running the service in the ways that need no simulated autoscaler."""
     steady = find_steady(load, terms)
     busy_hours = find_busy_s(load, terms.scaling.concurrency) / 3600
     demand, managed = terms.setting.on_demand_usd_hr, terms.managed_usd_hr
@@ -123,8 +123,8 @@ def _cost_steady(load: RequestTrace, terms: ComparisonTerms, months: float) -> l
 
 
 def find_busy_s(load: RequestTrace, concurrency: int) -> float:
-    """Return the total working time of replicas in seconds, if each request starts when it arrives
-    and only as many replicas work as the requests in flight need.
+    """Return the total working time of replicas in seconds, if each request starts on arrival and
+    no more replicas work than the requests in flight need.
     """
     changes = [(at, 1) for at in load.arrivals_s]
     changes += [(at + work, -1) for at, work in zip(load.arrivals_s, load.services_s, strict=True)]
@@ -136,8 +136,8 @@ def find_busy_s(load: RequestTrace, concurrency: int) -> float:
 
 
 def find_steady(load: RequestTrace, terms: ComparisonTerms) -> ServingScore:
-    """Return the run with the smallest constant number of replicas with which enough requests are
-    on time, or with the maximum number that the service permits.
+    """Return the run with the smallest constant number of replicas that serves enough requests on
+    time, or the run with the maximum number of replicas if no number is enough.
     """
     most = terms.scaling.most
     few = max(1, int(load.work_s / max(load.length_s, 1.0) / terms.scaling.concurrency))

@@ -56,7 +56,8 @@ class RuleState(Struct, frozen=True, kw_only=True):
     """The state of the rules between decisions. Each rule uses some of the fields.
 
     `votes` contains (time, replicas) of past decisions. `since_s` is the time since which the rule
-    has wanted more or fewer replicas, and `panic_s` is when a panic was last confirmed.
+    has wanted more or fewer replicas, and `panic_s` is the time at which a panic was last
+    confirmed.
     """
 
     votes: tuple[tuple[float, int], ...] = ()

@@ -137,8 +137,8 @@ class AutoscalerController:
 
 
 class RuleController:
-    """The rule of another system. The rule's replicas run on demand, or on spot capacity that
-    SpotHedge selects.
+    """Scales the simulated service by the rule of another system. The rule's replicas run on
+    demand, or on spot capacity that SpotHedge selects.
     """
 
     def __init__(self, rule: ScalingRule, service_s: float, hedge: bool = False) -> None:

@@ -44,8 +44,8 @@ def find_optimum(world: TraceWorld, start_s: float, terms: JobTerms) -> float:
 
 
 def _spans(world: TraceWorld, start_s: float, length_s: float) -> Iterator[_Span]:
-    """Yield the length and the quotes of each period between two changes. A price change of
-    unavailable spot capacity does not count.
+    """Yield the length and the quotes of each period between two changes. Price changes of
+    unavailable spot capacity are ignored.
     """
     end_s = start_s + length_s
     since, holding = start_s, world.quotes[world.at(start_s)]

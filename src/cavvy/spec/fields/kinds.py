@@ -86,7 +86,7 @@ class ScalarKind(Struct, frozen=True):
 
 class ListKind(Struct, frozen=True):
     """A list of items of one kind. With `single`, one item may be written without a list. With
-    `flat`, each item is read as a tuple, and the value joins all of these tuples.
+    `flat`, each item is read as a tuple, and the value is the concatenation of these tuples.
     """
 
     item: ValueKind

@@ -115,8 +115,9 @@ class BlobFiles:
         }
 
     def keep(self, part: Path, path: Path) -> None:
-        """Move the finished file `part` to `path`. If there is a bucket, upload the file first, so
-        that a blob that counts as stored is always in the bucket. Raises StoreUnusable, OSError.
+        """Move the finished file `part` to `path`. If a bucket is configured, upload the file
+        first, so that every blob that counts as stored is in the bucket. Raises StoreUnusable,
+        OSError.
         """
         if self.bucket is not None:
             self.bucket.send(self.bucket.name_of(path), part)

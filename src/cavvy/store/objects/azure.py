@@ -29,8 +29,8 @@ _SKEW = timedelta(minutes=5)
 
 
 class AzureContainer(SignedStorage):
-    """One container of one account. `endpoint` is the root of the account's URLs, such as
-    https://ACCOUNT.blob.core.windows.net.
+    """One container of an Azure storage account. `endpoint` is the root of the account's URLs, such
+    as https://ACCOUNT.blob.core.windows.net.
     """
 
     bills_parts: ClassVar = False  # `abort` cannot remove parts; Azure removes them after a week

@@ -5,8 +5,8 @@
   + ObjectDenied    the credentials are missing, wrong or insufficient; a person must act
   + ObjectTryAgain  a temporary fault; the same call may succeed later
 
-All calls block; the event loop calls them in threads. Keys are the part of the URL after the
-bucket.
+All calls block; the event loop calls them in threads. An object's key is the part of the object's
+URL after the bucket.
 """
 
 from collections.abc import Mapping, Sequence

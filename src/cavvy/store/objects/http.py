@@ -245,8 +245,8 @@ class CheckedRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _CheckedConnection(http.client.HTTPConnection):
-    """A connection whose address is checked again: the host name may have got another address since
-    `check_host` resolved it.
+    """A connection that checks the server's address again, because the host name may resolve to
+    another address than in `check_host`.
     """
 
     def connect(self) -> None:

@@ -1,8 +1,8 @@
-"""Selects the snapshot in use, and replaces it.
+"""Selects the snapshot that the program uses, and installs a newer snapshot.
 
 The snapshot in the state folder is used if it is valid and at least as new as the snapshot shipped
-with Cavvy; otherwise the shipped snapshot is used. A new snapshot is checked completely before it
-replaces the old one in a single step, so that a crash cannot leave a damaged snapshot.
+with Cavvy; otherwise the shipped snapshot is used. A new snapshot is checked completely, and then
+replaces the old snapshot in a single step, so that a crash cannot leave a damaged snapshot.
 """
 
 import os

@@ -240,8 +240,8 @@ def replace_condition(
 def _is_sorting_quicker(
     connection: sqlite3.Connection, selection: RowSelection, limit: int | None
 ) -> bool:
-    """Return whether it is faster to read and sort all rows of the selected shapes than to read
-    rows in the order of their prices until `limit` of them match.
+    """Return whether reading and sorting all rows of the selected shapes is faster than reading
+    rows by price until `limit` rows match.
     """
     shapes, values = selection.shapes_sql()
     columns = " + ".join(

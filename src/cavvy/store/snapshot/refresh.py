@@ -62,8 +62,9 @@ def refresh_offers(
 def _merged(
     old: CatalogSnapshot, fetched: Mapping[str, Sequence[Offer]], partial: Collection[str]
 ) -> Iterator[Offer]:
-    """Yield the new offers, then the old ones. If several offers have equal keys, the writer keeps
-    the first of these offers."""
+    """Yield the new offers, then the old offers. If several offers have equal keys, the writer
+    keeps the first of these offers.
+    """
     for offers in fetched.values():
         yield from offers
     for offer in old.all_offers():

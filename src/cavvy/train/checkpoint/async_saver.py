@@ -109,7 +109,7 @@ class AsyncSaver:
         return facts | {"things": kept_objects.decode(things, state.get("things", {}))}
 
     def _find_whole(self) -> tuple[StoredCheckpoint | None, dict[int, str]]:
-        """Return the newest undamaged checkpoint, and what is wrong with each newer checkpoint, by
+        """Return the newest undamaged checkpoint, and the fault of each newer checkpoint, keyed by
         step.
         """
         damaged: dict[int, str] = {}
@@ -169,8 +169,8 @@ class AsyncSaver:
     def save(
         self, step: int, model: Any, optimizers: list[Any], facts: Facts, *, wait: bool
     ) -> bool:
-        """Start a save. With `wait`, wait until the save ends and return whether it is durable;
-        otherwise return True. All ranks must call this method.
+        """Start a save. If `wait` is true, wait until the save ends and return whether the save is
+        durable; otherwise return True. All ranks must call this method.
         """
         begun = perf_counter()
         self._measured()

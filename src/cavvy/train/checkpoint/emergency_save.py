@@ -41,8 +41,8 @@ def write(
     facts: dict[str, Any],
     micro: dict[str, int],
 ) -> None:
-    """Write this rank's part, unless `state` is None. A rank that ran out of memory also writes the
-    sizes in `micro` to a note. The other ranks pass {} as `micro`.
+    """Write this rank's part of the state, unless `state` is None. A rank that ran out of memory
+    also writes the sizes in `micro` to a note. The other ranks pass {} as `micro`.
     """
     part = _path(folder, step) / f"{world.rank}-of-{world.size}.pt"
     half = part.with_suffix(".half")

@@ -28,8 +28,8 @@ class PreemptionNotices:
                 self._before[number] = signal.signal(number, self._hear)
 
     def pending(self) -> str:
-        """Return where the notice came from (the name of a signal, or a path), or "" if there is
-        none yet.
+        """Return the source of the notice (the name of a signal, or a path), or "" if no notice has
+        arrived yet.
         """
         if not self._heard and self._path and os.path.exists(self._path):
             self._heard = self._path

@@ -37,7 +37,7 @@ class ShardOptions:
 
 @dataclass(slots=True)
 class PlacedModel:
-    """This rank's part of a model, and its connections to other ranks."""
+    """This rank's part of a model, and the rank's connections to other ranks."""
 
     model: Any
     mesh: Any

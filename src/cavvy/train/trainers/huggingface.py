@@ -41,7 +41,7 @@ def follow(trainer: Any, *, save_every: "float | str" = "auto") -> str | None:
 
 # transformers may not be installed
 class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves when a save is due, and exits after a notice. See `follow`."""
+    """Saves when a save is due, and exits after a preemption notice. See `follow`."""
 
     def __init__(self, order: SampleOrder, save_every: "float | str") -> None:
         self._order, self._watch = order, TrainerWatch(save_every)

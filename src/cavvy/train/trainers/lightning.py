@@ -19,7 +19,7 @@ FILE = "lightning.ckpt"
 
 
 class LightningCallback(Callback):  # type: ignore[misc]  # Lightning may not be installed
-    """Saves when a save is due, and exits with code 75 after a notice:
+    """Saves when a save is due, and exits with code 75 after a preemption notice:
 
         batches = RankBatches(len(dataset), batch=32, global_batch=256)
         cavvy = LightningCallback(batches, "checkpoints")

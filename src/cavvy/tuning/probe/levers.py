@@ -25,9 +25,9 @@ _SIGNATURE = inspect.signature(DataLoader.__init__)
 class PlainLevers:
     """Applies `levers` to a script, and observes the script's first steps.
 
-    `levers` may have these keys. `workers`, `pin` and `batch_size` are for one DataLoader; `loader`
-    is the DataLoader's number in the order of creation. `precision` is "tf32" or "bf16".
-    `channels_last` and `compile` are True. Missing keys change nothing.
+    `levers` may have the following keys. `workers`, `pin` and `batch_size` are for one DataLoader;
+    `loader` is the DataLoader's number in the order of creation. `precision` is "tf32" or "bf16".
+    The values of `channels_last` and `compile` are True. Missing keys change nothing.
     """
 
     def __init__(self, levers: dict[str, Any]) -> None:

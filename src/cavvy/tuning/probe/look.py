@@ -357,7 +357,7 @@ _LIBRARIES = (
 
 
 class traced(AbstractContextManager["traced"]):
-    """Records a trace for Perfetto or TensorBoard. Also measures for how many seconds this process
+    """Records a trace for Perfetto or TensorBoard. Also measures the seconds in which this process
     ran no PyTorch operation.
     """
 
