@@ -1,4 +1,4 @@
-"""Defines all settings with their units, their defaults and what they affect. Reads the values of
+"""Defines all settings with their units, defaults and effects. Reads the values of
 the settings from a TOML file and the environment.
 
 The settings are the rows of `settings.csv`; `python -m cavvy.settings` also writes

@@ -143,7 +143,7 @@ def test_the_same_seed_draws_the_same_windows_on_any_number_of_processes(traces:
         (("--policy", "best"), "expected one of auto"),
         (("--deadline", "soon"), "--deadline: expected a length of time"),
         (("--work", "30h"), "do not fit into a deadline"),
-        (("--deadline", "300h"), "does not fit into it"),
+        (("--deadline", "300h"), "does not fit into the record"),
         (("--plot", "cost.xyz"), "cost.xyz: expected a name that ends in .svg, .png or .pdf"),
         (("--csv", "nowhere/runs.csv"), "nowhere: no such folder"),
         (("--on-demand", "-1"), "-1.0 is not in the range"),

@@ -72,7 +72,7 @@ def test_files_that_are_no_text(folder: Path, content: bytes, words: str) -> Non
 
 
 def test_a_folder_instead_of_a_file(folder: Path) -> None:
-    assert "use a file in it" in run(validate, ".").stderr
+    assert "use a file in this folder" in run(validate, ".").stderr
 
 
 def test_the_schema_is_printed() -> None:

@@ -69,7 +69,7 @@ def match_offers(
 
 def _nearest(offers: Iterable[Offer], need: ResourceSpec, count: int) -> list[NearMiss]:
     """Return the near misses, nearest first. Of all offers with the same constraint, provider and
-    instance type, only the nearest one is kept.
+    instance type, only the nearest offer is kept.
     """
     near: dict[tuple[Constraint, str, str], tuple[float, Offer]] = {}
     for offer in offers:
@@ -187,7 +187,7 @@ def accelerator_fit(
     distance by which the offer misses it.
 
     With several alternatives, a constraint fails if every alternative that meets the earlier
-    constraints fails it.
+    constraints fails this constraint.
     """
     if name is None or not count:
         return Constraint.ACCELERATOR, None

@@ -2,7 +2,7 @@
 module suggest the replacements.
 
 The rows of `retired.csv` come from announcements of the providers. A replacement has the same kind
-of accelerator or a newer one.
+of accelerator or a newer kind.
 """
 
 from datetime import date

@@ -57,7 +57,7 @@ class WasteKind(StrEnum):
 
 
 class ObservedRun(Struct, frozen=True, kw_only=True):
-    """The resource use and the cost of an attempt in the period, added up over its nodes.
+    """The resource use and the cost of an attempt in the period, summed over the attempt's nodes.
     Percentages are means; None means that a value was not measured. `cpu_percent` is relative to
     one CPU.
     """
@@ -215,8 +215,8 @@ def advise_volumes(volumes: Iterable[ObservedVolume], period: timedelta) -> list
 
 
 def advise_machines(machines: Iterable[ObservedMachine], period: timedelta) -> list[Waste]:
-    """Return the machines that were idle for an hour or more and whose idle time is at least a
-    fifth of their cost. The first ten minutes of each idle period do not count.
+    """Return the machines that were idle for an hour or more and whose idle time makes up at least
+    a fifth of their cost. The first ten minutes of each idle period do not count.
     """
     found = []
     for each in machines:
@@ -274,7 +274,7 @@ def find_unused_memory(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | N
     """Compare two offers of the same provider with the same accelerators: the cheapest offer with
     the node's memory, and the cheapest offer with a quarter more memory than the run used. Return
     the savings from the offer with less memory, or None if the node has less than twice the memory
-    that this offer must have. Savings from cheaper regions are not counted.
+    that the run needs. Savings from cheaper regions are not counted.
     """
     if run.memory_peak_mib is None or run.cpu_percent is None or not _is_long(run):
         return None

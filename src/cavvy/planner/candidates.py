@@ -1,4 +1,5 @@
-"""Selects the offers that a waiting job may use now, best first, or explains why there are none.
+"""Selects the offers that a waiting job may use now, best first, or explains why the job cannot use
+any offer.
 
 `control` passes the current offers to this module. The module decides which offers each job may
 use; the scheduler decides the order of the jobs.

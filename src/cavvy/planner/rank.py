@@ -132,11 +132,11 @@ def plan(
     limit.
 
     Offers in `avoid` come last, with `avoided` set, so that a caller that prefers to wait can drop
-    them. Offers whose provider reports that too few nodes are free come directly before the offers
-    in `avoid`. If the objective is cost, offers with a known total come first, ordered by total;
-    the others follow, ordered by price per hour. If the objective is time, the expected finish is
-    compared before the total. If two offers are equal, the lower price per hour decides, then the
-    smaller key, so that equal inputs give equal results.
+    these offers. Offers whose provider reports that too few nodes are free come directly before the
+    offers in `avoid`. If the objective is cost, offers with a known total come first, ordered by
+    total; the others follow, ordered by price per hour. If the objective is time, the expected
+    finish is compared before the total. If two offers are equal, the lower price per hour decides,
+    then the smaller key, so that equal inputs give equal results.
     """
     known = situation or PlanningContext()
     course, copies = _Courses(task, known.done), _Copies(task, known.egress)
@@ -359,8 +359,8 @@ def _extras(task: TaskSpec, offer: Offer) -> HourlyRate:
 
 
 def egress_price(offer: Offer, known: PlanningContext) -> Money | None:
-    """Return the price of one GB (10^9 bytes) of egress from the offer's location, or None if it is
-    unknown.
+    """Return the price of one GB (10^9 bytes) of egress from the offer's location, or None if the
+    price is unknown.
     """
     return find_egress(offer, known.egress)
 

@@ -58,8 +58,8 @@ def checkpoint_interval(cost: timedelta, mtbf: timedelta) -> timedelta:
 def chosen_interval(
     checkpoint: CheckpointPolicy | None, per_hour: float
 ) -> tuple[timedelta | None, timedelta]:
-    """Return the checkpoint interval of a task (None if it never saves), and the time by which
-    writing one checkpoint extends the run.
+    """Return the checkpoint interval of a task (None if the task never saves), and the time by
+    which writing one checkpoint extends the run.
 
     If the task states an interval, the time for writing is 0, because the stated work already
     includes that time. If the task states no interval, the time is assumed to be CHECKPOINT_COST,

@@ -1,6 +1,6 @@
 """Handles machines with several hosts that are rented together, such as slices of TPUs: requests a
-node for each host, rejects offers if the task's nodes do not use whole machines, and explains the
-hosts.
+node for each host, rejects offers if the task's nodes do not use whole machines, and describes the
+hosts to users.
 """
 
 from cavvy.catalog.needs import NeedError, parse_accelerator
@@ -70,6 +70,6 @@ def note_slice(offer: Offer) -> str:
         return ""
     chips = offer.accelerator_count * offer.hosts
     return (
-        f"a host of a slice of {chips} {offer.accelerator} chips; its {offer.hosts} hosts are "
-        f"nodes and cost {format_rate(offer.rate.times(offer.hosts))} together"
+        f"a host of a slice of {chips} {offer.accelerator} chips; the slice's {offer.hosts} hosts "
+        f"are nodes and cost {format_rate(offer.rate.times(offer.hosts))} together"
     )

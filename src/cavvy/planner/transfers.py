@@ -101,8 +101,8 @@ def estimate_transfers(
 
 
 def find_egress(offer: Offer, egress: Mapping[str, Money]) -> Money | None:
-    """Return the price of one GB (10^9 bytes) of egress from the offer's location, or None if it is
-    unknown.
+    """Return the price of one GB (10^9 bytes) of egress from the offer's location, or None if the
+    price is unknown.
     """
     return Money(0) if offer.shared else _find(offer, egress)
 

@@ -16,8 +16,8 @@ def explain_misplaced(
     its volumes.
 
     An offer for a whole region can use volumes in any of its zones, because the provider then
-    starts the nodes in the volume's zone. A provider in `blind` did not report where its volumes
-    are. The offers of a provider in `blind` are rejected, because a volume that already exists
+    starts the nodes in the volume's zone. A provider in `blind` did not report the locations of its
+    volumes. The offers of a provider in `blind` are rejected, because a volume that already exists
     could otherwise be created a second time.
     """
     bound: set[str | None] = set()  # the zones that have all volumes that were checked so far

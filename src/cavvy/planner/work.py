@@ -1,5 +1,5 @@
-"""Estimates how long a task's work takes on an offer: from its FLOPs and the peak rates of the
-devices, from a measured rate, or from a duration that was measured on other devices.
+"""Estimates how long a task's work takes on an offer: from the work's FLOPs and the peak rates of
+the devices, from a measured rate, or from a duration that was measured on other devices.
 """
 
 from datetime import timedelta
@@ -116,7 +116,7 @@ def _on_a_part(task: TaskSpec, offer: Offer) -> TimeEstimate:
     whole = estimate(task, replace(offer, accelerator_part=1.0))
     if whole.run_time is None:
         return whole
-    note = f"the node has {offer.accelerators_text} of an accelerator; the time assumes this speed"
+    note = f"the node has {offer.accelerators_text} of an accelerator; the time is for this share"
     return replace(
         whole,
         run_time=_length(whole.run_time.total_seconds() / offer.accelerator_part),
@@ -344,7 +344,7 @@ def _cpu_rate(work: Workload, offer: Offer) -> tuple[float | None, tuple[str, ..
 
 def _fewest(task: TaskSpec, offer: Offer) -> int:
     """Return the smallest number of the offer's accelerators that a node of the task requests. A
-    task that requests an instance type requests all of its accelerators.
+    task that requests an instance type requests all accelerators of the type.
     """
     needs = task.resources.accelerators
     counts = [need.count_min for need in needs if is_match(offer.accelerator or "", need.name)]

@@ -168,8 +168,8 @@ def write_shards(
 
 
 def _free(column: _Column) -> _Column:
-    """Return the column without its fixed shape if it has arrays of a fixed shape; otherwise the
-    column itself.
+    """Return the column without its fixed shape if the column has arrays of a fixed shape;
+    otherwise return the column itself.
     """
     name, encoding, _ = column
     is_array = encoding.startswith("ndarray:")

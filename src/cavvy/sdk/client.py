@@ -20,10 +20,10 @@ class Client:
 
     `Client()` uses the embedded server of this machine, and starts this server if necessary, as the
     commands do. `Client(address, token=...)` uses another server. The address must begin with
-    https://. The address may begin with http:// if it is on this machine, such as the local end of
-    an SSH tunnel. `project` is the project of the jobs. If `project` is not given, `submit` uses
-    the project that the task names, and other methods use CAVVY_PROJECT or else `default`. `home`
-    is the state folder; the default is CAVVY_HOME or ~/.cavvy.
+    https://. The address may begin with http:// if the address is on this machine, such as the
+    local end of an SSH tunnel. `project` is the project of the jobs. If `project` is not given,
+    `submit` uses the project that the task names, and other methods use CAVVY_PROJECT or else
+    `default`. `home` is the state folder; the default is CAVVY_HOME or ~/.cavvy.
 
     Raises ServerUnavailable if the server cannot be reached, and CavvyError if the server refuses
     the token.

@@ -37,8 +37,8 @@ class CavvyError(Exception):
 
 
 class InvalidTask(CavvyError, ValueError):
-    """Raised if the task, or a file that it names, must be changed. `problems` contains one item
-    for each mistake in the task's text.
+    """Raised if the task, or a file that the task names, must be changed. `problems` contains one
+    item for each mistake in the task's text.
     """
 
     problems: "tuple[SpecProblem, ...]" = ()

@@ -83,7 +83,7 @@ class Job:
 
     def events(self, *, follow: bool = False) -> Generator[JobEvent, None, None]:
         """Yield the events of the job in order, for example its placement and the loss of a node.
-        With `follow`, waits for further events until the job has ended.
+        If `follow` is true, waits for further events until the job has ended.
         """
         with self._interruptible(), self._connections.use() as connection:
             if follow:
@@ -101,7 +101,7 @@ class Job:
         return last_figures(self._detail())
 
     def cost(self) -> JobCost:
-        """Return the job's cost so far, and the time that it spent in each phase."""
+        """Return the job's cost so far, and the time that the job spent in each phase."""
         with self._connections.use() as connection:
             job = connection.job(self.project, self.id)
             return read_cost(job, connection.cost(self.project, self.id))
@@ -120,7 +120,7 @@ class Job:
 
     def stop(self, *, wait: bool = True) -> JobStatus:
         """Stop the job. The job's program gets the grace period to end, then the job's nodes are
-        released. With `wait`, returns when the job has ended.
+        released. If `wait` is true, returns after the job has ended.
         """
         with self._connections.use() as connection:
             connection.stop(self.project, self.id)

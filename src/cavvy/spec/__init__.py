@@ -87,7 +87,10 @@ def read_file(file: Path) -> str:
     except FileNotFoundError:
         message, hint = "the file does not exist", "`cavvy init` writes a starter file"
     except IsADirectoryError:
-        message, hint = "this is a folder", f"use a file in it, for example {file / 'task.yaml'}"
+        message, hint = (
+            "this is a folder",
+            f"use a file in this folder, for example {file / 'task.yaml'}",
+        )
     except (OSError, ValueError) as error:
         message, hint = f"the file cannot be read: {getattr(error, 'strerror', None) or error}", ""
     raise SpecError(

@@ -1,4 +1,6 @@
-"""Describes a task in plain words, so that its author can check how Cavvy understood it."""
+"""Describes a task in plain words, so that the task's author can check how Cavvy understood the
+task.
+"""
 
 import json
 from collections.abc import Callable, Iterator

@@ -2,8 +2,7 @@
 port and the probe of the service, and knows the path of the engine's metrics.
 
 `flags` are the engine's options, as listed in `source` on the date `as_of`. A test checks that the
-command uses no options other than these. The tests run the command of only one engine,
-`onnxruntime`.
+command uses only options in `flags`. The tests run the command of only one engine, `onnxruntime`.
 """
 
 import shlex

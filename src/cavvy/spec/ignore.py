@@ -1,4 +1,4 @@
-"""Lists the files of a folder that belong to its snapshot. Git provides the list if it is
+"""Lists the files of a folder that belong to its snapshot. Git provides the list if git is
 available; otherwise this module applies the same rules.
 """
 

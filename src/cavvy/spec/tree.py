@@ -65,8 +65,8 @@ def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | Non
 def compose_all(
     text: str, notes: ProblemNotes, *, repeated: "list[ScalarNode] | None" = None
 ) -> "tuple[Node, ...]":
-    """Parse all documents in `text` into trees. If there is a syntax error, it is added to `notes`
-    and the result is ().
+    """Parse all documents in `text` into trees. If the text has a syntax error, the error is added
+    to `notes` and the result is ().
 
     If the list `repeated` is given, the text is read as PyYAML does without libyaml: the last value
     of a duplicate key is used, and the key is added to `repeated`. With `repeated`, a tab between

@@ -70,7 +70,7 @@ class NameConflict(StoreError):
 
 
 class ProjectArchived(StoreError):
-    """Raised if the project is archived, so that nothing new can start in it."""
+    """Raised if nothing new can start in the project because the project is archived."""
 
 
 class ProjectBusy(StoreError):
@@ -107,8 +107,9 @@ class StoreUnusable(StoreError):
 
 
 class KeyUnusable(StoreUnusable):
-    """Raised if a key of secrets or stored files is missing or wrong, or if the data that it
-    encrypted is damaged."""
+    """Raised if a key of secrets or stored files is missing or wrong, or if the data that the key
+    encrypted is damaged.
+    """
 
 
 class AtomicWrite(Struct, frozen=True, kw_only=True):
@@ -124,7 +125,7 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     observations, allocations. If an attempt renames its gang, a later attempt in the same write may
     use the old name. `release` names gangs whose allocations are removed. `charges` contains all
     charges so far of each listed node; these charges replace the node's stored charges. Allocations
-    are checked in the same transaction against their host and its other allocations.
+    are checked in the same transaction against their host and the host's other allocations.
     """
 
     jobs: Sequence[JobRecord] = ()
@@ -199,8 +200,8 @@ def summarize(job: JobRecord, place: str | None, spent: Money) -> JobSummary:
 
 
 class SummaryPage(Struct, frozen=True, kw_only=True):
-    """A page of job summaries, newest first. Pass `cursor` to get the next page; it is None on the
-    last page.
+    """A page of job summaries, newest first. Pass `cursor` to request the next page; `cursor` is
+    None on the last page.
     """
 
     jobs: Sequence[JobSummary]
@@ -248,8 +249,8 @@ class Store(Protocol):
         """
 
     async def submit(self, job: JobRecord, event: Event) -> JobRecord:
-        """Insert a new job under `job.name` or, if that is in use, under the first free name of
-        NAME-2, NAME-3 and so on. Return the job as stored.
+        """Insert a new job under `job.name` or, if that name is in use, under the first free name
+        of NAME-2, NAME-3 and so on. Return the job as stored.
         """
 
     async def job(self, job_id: str) -> JobRecord: ...

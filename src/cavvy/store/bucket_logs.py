@@ -212,7 +212,7 @@ class BucketLogs:
         return () if body is None else list(_PAIR.iter_unpack(body[piece.size :]))
 
     def _tidy(self, log: str, pieces: list[LogPiece]) -> list[LogPiece]:
-        """Combine the last pieces if there are many small ones. If the log exceeds its limit, drop
+        """Combine the last pieces if many of them are small. If the log exceeds its limit, drop
         its oldest pieces, except the pieces of its first tenth.
         """
         small = _find_small(pieces)

@@ -1,4 +1,4 @@
-"""Locks between servers that share only a PostgreSQL database: its advisory locks."""
+"""Locks between servers that share only a PostgreSQL database: the database's advisory locks."""
 
 from typing import Protocol
 from zlib import crc32

@@ -229,7 +229,7 @@ def _create_file(path: Path) -> None:
             ) from error
         raise StoreUnusable(
             f"cannot write {path}: {error.strerror}; make its folder writable for this user, or "
-            "choose another"
+            "choose another path"
         ) from error
 
 

@@ -23,7 +23,7 @@ class FileLocks:
 
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Hold the lock with this name. The call blocks, so use it for short work only."""
+        """Hold the lock with this name. The call blocks, so use the lock for short work only."""
         file = self._open(name)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,9 +1,9 @@
 """The keys that encrypt data keys.
 
 Each secret is encrypted with its own data key. The data key is stored with the secret, encrypted
-with a key that no database contains: a key in a file, in a variable of the server's environment, or
-in AWS KMS. If the key that encrypts the data keys changes, only the data keys must be encrypted
-again, not the secrets.
+with a key that is stored outside the database: a key in a file, in a variable of the server's
+environment, or in AWS KMS. If the key that encrypts the data keys changes, only the data keys must
+be encrypted again, not the secrets.
 """
 
 import errno
@@ -143,8 +143,8 @@ class KeyRing:
     """The keys of a server: one for encryption, and others that are used only for decryption.
 
     `current` and `former` are the locations of the keys. If `current` is empty, the key is the file
-    `folder_key`, which is created at the first use; its former versions are stored next to it.
-    Raises KeyPlaceInvalid.
+    `folder_key`, which is created at the first use; former versions of the key are stored next to
+    this file. Raises KeyPlaceInvalid.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class KeyRing:
         return self._read_folder_key()
 
     def all(self) -> Iterator[WrappingKey]:
-        """Yield all keys, the current one first. Raises StoreUnusable for a key that cannot be
+        """Yield all keys, the current key first. Raises StoreUnusable for a key that cannot be
         read."""
         yield self.current()
         yield from map(self._open, self._former)

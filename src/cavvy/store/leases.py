@@ -149,9 +149,9 @@ class ReplicaLeases:
         return others
 
     async def turn(self, unfinished: Collection[str] = ()) -> LeaseTurn:
-        """Renew this server's registration and take leases. A lease that another server should hold
-        is first added to `leaving`. A later turn releases the lease, once no pass runs under the
-        lease; `unfinished` contains the leases under which a pass runs. Raises StoreUnusable.
+        """Renew this server's registration, and acquire leases. A lease that another server should
+        hold is first added to `leaving`. A later turn releases the lease, once no pass runs under
+        the lease; `unfinished` contains the leases under which a pass runs. Raises StoreUnusable.
         """
         sent, before = time.monotonic(), self.held
         ready = [name for name in self.leaving if name not in unfinished]

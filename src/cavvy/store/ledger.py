@@ -279,7 +279,7 @@ def _value(name: str, stored: str, tags: str, month: str) -> str:
 def _windows(
     session: DatabaseSession, which: LedgerFilter, by: Sequence[str]
 ) -> Iterator[tuple[str, LedgerFilter]]:
-    """Yield the period as a whole or, if sums by month are wanted, each month in it."""
+    """Yield the period as a whole or, if sums by month are wanted, each month of the period."""
     if MONTH not in by:
         yield "", which
         return

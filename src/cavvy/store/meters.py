@@ -101,8 +101,9 @@ class SqlMeters:
         postings: Mapping[str, Sequence[LedgerPosting]],
         labels: Mapping[str, str],
     ) -> None:
-        """Store the division of a bill among client keys, together with its entries. `labels` names
-        keys. Raises StaleVersion if another server has already stored a newer division of the bill.
+        """Store the division of a bill among client keys, together with the division's ledger
+        entries. `labels` names keys. Raises StaleVersion if another server has already stored a
+        newer division of the bill.
         """
         await self._write(lambda session: _divide(session, divided, postings, labels))
 

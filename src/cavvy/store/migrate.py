@@ -136,8 +136,8 @@ def is_next(revision: str, known: str) -> bool:
 
 def refuse_newer(session: DatabaseSession) -> None:
     """Raise StoreUnusable if a newer program wrote the database, or if the database belongs to
-    another program. In PostgreSQL, a database that is one revision newer is accepted, because its
-    servers are updated one after another.
+    another program. In PostgreSQL, a database that is one revision newer is accepted, because the
+    servers of a database are updated one after another.
     """
     revision = _revision(session)
     if revision is None or revision in MIGRATIONS:
@@ -149,7 +149,7 @@ def refuse_newer(session: DatabaseSession) -> None:
             f"the database is at revision {revision}, but this program supports only up to {HEAD}: "
             "a newer program wrote the database. Install that version of cavvy or a newer "
             "version, or "
-            f"restore the backup that was made before its migration ({backup or 'your dump'})"
+            f"restore the backup that was made before the migration ({backup or 'your dump'})"
         )
 
 
@@ -232,7 +232,7 @@ def _back_up(path: Path, backup: Path) -> None:
         os.replace(unfinished, backup)
     except OSError as error:
         raise StoreUnusable(
-            f"cannot back up the database to {backup} before its migration: {error.strerror}; "
+            f"cannot back up the database to {backup} before the migration: {error.strerror}; "
             "nothing was changed"
         ) from error
     finally:

@@ -30,7 +30,7 @@ class SignInStore(Protocol):
         """Store a trust. Raises NameConflict if a trust has this name, unless `replace` is set."""
 
     async def delete_trust(self, name: str) -> None:
-        """Delete a trust, and the tokens and roles that the trust gave. Raises RowNotFound."""
+        """Delete a trust, and the tokens and roles that the trust granted. Raises RowNotFound."""
 
     async def identity(self, issuer: str, subject: str) -> str | None:
         """Return the account of a person, or None if the person has never signed in."""

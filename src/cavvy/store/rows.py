@@ -217,8 +217,8 @@ _CACHED_CHARACTERS = 65536  # maximum characters of a task and its origin togeth
 
 
 class DocumentCache:
-    """Caches the decoded task and origin of jobs, each with the version of the job at which they
-    were written. All threads use the same cache.
+    """Caches the decoded task and origin of jobs, with the version of the job at which each task
+    and origin was written. All threads use the same cache.
     """
 
     def __init__(self) -> None:

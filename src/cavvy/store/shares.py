@@ -13,7 +13,7 @@ SHARDS = 64  # parts into which jobs are divided; never changes, since two versi
 
 
 class LeaseChanges(Struct, frozen=True, kw_only=True):
-    """The leases that a server should take now, and the leases that it should release."""
+    """The leases that a server should acquire, and the leases that the server should release."""
 
     take: Sequence[str]
     give: Sequence[str]
@@ -35,7 +35,7 @@ def share_leases(
     alive: Collection[str],
     me: str,
 ) -> LeaseChanges:
-    """Decide which leases the server `me` takes and releases. The server takes each lease in
+    """Decide which leases the server `me` acquires and releases. The server takes each lease in
     `names` that it should hold and that no living server holds. The server releases the lease if
     another server should hold it.
     """

@@ -76,8 +76,8 @@ def _put_trust(session: DatabaseSession, trust: IssuerTrust, replace: bool) -> N
 
 
 def _delete_trust(session: DatabaseSession, name: str) -> None:
-    """Delete a trust. The tokens of the trust and the roles that the trust gave are also deleted.
-    Raises RowNotFound.
+    """Delete a trust. The tokens of the trust and the roles that the trust granted are also
+    deleted. Raises RowNotFound.
     """
     # The trust is deleted first, so that no sign-in with it is in progress when its tokens are
     # deleted.
@@ -119,7 +119,7 @@ def _sign_in(
 
 
 def _replace_roles(session: DatabaseSession, found: SignIn, now: datetime) -> None:
-    """Replace the roles from earlier sign-ins with the roles that the person's groups give now."""
+    """Replace the roles from earlier sign-ins with the roles that the person's groups grant now."""
     account, trust = found.account, found.trust
     session.run("DELETE FROM group_roles WHERE account = ? AND trust = ?", (account, trust.name))
     until = now + trust.lifetime

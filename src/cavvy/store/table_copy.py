@@ -23,8 +23,9 @@ _MODULUS = 1 << 256
 
 
 class TableDigest(Struct, frozen=True, kw_only=True):
-    """The content of a table: the number of its rows, and the sum of their SHA-256, which does not
-    depend on their order."""
+    """The content of a table: the number of its rows, and the sum of the rows' SHA-256, which does
+    not depend on the order of the rows.
+    """
 
     table: str
     rows: int

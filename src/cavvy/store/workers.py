@@ -30,8 +30,8 @@ class StoreWorkers:
     """Runs work items in `count` threads. If `group` is 0, all work items are reads; otherwise the
     items are writes, and up to `group` items share one transaction.
 
-    Each item of a group has its own savepoint: if it raises an error, only its own changes are
-    undone.
+    Each item of a group has its own savepoint: if an item raises an error, only the item's own
+    changes are undone.
     """
 
     def __init__(self, driver: DatabaseDriver, *, count: int, group: int = 0) -> None:

@@ -19,7 +19,7 @@ MEAN = 1  # torch's number for reduction="mean"
 
 def spread(function: Callable[..., Any]) -> Callable[[Any], Any]:
     """Convert a loss function to a function whose only argument is a batch. If the loss function
-    has several arguments, it gets the members of the batch, such as input and target.
+    has several arguments, the function receives the members of the batch, such as input and target.
     """
     if not takes_several(function):
         return function

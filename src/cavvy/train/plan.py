@@ -103,7 +103,7 @@ class Plan:
 def choose(ranks: int, parameters: int, memory_bytes: int | None, precision: str) -> Plan:
     """Choose the plan `auto`: replicas if a whole model fits, otherwise FSDP2 over all ranks.
 
-    `memory_bytes` is one device's memory, or None if it has no limit.
+    `memory_bytes` is one device's memory, or None if the memory is unknown.
     """
     whole = memory_bytes is None or parameters * STATE_BYTES <= FULL * memory_bytes
     shards = 1 if whole else ranks

@@ -345,8 +345,8 @@ class Run:
         self.clock.note(**values)
 
     def save(self, *, wait: bool = False) -> bool:
-        """Save now. With `wait`, wait until the save ends and return whether it is durable. All
-        ranks must call this method at the same step.
+        """Save now. If `wait` is true, wait until the save ends and return whether the save is
+        durable. All ranks must call this method at the same step.
         """
         with self.clock.part("checkpoint"):
             self._ready().replicas.compare()

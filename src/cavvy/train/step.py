@@ -32,8 +32,8 @@ class StepGradients:
     on how the batch is split.
 
     The loss of n samples is weighted by n / global batch. If the loss is a mean over other items,
-    such as tokens, it is weighted by the number of items. Therefore micro-batches and shares of
-    different sizes add up to the mean over the global batch.
+    such as tokens, the loss is weighted by the number of items. Therefore micro-batches and shares
+    of different sizes add up to the mean over the global batch.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class StepGradients:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Set aside the gradients of earlier calls and add them again at the end, so that they are
-        not summed over the ranks and weighted a second time.
+        """Set aside the gradients of earlier calls and add them again at the end, so that these
+        gradients are not summed over the ranks and weighted a second time.
         """
         before = [(p, p.grad) for p in self.placed.model.parameters() if p.grad is not None]
         for parameter, _ in before:

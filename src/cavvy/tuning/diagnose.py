@@ -538,7 +538,7 @@ class Diagnoser:
         )
 
     def _judge_device(self) -> None:
-        text = "a step takes this much less time if the batch is already on the device"
+        text = "a step takes less time if the batch is already on the device"
         fix = "send fewer bytes: for example, images as uint8"
         if "resident" in self._seconds:
             pinned = self._facts["plan"]["pin"]
@@ -556,11 +556,11 @@ class Diagnoser:
             self._add(
                 "host-device copies",
                 compare(sent, [0.0] * len(sent)),
-                "the host spends this time on copying batches to the device",
+                "the host spends time on copying batches to the device",
                 fix,
             )
         if "bf16" in self._seconds:
-            text = "under bf16 autocast, the same steps take this much less time"
+            text = "the same steps take less time under bf16 autocast"
             lost = self._gain("resident", "bf16")
             self._add(
                 "fp32 on tensor cores", lost, text, "Plan(precision='bf16')", precision="bf16"

@@ -49,8 +49,9 @@ AGREE = 5
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """The difference between two variants: by how much the second is lower than the first. `mean`
-    is the mean over all pairs, and `half` is half the width of its 95 % confidence interval.
+    """The difference between two variants: by how much the second variant is lower than the first
+    variant. `mean` is the mean over all pairs, and `half` is half the width of its 95 % confidence
+    interval.
     """
 
     mean: float

@@ -62,8 +62,8 @@ class MarketBeliefs:
 
     def assume(self, now_s: float) -> list[SpotQuote]:
         """Return the assumed quotes. Spot is assumed to be available unless the market is in a
-        cooldown after a refusal, preemption or failure. If spot may have returned, it is assumed to
-        have been available again for a quarter of the time since the refusal.
+        cooldown after a refusal, preemption or failure. If spot may have returned, spot is assumed
+        to have been available again for a quarter of the time since the refusal.
         """
         return [
             known if (rests_until <= now_s) is known.up else _reverse(known, seen_s, now_s)
@@ -82,7 +82,7 @@ class MarketBeliefs:
 
 
 def _reverse(known: SpotQuote, seen_s: float, now_s: float) -> SpotQuote:
-    """Return the assumed quote of a market whose state is the opposite of its latest
+    """Return the assumed quote of a market whose state is the opposite of the market's latest
     observation.
     """
     up, usd_hr, at_risk, since_s = known

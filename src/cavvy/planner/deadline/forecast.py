@@ -39,7 +39,7 @@ _MASK = (1 << 64) - 1
 
 class Forecast(Struct, frozen=True, kw_only=True):
     """The results of many simulated runs of one job under one policy. The dollars do not include
-    what the job has already spent.
+    the money that the job has already spent.
     """
 
     kind: str

@@ -64,7 +64,7 @@ class SteeredMarket(Struct, frozen=True):
     run_time_ratio: float = 1.0
 
     def spot_usd(self, nodes: int) -> float:
-        """Return the dollars that a spot gang costs while it does as much work as the reference
+        """Return the cost in dollars of a spot gang for the amount of work that the reference
         machine does in an hour. If the market has no spot, the result is too high to ever be
         chosen.
         """
@@ -106,8 +106,8 @@ def find_inputs(
     """Return the markets and terms of a job that should meet its deadline at the lowest cost.
 
     The result is None if the policy cannot be used: the task does not allow both spot and
-    on-demand, the running time is unknown, there is no spot offer or no on-demand offer, or (with
-    `floor`) even the fastest on-demand machine would miss the deadline.
+    on-demand, the running time is unknown, spot or on-demand offers are missing, or (with `floor`)
+    even the fastest on-demand machine would miss the deadline.
     """
     if task.resources.spot is not SpotPolicy.AUTO:
         return None

@@ -58,8 +58,8 @@ class DeviceRates(Struct, frozen=True, kw_only=True):
 
 
 def device_of(name: str, memory_mib: int | None = None) -> DeviceRates | None:
-    """Return the rates of the accelerator with this name. Returns None if the catalog does not have
-    its data sheet.
+    """Return the rates of the accelerator with this name. Returns None if the catalog does not
+    contain the accelerator's data sheet.
     """
     known = find_accelerator(name)
     if known is None:

@@ -29,7 +29,7 @@ CONTEXT_MIB = 1024
 
 class MemoryEstimate(Struct, frozen=True, kw_only=True):
     """The memory on one accelerator, in MiB. `peak` is the memory of the tensors. `needed` is the
-    memory that the device must have; it includes a margin.
+    memory that the device must have, including a margin.
     """
 
     parameters: float

@@ -50,7 +50,8 @@ class PeakMemory(Struct, frozen=True, kw_only=True):
 
 class CollectiveProfile(Struct, frozen=True, kw_only=True):
     """Equal exchanges of data between accelerators in each step; `count` is their number. `kind` is
-    the kind of exchange, and `bytes` is what each accelerator sends in one exchange.
+    the kind of exchange, and `bytes` is the number of bytes that each accelerator sends in one
+    exchange.
     """
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all

@@ -1,5 +1,5 @@
-"""Evaluates a profile on every known accelerator: whether it fits into memory, its speed, and the
-samples per second of a node.
+"""Evaluates a profile on every known accelerator: whether the step fits into memory, the step's
+time, and the samples per second of a node.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

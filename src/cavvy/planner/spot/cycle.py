@@ -2,8 +2,8 @@
 at which the slack lasts until the deadline.
 
 The unit of money is the price of an hour on demand, and the unit of time is an hour. Running on
-demand is the reference and has the value 0: it does an hour of work for the price of an hour and
-uses no slack. Compared with it:
+demand is the reference and has the value 0: a gang on demand does an hour of work for the price of
+an hour and uses no slack. Compared with it:
 
 * an hour of spot gains 1 - s, where s is the spot price divided by the on-demand price;
 * an idle hour costs `price`, because it uses up slack;

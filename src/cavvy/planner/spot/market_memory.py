@@ -64,8 +64,8 @@ class MarketMemory:
 
     def shown(self, now: float, quote: SpotQuote) -> "MarketMemory":
         """Return a copy of the memory, as if this quote were observed at this time. The quote may
-        be an assumption, so it sets the state and its age, but does not add a finished period to
-        the records.
+        be an assumption, so the quote sets the state and the state's age, but does not add a
+        finished period to the records.
         """
         self._now, up = now, self._read(quote)
         if self._started and up == self.up and quote.since_s != UNSEEN:

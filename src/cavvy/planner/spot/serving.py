@@ -140,7 +140,7 @@ _DEFAULTS = SteadyWeights()
 class SteadyRecord(Struct, frozen=True, kw_only=True):
     """The state of `SteadyPlacement`. For each zone: the losses, the hours with replicas, and the
     times of the last failure and of the last loss. The record also has the time of the last
-    decision and its number of spares.
+    decision and that decision's number of spares.
     """
 
     losses: tuple[float, ...]

@@ -2,7 +2,7 @@
 a period in which spot stays available or stays unavailable. Lengths of spells are in hours.
 
 Observations are mixed with a cautious prior. The prior has a Pareto tail, because all recorded
-markets have many short spells and a few very long ones. The exponent of the tail, the lengths of
+markets have many short spells and a few very long spells. The exponent of the tail, the lengths of
 the shortest and longest spell, and the weight of the prior are round numbers that were not fitted.
 Halving or doubling one of the constants hardly changes the results.
 """

@@ -1,4 +1,4 @@
-"""Computes the minimum cost of a service if its future were known."""
+"""Computes a lower bound of the replica-hours that a service needs for a known load."""
 
 from cavvy.sim.serving.requests import RequestTrace
 from cavvy.sim.serving.service import ServiceSetting

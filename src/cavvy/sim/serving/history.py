@@ -70,8 +70,8 @@ class RuleState(Struct, frozen=True, kw_only=True):
 
 
 class ScalingRule(Protocol):
-    """A rule of another system. `holds` is true if the system's gateway queues requests while no
-    replica is ready, and false if the gateway answers 503.
+    """A rule of another system that sets the number of replicas. `holds` is true if the system's
+    gateway queues requests while no replica is ready, and false if the gateway answers 503.
     """
 
     @property

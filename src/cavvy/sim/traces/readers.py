@@ -14,8 +14,8 @@ from cavvy.sim.traces.world import MarketSeries
 
 
 class TraceError(ValueError):
-    """Raised if a trace cannot be read. The message names the file, the position in it, and what
-    was expected.
+    """Raised if a trace cannot be read. The message names the file, the position in the file, and
+    the expected content.
     """
 
 

@@ -120,7 +120,7 @@ def plan_trials(
         if length_s < longest:
             raise TraceError(
                 f"{markets.name}: the record is {length_s / _HOUR_S:.0f} h long; "
-                f"a deadline of {longest / _HOUR_S:.0f} h does not fit into it"
+                f"a deadline of {longest / _HOUR_S:.0f} h does not fit into the record"
             )
         ticks = max(1, int((length_s - longest) / gap_s))
         random = Random(crc32(f"{markets.name}/{seed}".encode()))

@@ -37,7 +37,7 @@ _EXPRESSION = re.compile(r"\$\$\{\{|\$\{\{(.*?)\}\}", re.DOTALL)
 
 
 class WrittenValue(Struct, frozen=True, kw_only=True):
-    """A value and how it was written, so that 1e-3 is inserted into strings as 1e-3 and not as
+    """A value and its original text, so that 1e-3 is inserted into strings as 1e-3 and not as
     0.001.
     """
 
@@ -174,8 +174,8 @@ def _override(param: ParamSpec, text: str, place: str, notes: ProblemNotes) -> W
 
 
 def _check_names(section: Node, notes: ProblemNotes) -> None:
-    """Add a problem for names that differ only in case, or in - and _: they would set the same
-    environment variable.
+    """Add a problem for names that differ only in case, or in - and _: such names would set the
+    same environment variable.
     """
     seen: dict[str, str] = {}
     for key, _ in section.entries if isinstance(section, MapNode) else ():

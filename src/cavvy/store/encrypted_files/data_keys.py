@@ -1,7 +1,7 @@
 """The data keys that encrypt the files of projects.
 
 `PROJECT/NUMBER` is a data key of a project. Each data key is encrypted, like a secret, with a key
-that no folder of data contains. The data key with the highest number encrypts new files.
+that is stored outside the data folders. The data key with the highest number encrypts new files.
 `PROJECT/names` is a key that turns the hash of a blob into a name that reveals nothing without this
 key. If a project's data keys or the key that encrypts them are lost, the project's files cannot be
 decrypted. The encrypted keys are in the folder `file-keys` or in the database (`key_files.py`).
@@ -127,7 +127,7 @@ class FileKeys:
         return count, problems
 
     def close(self) -> None:
-        """Close the connection to the storage of the keys, if there is one."""
+        """Close the connection to the storage of the keys, if a connection is open."""
         self._files.close()
 
     def _ring(self, project: str) -> KeyRing:

@@ -132,7 +132,7 @@ class KeyRows:
         self._do(lambda session: session.run(sql, values))
 
     def close(self) -> None:
-        """Close the connection; the next call opens another one."""
+        """Close the connection; the next call opens another connection."""
         with self._lock:
             if self._session is not None:
                 self._session.close()

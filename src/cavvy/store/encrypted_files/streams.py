@@ -1,5 +1,6 @@
 """Blobs as files: plain files, and encrypted files, whose names and contents reveal nothing without
-the key. If the server's files are in a bucket, the files on the disk are copies of its objects.
+the key. If the server's files are in a bucket, the files on the disk are copies of the bucket's
+objects.
 """
 
 import io
@@ -82,8 +83,8 @@ class BlobFiles:
         return self._plain(name) if hidden is None else self._sealed(hidden)
 
     def stored(self, name: str) -> Path:
-        """Return the path of a stored blob, encrypted or plain. If a project begins or stops to
-        encrypt its files, its older blobs are not changed. A blob that is only in the bucket is
+        """Return the path of a stored blob, encrypted or plain. If a project's encryption is turned
+        on or off, the project's older blobs are not changed. A blob that is only in the bucket is
         fetched. Raises StoreUnusable, StoreFull, OSError.
         """
         hidden = self._keys.hide(name) if self._keys else None

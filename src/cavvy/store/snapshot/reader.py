@@ -209,7 +209,8 @@ class CatalogSnapshot:
     def unpriced(self) -> Mapping[tuple[str, Purchase], tuple[int, int]]:
         """Count each provider's instance types with accelerators. Return, for each provider and
         purchase option, how many of these instance types have no price for the purchase option, and
-        their total number. Combinations for which no price is missing are omitted.
+        the total number of the instance types. Combinations for which no price is missing are
+        omitted.
         """
         missing = ", ".join(f"SUM(shape.{column} = 0)" for column in PURCHASE_COLUMNS.values())
         found = self._connection.execute(

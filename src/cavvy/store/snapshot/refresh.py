@@ -123,8 +123,8 @@ def _copy(place: Path, new: Path) -> None:
         place = found[0]
     if not place.is_file():
         raise SnapshotError(
-            f"the file {place} does not exist; use a snapshot file, a folder that contains one, "
-            "or a URL"
+            f"the file {place} does not exist; use a snapshot file, a folder that "
+            "contains a snapshot file, or a URL"
         )
     shutil.copyfile(place, new)
 

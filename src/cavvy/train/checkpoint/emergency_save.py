@@ -5,7 +5,7 @@ The ranks cannot communicate after one of them ran out of memory, so each rank w
 of the last step.
 The save is used only if the parts of all ranks exist, and only with the same number of ranks and
 the same plan. The rank that ran out of memory also writes a note with a micro-batch that fits. The
-next attempt uses the note even if it cannot use the emergency save.
+next attempt uses the note even if the attempt cannot use the emergency save.
 """
 
 import json

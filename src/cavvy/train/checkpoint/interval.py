@@ -2,7 +2,8 @@
 machines are lost.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974:
-sqrt(2 x cost x mean time between losses). The cost is how long a save pauses the computation.
+sqrt(2 x cost x mean time between losses). The cost of a save is the time for which the save pauses
+the computation.
 """
 
 import os

@@ -75,9 +75,10 @@ class CheckpointLocation:
         return None
 
     def repair(self, found: StoredCheckpoint) -> str:
-        """Download the files of a checkpoint that are missing or damaged here. If remote storage
-        has no intact copy of a file, a node that has an intact copy uploads it first. Returns a
-        remaining fault of a file, or "" if all files are intact. All ranks must call this method.
+        """Download the files of a checkpoint that are missing or damaged in the local folder. If
+        remote storage has no intact copy of a file, a node that has an intact copy uploads it
+        first. Returns a remaining fault of a file, or "" if all files are intact. All ranks must
+        call this method.
 
         Raises: RuntimeError: on all ranks, if one rank of the gang could not transfer its files.
         """
@@ -122,8 +123,8 @@ class CheckpointLocation:
         return sorted(names)[number::count]
 
     def _replace_damaged(self, found: StoredCheckpoint, names: list[str]) -> dict[str, str]:
-        """Download the files that are missing or damaged here. Returns a dictionary that maps the
-        name of each file that is still damaged to the fault of the file.
+        """Download the files that are missing or damaged in the local folder. Returns a dictionary
+        that maps the name of each file that is still damaged to the fault of the file.
         """
         if self._remote is None and not (found.path / MARK).exists():
             raise RuntimeError(f"checkpoint {found.step} is not visible in {self.local}")

@@ -373,7 +373,9 @@ def add_files(facts: dict[str, Any], names: Iterable[str]) -> None:
 
 
 def _expect_to_be_alone() -> None:
-    """Silence torch's warning that there is no process group. A single process needs no group."""
+    """Silence torch's warning that there is no process group. A single process needs no process
+    group.
+    """
     warnings.filterwarnings(
         "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
     )

@@ -131,7 +131,7 @@ def align(named: Tensors, axes: Sequence[str], mesh: Any, world: RankWorld) -> N
             with torch.no_grad():
                 local(named[name]).copy_(values)
     if mine:
-        text = "rank %d: %d initial tensors (the first is %s) were replaced by those of rank %d"
+        text = "rank %d: %d initial tensors (the first is %s) were replaced by tensors of rank %d"
         log.warning(text, world.rank, len(mine), mine[0], first)
 
 

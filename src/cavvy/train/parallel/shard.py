@@ -107,7 +107,7 @@ def _compile(parts: Sequence[nn.Module]) -> None:
 
 
 def _list_called(model: nn.Module) -> list[nn.Module]:
-    """Return the model itself or, if it is only a container such as an `nn.ModuleDict`, its
+    """Return the model itself or, if the model is only a container such as an `nn.ModuleDict`, its
     members.
     """
     return [model] if type(model).forward is not nn.Module.forward else list(model.children())

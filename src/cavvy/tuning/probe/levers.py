@@ -74,7 +74,7 @@ class PlainLevers:
         self._reads, self._samples = {}, 0
 
     def apply(self, optimizer: Any) -> dict[str, Any]:
-        """Apply the levers of the computation, stop observing, and return what was observed. The
+        """Apply the levers of the computation, stop observing, and return the observed facts. The
         method is called at the end of a step, because changed hooks or a changed `forward` are used
         from the next call on.
         """

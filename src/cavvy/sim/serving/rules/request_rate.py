@@ -51,8 +51,8 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
 class DstackRule(Struct, frozen=True, kw_only=True):
     """dstack's autoscaler (dstackai/dstack at 511c318, services/services/autoscalers.py).
 
-    Every 15 s: wanted = ceil(requests per second over 60 s / target). The number grows if the last
-    change was at least 300 s ago and shrinks if it was at least 600 s ago; from zero, the number
+    Every 15 s: wanted = ceil(requests per second over 60 s / target). The number grows at least 300
+    s after the last change and shrinks at least 600 s after the last change; from zero, the number
     grows immediately. `target` is the share of a replica's maximum rate. While no replica is ready,
     dstack's gateway answers 503.
     """
