@@ -199,7 +199,7 @@ def test_missing_local_files_are_found_before_the_submission(
 @pytest.mark.parametrize(
     ("text", "variable", "message"),
     [
-        ("workdir: .", "SERVER_BLOB_MIB", "big has 2.0 MiB; the server takes files of at most 1"),
+        ("workdir: .", "SERVER_BLOB_MIB", "big has 2.0 MiB; the server accepts files of at most 1"),
         ("workdir: .\nfile_mounts: {/data: ./gone}", "", "there is no gone in the working folder"),
         (
             f"# {'x' * 600_000}",

@@ -1,5 +1,5 @@
 """The table of accelerators: canonical names, aliases, memory, bandwidth and peak rates. All
-modules look up accelerator names here.
+modules look up accelerator names in this module.
 
 The values are for one accelerator (one GPU or one TPU chip) and come from the vendor's data sheet.
 Rates are for dense operations, without sparsity. A value is None or absent if no reliable source

@@ -12,8 +12,8 @@ any order, joined by `:`.
     memory   80GB, 40GB..80GB, 24GB.. or ..48GB of each accelerator
 
 With a product, a single size is exact (A100:80GB); without a product it is the minimum (24GB,
-nvidia:24GB). `H100|A100:8` requests eight of either: an alternative without a count takes the count
-of the next alternative that has a count.
+nvidia:24GB). `H100|A100:8` requests eight accelerators of either type: an alternative without a
+count takes the count of the next alternative that has a count.
 """
 
 import re

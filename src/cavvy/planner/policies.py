@@ -53,7 +53,7 @@ def explain_image(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection 
 def explain_signatures(policies: Sequence[BoundPolicy], task: TaskSpec) -> Objection | None:
     """Return why the policies reject the verified signatures of the task's image, or None if the
     policies accept the signatures or the task has no image. Signatures are verified when a task is
-    submitted, not here.
+    submitted, not by this function.
     """
     for bound in policies:
         keys = [name_key(each) for each in bound.policy.signed_by]

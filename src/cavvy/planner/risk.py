@@ -83,10 +83,10 @@ def disturb(
     """Return the expected time and number of preemptions of work that takes `run_time` and is
     preempted `per_hour` times an hour, or None if the work is not expected to finish.
 
-    Each attempt needs `start` before the work continues. A preemption loses the work since the last
-    checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and writing
-    its checkpoint) has exp(λs) - 1 expected failures and takes (1/λ + start)(exp(λs) - 1) in
-    expectation (Daly 2006, equation 13).
+    Each attempt needs the time `start` before the work continues. A preemption loses the work since
+    the last checkpoint, or all work if `every` is None. At rate λ, a segment of length s (work and
+    writing its checkpoint) has exp(λs) - 1 expected failures and takes (1/λ + start)(exp(λs) - 1)
+    in expectation (Daly 2006, equation 13).
     """
     run, rate = run_time.total_seconds(), per_hour / 3600
     if run == 0 or rate == 0:

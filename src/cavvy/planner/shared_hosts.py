@@ -16,7 +16,7 @@ def smallest_shares(task: TaskSpec, offers: Iterable[Offer]) -> list[Offer]:
     are not shared hosts are all kept.
 
     A shared host has one offer for each number of devices. If all offers were kept, a task that
-    needs two devices could get eight.
+    needs two devices could receive eight devices.
     """
     kept: list[Offer] = []
     shared: list[Offer] = []

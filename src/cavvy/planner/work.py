@@ -281,8 +281,8 @@ def _accelerator_rate(
     A key "H100:8" in `work.rates` is the rate of a node with 8 accelerators; "H100" alone is the
     rate of the smallest node that fits the task. If the offer's count was not measured, the rate of
     the nearest measured count is scaled in proportion. A rate of the exact accelerator takes
-    precedence over a rate of its group. Keys of machine types ("aws/p5.48xlarge:8") are ignored
-    here.
+    precedence over a rate of its group. This function ignores keys of machine types
+    ("aws/p5.48xlarge:8").
     """
     assert offer.accelerator is not None
     fewest = _fewest(task, offer)

@@ -33,7 +33,7 @@ class Connections:
             with public_errors():
                 check_address(address)
         elif token is not None:
-            hint = "give the address of the server, or omit the token for the embedded server"
+            hint = "pass the address of the server, or omit the token for the embedded server"
             raise CavvyError("`token` was given without `address`", hint)
         self.address = address
         self._token = token or ""

@@ -87,7 +87,7 @@ def check_files(task: TaskSpec, sizes: Mapping[str, int], limit_mib: int) -> Non
     path, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
     if size > limit_mib * MIB:
         raise FreezeError(
-            f"{path} has {size / MIB:,.1f} MiB; the server takes files of at most {limit_mib:,} "
+            f"{path} has {size / MIB:,.1f} MiB; the server accepts files of at most {limit_mib:,} "
             "MiB",
             "use `inputs` for data, or raise the setting server.blob_mib",
         )

@@ -51,8 +51,8 @@ class Task:
 
     def replace(self, **keys: Unpack["TaskKeys"]) -> "Task":
         """Return a copy of the task with other values for these keys. In a section such as
-        `resources`, only the given keys change. `params` cannot be changed here; pass other values
-        to `Client.submit`. Raises InvalidTask.
+        `resources`, only the given keys change. This method cannot change `params`; pass other
+        values to `Client.submit`. Raises InvalidTask.
         """
         if "params" in keys:
             raise TypeError("`params` cannot be replaced; pass them to `Client.submit`")

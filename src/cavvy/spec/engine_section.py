@@ -57,7 +57,7 @@ def _find_engine(name: str, mark: SourceMark, notes: ProblemNotes) -> Engine | N
     engine = ENGINES.get(name)
     if engine is None:
         close = nearest(name, ENGINES)
-        hint = f"did you mean `{close}`?" if close else "write `run` for another program"
+        hint = f"did you mean `{close}`?" if close else "write `run` to start another program"
         notes.add(
             mark, f"{shown(name)} is not an engine", expected=listed(ENGINES), suggestion=hint
         )

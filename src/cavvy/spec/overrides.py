@@ -38,8 +38,8 @@ def apply_overrides(task: TaskSpec, text: str, now: datetime | None = None) -> T
 
     In a section such as `resources`, only the keys in `text` are replaced. The keys are replaced in
     every alternative of the resources. Variables and secrets in `text` are added to the task's
-    variables and secrets. With `now`, times in the past are refused. Raises SpecError for invalid
-    values.
+    variables and secrets. If `now` is given, times before `now` are refused. Raises SpecError for
+    invalid values.
     """
     if not text:
         return task

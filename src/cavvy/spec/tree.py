@@ -214,7 +214,7 @@ class _Composer:
             self._notes.add(
                 SourceMark(line=1, column=1),
                 "the file is empty",
-                suggestion="`cavvy init` writes a starter",
+                suggestion="`cavvy init` writes a starter file",
             )
 
     def _node(self, event: "Event", depth: int) -> Node:

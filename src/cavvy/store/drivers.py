@@ -144,7 +144,7 @@ class DatabaseSession:
 
     def allow_pauses(self) -> None:
         """Let the open transaction stay idle for as long as needed, while work outside the database
-        goes on.
+        continues.
         """
         if not self.driver.is_sqlite:
             self._raw.execute("SET LOCAL idle_in_transaction_session_timeout = 0")

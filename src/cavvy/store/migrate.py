@@ -209,8 +209,7 @@ def _revision(session: DatabaseSession) -> str | None:
     if tables:
         found = ", ".join(sorted(tables)[:3])
         raise StoreUnusable(
-            f"the database contains tables of another program ({found}); give Cavvy an empty "
-            "database"
+            f"the database contains tables of another program ({found}); use an empty database"
         )
     return None
 

@@ -35,9 +35,9 @@ def share_leases(
     alive: Collection[str],
     me: str,
 ) -> LeaseChanges:
-    """Decide which leases the server `me` acquires and releases. The server takes each lease in
-    `names` that it should hold and that no living server holds. The server releases the lease if
-    another server should hold it.
+    """Decide which leases the server `me` acquires and releases. The server acquires each lease in
+    `names` that the server should hold and that no living server holds. The server releases the
+    lease if another server should hold it.
     """
     take, give = [], []
     for name in sorted(names):

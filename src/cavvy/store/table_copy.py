@@ -58,7 +58,7 @@ def refuse_rows(session: DatabaseSession) -> None:
     if filled:
         raise StoreUnusable(
             f"the database {session.driver.shown} has rows already ({', '.join(filled[:3])}); "
-            "give an empty database"
+            "use an empty database"
         )
 
 

@@ -62,7 +62,7 @@ _INSERT_DEVICE = insert_into("held_devices", ("host", "device", "gang", "rank"),
 
 
 class WrittenJob(Struct, frozen=True):
-    """A job as it was written. `documents` states whether the job's task and origin were written
+    """A job as stored by a write. `documents` states whether the job's task and origin were written
     too."""
 
     job: JobRecord

@@ -159,7 +159,7 @@ class Run:
         **options: Any,
     ) -> Data:
         """Open the samples to train on: a dataset, or "NAME:path" for a registered reader, which
-        gets the `options`.
+        receives the `options`.
 
         `transform(sample)` or `transform(sample, random)` is applied to each sample. `random` is a
         NumPy generator that depends only on the seed and on the sample's position in the order.
@@ -283,10 +283,10 @@ class Run:
         """Compute the gradients of the mean loss over the global batch. Returns the mean loss,
         which is the same on all ranks.
 
-        `loss(part)` gets a part of the batch, with the same structure as the batch, and returns the
-        mean loss of the part. A loss with several arguments gets the members of a part, as in
-        `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out of
-        memory. If `loss` returns a mean over items other than samples, such as tokens without
+        `loss(part)` receives a part of the batch, with the same structure as the batch, and returns
+        the mean loss of the part. A loss with several arguments receives the members of a part, as
+        in `loss(images, labels)`. `loss` may be called again for the same samples if a rank ran out
+        of memory. If `loss` returns a mean over items other than samples, such as tokens without
         padding, the mean is weighted by the number of items. Cavvy determines the number of items
         automatically for torch's losses and for sums that are divided by a tensor. For other
         losses, `loss` must return (mean, number of items).

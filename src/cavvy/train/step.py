@@ -92,7 +92,9 @@ class StepGradients:
             self._micro.shrink(size)
 
     def add_pipelined(self, loss: PairLoss, batch: Batch, seed: int, optimizers: list[Any]) -> Any:
-        """Like `add`, but also works for plans with a pipeline. `loss` takes output and target."""
+        """Like `add`, but also works for plans with a pipeline. `loss` is called with the output
+        and the target.
+        """
         pipeline, model = self.placed.pipeline, self.placed.model
         if pipeline is None:
             return self.add(lambda part: loss(model(part[0]), part[1]), batch, seed, optimizers)

@@ -65,7 +65,9 @@ def describe_trial(trial: PlanTrial, facts: dict[str, Any], price: float | None)
 
 
 def describe_script_changes(chosen: dict[str, Any], facts: dict[str, Any]) -> str:
-    """Return the lines to change in a script with a plain loop, and what was not tried."""
+    """Return the lines to change in a script with a plain loop, and the settings that were not
+    tried.
+    """
     changes, fixed = describe_levers(chosen, facts), list_fixed(facts)
     lines = ["change the script:", *(f"  {each}" for each in changes)] if changes else []
     lines += ["not tried:", *(f"  {each}" for each in fixed)] if fixed else []

@@ -22,7 +22,9 @@ from cavvy.tuning.session import (
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """One change and its result. Times are seconds per step, as medians over all windows."""
+    """One change that was tried, and its result. Times are seconds per step, as medians over all
+    windows.
+    """
 
     change: dict[str, Any]
     exact: bool  # whether the results of training stay equal in every bit
@@ -186,7 +188,8 @@ class PlanTuner:
 
 def list_changes(facts: dict[str, Any], *, numerics: bool) -> list[tuple[dict[str, Any], bool]]:
     """Return the changes to try, in order. Each change has a flag that says whether the results of
-    training stay exactly equal. Without `numerics`, only changes with equal results are returned.
+    training stay exactly equal. If `numerics` is false, only changes with equal results are
+    returned.
     """
     is_plain = facts.get("plain")
     exact = (list_exact_levers if is_plain else _list_exact)(facts)

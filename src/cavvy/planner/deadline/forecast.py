@@ -198,8 +198,8 @@ class _Run:
         return self._terms.markets[market].on_demand_usd_hr
 
     def _change(self, now_s: float, mode: RunMode, market: int) -> RunMode:
-        """Update which markets have spot. Returns the job's mode after the update: the job is idle
-        if the spot capacity that it used became unavailable.
+        """Update the set of markets that have spot. Returns the job's mode after the update: the
+        job is idle if the spot capacity that it used became unavailable.
         """
         for index, at in enumerate(self._changes):
             if at > now_s:

@@ -55,7 +55,8 @@ class JobProgress(Struct, frozen=True, kw_only=True):
 
 class SteeredMarket(Struct, frozen=True):
     """One market with its offers. `run_time_ratio` is the work's running time on this market's
-    machine divided by its running time on the reference machine. The ratio is at most about 1.
+    machine divided by its running time on the reference machine. `run_time_ratio` is at most about
+    1.
     """
 
     name: str

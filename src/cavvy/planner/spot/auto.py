@@ -228,7 +228,7 @@ class AutoPolicy(MarketPolicy):
 
         A gang that runs on spot moves only to a market whose spot has been available for at least
         two overheads, and only if the slack is enough for two such moves. If spot in the other
-        market is only assumed to be available, spot there must also be cheaper.
+        market is only assumed to be available, this spot must also be cheaper.
         """
         others = [
             index for index, watch in enumerate(self._watches) if watch.up and index != self._home

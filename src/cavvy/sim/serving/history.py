@@ -35,9 +35,9 @@ class LoadHistory:
 
 
 class LoadView(NamedTuple):
-    """The inputs of a rule. `slots` is the number of requests that a replica can process at the
-    same time. `service_s` is the true mean service time, from which rules based on rates compute
-    their target.
+    """The inputs of a scaling rule. `slots` is the number of requests that a replica can process at
+    the same time. `service_s` is the true mean service time, from which rules based on rates
+    compute their target.
     """
 
     now_s: float

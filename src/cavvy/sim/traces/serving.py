@@ -19,8 +19,8 @@ _UNLIMITED = 1_000_000
 
 
 class ServingResult(Struct, frozen=True, kw_only=True):
-    """The result of one window. `floor` is a lower bound of the cost. The bound assumes that
-    launches are free and instant, so that in each tick the lowest price is paid.
+    """The result of simulating one window. `floor` is a lower bound of the cost. The bound assumes
+    that launches are free and instant, so that in each tick the lowest price is paid.
     """
 
     cost: float
@@ -84,8 +84,8 @@ def serve(
 
 
 class _Window:
-    """The state of one window. Each replica is stored as the number of the tick in which it was
-    launched, oldest first.
+    """The state of the simulation of one window. Each replica is stored as the number of the tick
+    in which it was launched, oldest first.
     """
 
     def __init__(self, service: ServiceTerms, ratio: float) -> None:

@@ -56,7 +56,7 @@ def name_device(needs: Sequence[AcceleratorNeed]) -> str | None:
 def _no_colon(text: str) -> str:
     if ":" in filled(text):
         raise WrongValue(
-            f"{shown(text)} contains a colon, but `name` takes only the accelerator's name",
+            f"{shown(text)} contains a colon, but `name` accepts only an accelerator's name",
             suggestion="write `gpu: NAME:COUNT`, or use the keys `name`, `memory` and `count`",
         )
     return text.strip()

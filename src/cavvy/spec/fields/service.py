@@ -434,7 +434,7 @@ def _check_batch(table: SectionReader) -> None:
         if (batch.input, batch.output) != (BatchRule().input, BatchRule().output):
             table.wrong(
                 "batch",
-                "the engine onnxruntime takes `instances` and returns `predictions`",
+                "the engine onnxruntime accepts `instances` and returns `predictions`",
                 suggestion="delete `input` and `output`",
             )
     elif engine is not None:

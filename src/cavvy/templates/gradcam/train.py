@@ -132,7 +132,7 @@ def _share_evidence(seen: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     """Return the weights (C, h, w) of the gradients in Grad-CAM++: equation 19 of Chattopadhyay et
     al. 2018 (arXiv:1710.11063).
 
-    The paper takes the exponential of the score. For a network of linear layers and ReLU, the
+    The paper uses the exponential of the score. For a network of linear layers and ReLU, the
     exponential's n-th derivative by one pixel is the exponential times the n-th power of the
     score's gradient, and the exponential cancels out: second / (2 second + (sum of the channel)
     third).

@@ -276,8 +276,8 @@ def list_damage(damaged: dict[int, str]) -> str:
 
 
 def gather(model: Any, optimizers: list[Any]) -> dict[str, Any]:
-    """Collect the state. Only buffers are copied here, because a forward pass may change them
-    before the background copy is complete.
+    """Collect the state. Only buffers are copied immediately, because a forward pass may change
+    buffers before the background copy is complete.
     """
     weights: dict[str, Any] = get_model_state_dict(model)
     buffers = {name for name, _ in model.named_buffers()}

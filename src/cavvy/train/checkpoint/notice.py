@@ -14,8 +14,8 @@ SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
 class PreemptionNotices:
-    """Listens for notices until closed. Checking for a notice takes one or two microseconds. The
-    signal handler only records the signal.
+    """Listens for preemption notices until `close` is called. Checking for a notice takes one or
+    two microseconds. The signal handler only records the signal.
     """
 
     def __init__(self) -> None:

@@ -102,7 +102,8 @@ class CheckpointLocation:
 
     def send(self, done: StoredCheckpoint, names: list[str]) -> None:
         """Upload a checkpoint that is durable locally, unless it is already uploaded. Each rank
-        uploads the files in `names` that the rank has. The method runs in the thread that saves.
+        uploads the files in `names` that the rank has. The method runs in the thread that saves the
+        checkpoint.
 
         Raises: RuntimeError: on all ranks, if one rank of the gang could not upload its files.
         """

@@ -64,8 +64,8 @@ class CheckpointStore:
 
     Args:
         is_keeper: whether this rank maintains the folder; true for the first rank that uses it.
-        finish: called when a save is durable in the folder, for example to upload it. `finish` gets
-            the names of the files for which this rank is responsible.
+        finish: called when a save is durable in the folder, for example to upload it. `finish`
+        receives the names of the files for which this rank is responsible.
     """
 
     def __init__(

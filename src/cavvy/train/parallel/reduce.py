@@ -1,7 +1,7 @@
 """Data parallel: sums gradients over the replicas, in buckets, while the backward pass is still
 running.
 
-The reduction differs from DistributedDataParallel in two points. The model is not wrapped, and
+The reduction differs from DistributedDataParallel in two ways. The model is not wrapped, and
 stays the user's own module. A rank whose backward pass ran out of memory can still send its
 incomplete buckets, so that the other ranks do not wait for this rank. If a backward pass ran out of
 memory, all ranks discard the gradients of the step.

@@ -21,8 +21,9 @@ Work = Callable[..., Any]
 
 class KeptFiles:
     """While a `KeptFiles` is installed, a script cannot replace, empty, rename or delete a file
-    that is older than the `KeptFiles` object. The script's writes go to a file in `folder` instead,
-    and later reads of the same path use that file. Files of `torch.save` always go to `folder`.
+    that is older than the `KeptFiles` object. The script's writes are redirected to a file in
+    `folder`, and later reads of the same path use that file. Files of `torch.save` are always
+    written to `folder`.
 
     The protection covers `torch.save`, `open` with "w", and the functions of `os` and `shutil`. The
     protection does not cover native code, other programs, and files that are opened to append or to

@@ -17,8 +17,8 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
 
     Every 20 s: wanted = ceil(requests per second over 60 s / target). The number grows once the
     rule has wanted a higher number for 300 s, and shrinks once the rule has wanted a lower number
-    for 1200 s. From zero, the number grows immediately. `target` is the share of a replica's
-    maximum rate. While no replica is ready, SkyServe's load balancer answers 503.
+    for 1200 s. From zero, the number of replicas grows immediately. `target` is the share of a
+    replica's maximum rate. While no replica is ready, SkyServe's load balancer answers 503.
     """
 
     target: float = 0.7
