@@ -289,7 +289,7 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("grace: 2h", "2:8", "at most 1h00m"),
         ("keep: 25h", "2:7", "at most 1d00h"),
         ("keep: 10m\nvolumes: [{host: /data, path: /data}]", "2:1", "cannot be kept"),
-        ("keep: 10m\nlimits: {duration: 1h}", "2:1", "reclaim them when that time is over"),
+        ("keep: 10m\nlimits: {duration: 1h}", "2:1", "reclaim the nodes when the duration ends"),
         ("retry: 3", "2:8", "a table with preemption"),
         ("retry: {exit_codes: [1]}", "2:9", "for example `exit: 3`"),
         ("retry: {exit: 2, exit_codes: [0]}", "2:31", "too small"),

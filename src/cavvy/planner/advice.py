@@ -91,9 +91,9 @@ class ObservedRun(Struct, frozen=True, kw_only=True):
 
 
 class ObservedVolume(Struct, frozen=True, kw_only=True):
-    """The cost of a volume in the period. `unattached` is the cost of the time in which no job paid
-    for the volume. `known_hours` are the hours since the first moment at which no job paid for the
-    volume. `unattached_hours` are the hours in which no job paid for the volume.
+    """A volume and its unattached time in the period. `unattached` is the cost of the time in which
+    no job paid for the volume. `known_hours` are the hours since the first moment at which no job
+    paid for the volume. `unattached_hours` are the hours in which no job paid for the volume.
     """
 
     project: str

@@ -27,7 +27,7 @@ class ReservableType(NamedTuple):
 
 
 class UsedMachine(Struct, frozen=True, kw_only=True):
-    """The time of one machine that was charged at the on-demand price."""
+    """The time for which one machine was charged at the on-demand price."""
 
     kind: ReservableType
     since: datetime

@@ -386,7 +386,7 @@ class Store(Protocol):
 
     async def tallies(self, since: datetime) -> Sequence[MarketTally]:
         """Return the sums of all observations at `since` or later, except prices. The result has
-        one sum for each market and kind, sorted in this order.
+        one sum for each market and kind, sorted by market and then by kind.
         """
 
     async def forget_observations(self, before: datetime) -> None: ...

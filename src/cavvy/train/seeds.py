@@ -1,5 +1,5 @@
-"""Random numbers that need no saved state. The numbers depend only on the run's seed, the step and
-the rank.
+"""Random numbers that need no saved state. The random numbers depend only on the run's seed, the
+step and the rank.
 """
 
 import random

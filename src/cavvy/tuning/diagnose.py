@@ -119,7 +119,7 @@ class Diagnoser:
 
     def _look(self, mode: str, name: str, steps: int) -> StepWindow:
         """Measure which of the user's lines run. The first window has a trace, which slows
-        operations down. The times come from a second window, which has no trace.
+        operations down. The times are measured in a second window, which has no trace.
         """
         trace = (self._trace if mode == "own" else "") or "-"
         traced = self._window(name, skip=self._least, steps=self._traceable(steps), trace=trace)

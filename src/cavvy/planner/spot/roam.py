@@ -139,8 +139,8 @@ def _nothing_else(field: RoamingView) -> tuple[float, float]:
 
 
 class _Leaving:
-    """The costs of moves from a market to the best other market. The slack that a move uses is not
-    included.
+    """The costs of moves from one market to the best alternative market. The slack that a move uses
+    is not included.
     """
 
     def __init__(self, field: RoamingView, moment: TimeLeft) -> None:

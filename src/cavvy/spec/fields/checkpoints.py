@@ -23,7 +23,9 @@ _LENGTH = length_kind(timedelta(seconds=1))
 
 
 def _read_every(node: ScalarNode) -> tuple[timedelta | None, bool]:
-    """Return the interval (None if Cavvy chooses it), and whether Cavvy chooses it."""
+    """Return the checkpoint interval (None if Cavvy chooses the interval), and whether Cavvy
+    chooses the interval.
+    """
     return (None, True) if node.text.strip() == "auto" else (_LENGTH.parse(node), False)
 
 

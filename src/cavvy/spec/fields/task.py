@@ -159,8 +159,8 @@ def _check_keep(table: SectionReader, limits: JobLimits) -> None:
         table.wrong("keep", "nodes with `volumes` cannot be kept", suggestion=hint)
     if limits.duration is not None:
         message = (
-            "nodes cannot be kept with `limits.duration`: the provider may reclaim them when that "
-            "time is over"
+            "nodes cannot be kept with `limits.duration`: the provider may reclaim the nodes when "
+            "the duration ends"
         )
         table.wrong("keep", message, suggestion="delete `keep` or `limits.duration`")
 

@@ -4,7 +4,7 @@ Python installation.
     python train.py --letters 200000
 
 The blocks have the structure of GPT-2; `--width 768 --layers 12` makes the model as large as GPT-2.
-On several GPUs, `Plan(shards=0)` splits the model across all of them. `Plan(recompute=True,
+On several GPUs, `Plan(shards=0)` splits the model across all GPUs. `Plan(recompute=True,
 compile=True, precision="bf16")` reduces memory and time.
 """
 

@@ -97,7 +97,7 @@ def are_equal(maxima: Sequence[int]) -> bool:
 
 def fingerprints(tensors: Any) -> Any:
     """Return one 64-bit number for each tensor, or for the local part of a split tensor. The
-    numbers are in CPU memory.
+    returned numbers are in CPU memory.
     """
     sums = [
         local(each).detach().view(INTEGERS[each.element_size()]).sum(dtype=torch.int64)

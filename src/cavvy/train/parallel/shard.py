@@ -1,7 +1,7 @@
 """Places a model on the ranks according to the plan.
 
 The steps must be in this order: tensor parallel, recomputation, compile, FSDP2 or replicas. The
-optimizer is created after FSDP2 or the replicas.
+optimizer is created after FSDP2 or the replicas are applied.
 """
 
 from collections.abc import Callable, Sequence
@@ -98,8 +98,8 @@ def _compile(parts: Sequence[nn.Module]) -> None:
 
     `Module.compile` compiles the first function that does not belong to torch. For an
     `nn.Sequential`, `Module.compile` would therefore compile the forward method of each member.
-    Equal parts share a graph. The limit on the number of graphs is high enough even if all parts
-    differ.
+    Equal parts share one compiled graph. The limit on the number of graphs is high enough even if
+    all parts differ.
     """
     for part in parts:
         part.forward = partial(_call, part.forward)

@@ -41,7 +41,7 @@ class TrainerWatch:
     def saved(self, path: Path, step: int, facts: dict[str, Any]) -> None:
         """Mark a checkpoint as complete after all ranks have written their files.
 
-        Raises: SystemExit: with the exit code for "run me again", after a notice.
+        Raises: SystemExit: with the exit code for "run me again", after a preemption notice.
         """
         assert self._saver is not None
         self._world.agree([0])

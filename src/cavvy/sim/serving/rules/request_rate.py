@@ -15,10 +15,10 @@ def _divide(rate: float, share: float, seen: LoadView) -> int:
 class SkyServeRule(Struct, frozen=True, kw_only=True):
     """SkyServe's request-rate autoscaler (skypilot 0.14.1, sky/serve/autoscalers.py).
 
-    Every 20 s: wanted = ceil(requests per second over 60 s / target). The number grows once the
-    rule has wanted a higher number for 300 s, and shrinks once the rule has wanted a lower number
-    for 1200 s. From zero, the number of replicas grows immediately. `target` is the share of a
-    replica's maximum rate. While no replica is ready, SkyServe's load balancer answers 503.
+    Every 20 s: wanted = ceil(requests per second over 60 s / target). The number of replicas grows
+    once the rule has wanted a higher number for 300 s, and shrinks once the rule has wanted a lower
+    number for 1200 s. From zero, the number of replicas grows immediately. `target` is the share of
+    a replica's maximum rate. While no replica is ready, SkyServe's load balancer answers 503.
     """
 
     target: float = 0.7
@@ -51,10 +51,10 @@ class SkyServeRule(Struct, frozen=True, kw_only=True):
 class DstackRule(Struct, frozen=True, kw_only=True):
     """dstack's autoscaler (dstackai/dstack at 511c318, services/services/autoscalers.py).
 
-    Every 15 s: wanted = ceil(requests per second over 60 s / target). The number grows at least 300
-    s after the last change and shrinks at least 600 s after the last change; from zero, the number
-    grows immediately. `target` is the share of a replica's maximum rate. While no replica is ready,
-    dstack's gateway answers 503.
+    Every 15 s: wanted = ceil(requests per second over 60 s / target). The number of replicas grows
+    at least 300 s after the last change and shrinks at least 600 s after the last change. From
+    zero, the number grows immediately. `target` is the share of a replica's maximum rate. While no
+    replica is ready, dstack's gateway answers 503.
     """
 
     target: float = 0.7
