@@ -159,7 +159,7 @@ def identify(product: str, memory_mib: int | None = None) -> KnownAccelerator | 
 
 def nominal_memory(accelerator: AcceleratorModel, memory_mib: int | None) -> int | None:
     """Return the memory size of the product that is closest to the reported size. If no size of the
-    product is within 12 %, the reported size itself is returned.
+    product is within 12 % of the reported size, the reported size itself is returned.
 
     If no size was reported and the product has only one size, this size is returned, otherwise
     None.

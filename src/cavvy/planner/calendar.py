@@ -237,7 +237,7 @@ def choose_start(window: TimeInterval, now: datetime, prices: Prices) -> StartDe
     if best_at == now or best > current * (1 - _WORTH):
         return StartDecision(
             at=None,
-            reason="the job's window is open, and no later hour in it is likely to be cheaper",
+            reason="the job's window is open, and its later hours are not likely to be cheaper",
         )
     look = min(best_at, now.replace(minute=0, second=0, microsecond=0) + _HOUR)
     cheaper = f"{100 * (1 - best / current):.0f} % lower"

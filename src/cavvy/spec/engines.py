@@ -23,8 +23,8 @@ _PORT = '"${PORT:-%d}"'
 
 class Engine(Struct, frozen=True, kw_only=True):
     """An engine. `command` precedes the options. `model`, `host`, `port_flag` and `names` are the
-    engine's options for these values, and `gpus` is the option for the number of GPUs of a node. A
-    value is "" if the engine does not have the option.
+    names of the engine's options for these values, and `gpus` is the option for the number of GPUs
+    of a node. A value is "" if the engine does not have the option.
     """
 
     command: str

@@ -1,4 +1,4 @@
-"""Finds which engine serves the files of a model, and writes the file of the service. `cavvy
+"""Finds which engine serves the files of a model, and writes the service file. `cavvy
 deploy` uses this module for files that a job has stored.
 """
 
@@ -53,9 +53,9 @@ def find_models(files: Iterable[str]) -> Sequence[ServedModel]:
 
 
 def write_service(job_text: str, name: str, model: ServedModel, inputs: Sequence[str] = ()) -> str:
-    """Return the file of a service that serves a model with the resources, image, setup, folder and
-    variables of a job's file. `inputs` are the URLs or paths of the model's files. Raises
-    SpecError if the text is not a table.
+    """Return the service file for a model, with the resources, image, setup, folder and variables
+    of a job's file. `inputs` are the URLs or paths of the model's files. Raises SpecError if the
+    text is not a table.
     """
     notes = ProblemNotes("the job's file", job_text)
     root = check_single(documents, notes) if (documents := compose_all(job_text, notes)) else None

@@ -192,8 +192,8 @@ def check_folder(folder: Path) -> None:
 
 
 def _look(folder: Path, paths: Iterable[str]) -> tuple[list[Found], list[str]]:
-    """Return an entry without its hash for each path, and messages for the user. Files that no
-    longer exist are left out.
+    """For each path, return an entry without a hash; also return messages for the user. Files that
+    no longer exist are left out.
     """
     found: list[Found] = []
     notes: list[str] = []

@@ -92,8 +92,8 @@ class AesKey(Struct, frozen=True):
 
 
 class AwsKmsKey:
-    """A symmetric key in AWS KMS, which never leaves AWS KMS. The key needs the actions kms:Encrypt
-    and kms:Decrypt, and credentials in one of the places where boto3 searches.
+    """A symmetric key in AWS KMS, which never leaves AWS KMS. The server needs the actions
+    kms:Encrypt and kms:Decrypt for the key, and credentials that boto3 can find.
     """
 
     def __init__(self, arn: str) -> None:

@@ -224,8 +224,8 @@ _ENTRY_COLUMNS = RowCodec(LedgerEntry, "ledger", only=ENTRIES.columns)
 
 def add_up(session: DatabaseSession, which: LedgerFilter, by: Sequence[str]) -> Sequence[LedgerSum]:
     """Return the sums of the entries in the period for each combination of values of the dimensions
-    `by`, the largest first. A dimension is a key of DIMENSIONS, MONTH, TAGS (the tags as JSON) or
-    tag:NAME.
+    `by`, the largest sum first. A dimension is a key of DIMENSIONS, MONTH, TAGS (the tags as JSON)
+    or tag:NAME.
     """
     groups: dict[tuple[str, ...], _GroupTotal] = defaultdict(_GroupTotal)
     for month, window in _windows(session, which, by):

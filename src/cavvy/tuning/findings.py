@@ -76,8 +76,8 @@ class StepWindow:
         return list(self.ranks[rank]["parts"][name][1:])
 
     def between(self, rank: int) -> list[float]:
-        """Return the seconds of each step outside all measured parts, which is the user's own
-        code.
+        """Return the seconds of each step outside all measured parts, which the user's own code
+        takes.
         """
         parts = zip(*(self.part(name, rank) for name in self.ranks[rank]["parts"]), strict=True)
         return [step - sum(each) for step, each in zip(self.steps(rank), parts, strict=True)]

@@ -207,7 +207,7 @@ def _cost(offer: Offer, length: timedelta) -> float:
 
 def _places(offers: Sequence[Offer], times: Mapping[str, timedelta]) -> list[SteeredMarket]:
     """Return the markets. The spot offers come first, each with the on-demand offer of the same
-    machine; then come the machines without spot.
+    machine; the machines without spot follow.
     """
     fixed: dict[tuple[object, ...], Offer] = {}
     for offer in offers:
@@ -337,7 +337,7 @@ def _again(task: TaskSpec, reference: timedelta) -> timedelta:
 
 
 def is_about_as_cheap(task: TaskSpec, offer: Offer, other: Offer) -> bool:
-    """Return whether the whole work costs less on `offer` than on `other`, or about as much."""
+    """Return whether the whole work costs less on `offer` than on `other`, or about the same."""
     lengths = run_time_on(task, offer), run_time_on(task, other)
     one = _cost(offer, lengths[0]) if lengths[0] and lengths[1] else offer.rate.micros_per_hour
     two = _cost(other, lengths[1]) if lengths[0] and lengths[1] else other.rate.micros_per_hour

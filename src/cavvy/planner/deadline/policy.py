@@ -153,7 +153,7 @@ def free_moves_now(question: PolicyQuestion, decision: PolicyDecision) -> Policy
 
 
 def not_dearer(question: PolicyQuestion, decision: PolicyDecision) -> PolicyDecision:
-    """Run on demand if spot would cost at least as much in every market."""
+    """Run on demand if spot would cost at least as much as on-demand in every market."""
     view = question.view
     if view.mode is RunMode.SPOT or decision.mode is RunMode.ON_DEMAND:
         return decision

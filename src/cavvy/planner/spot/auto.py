@@ -151,7 +151,7 @@ class AutoPolicy(MarketPolicy):
 
     def _trust(self, view: PolicyView, moment: TimeLeft, cycle: SpotCycle, index: int) -> float:
         """Return for how many more hours spot must be available in this market before a job on
-        demand should change to spot; 0 if the job should change now. The change also needs to pay:
+        demand should change to spot; 0 if the job should change now. The change must also pay off:
         the expected saving on the remaining work must cover the cost of the change and of the wait
         that may follow.
         """

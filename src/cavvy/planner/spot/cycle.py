@@ -97,7 +97,7 @@ def plan_trust(
 
 
 def _list_brackets(low: float, high: float) -> dict[float, float]:
-    """Return all pairs of bounds that a search between `low` and `high` can end with. The result
+    """Return all pairs of bounds that can result from a search between `low` and `high`. The result
     maps each upper bound to its lower bound.
     """
     if high <= low * _CLOSE:

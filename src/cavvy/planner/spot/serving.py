@@ -162,8 +162,8 @@ class SteadyPlacement:
     prior losses / (age of the zone's oldest replica in hours + prior hours). If too few replicas
     remain after a loss, the policy assumes that the missing replicas are replaced after one cold
     start and one tick. Spares are added while the expected shortfall of replicas exceeds the
-    allowed shortfall. On-demand fills the gap until spot is ready, and backs up spot that is scarce
-    or at risk.
+    allowed shortfall. On-demand replicas fill the gap until spot replicas are ready, and back up
+    spot replicas that are scarce or at risk.
     """
 
     def __init__(

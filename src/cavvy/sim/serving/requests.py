@@ -44,9 +44,9 @@ class RequestTrace(Struct, frozen=True, kw_only=True):
 
 
 class TokenSpeed(Struct, frozen=True, kw_only=True):
-    """The times of a language model per token of the prompt and of the response. The defaults have
-    the magnitude of a 70B model on a node of H100s (Splitwise, ISCA 2024, figure 5), but are not a
-    measurement of such a model.
+    """The times that a language model needs for each token of the prompt and of the response. The
+    defaults have the magnitude of a 70B model on a node of H100s (Splitwise, ISCA 2024, figure 5),
+    but are not a measurement of such a model.
     """
 
     prompt_ms: float = 0.2

@@ -54,7 +54,7 @@ class ServingScore(Struct, frozen=True, kw_only=True):
 
 
 class Controller(Protocol):
-    """Decides once in `interval_s` seconds how many replicas each market of a service has."""
+    """Decides every `interval_s` seconds how many replicas each market of a service has."""
 
     interval_s: int
     holds: bool

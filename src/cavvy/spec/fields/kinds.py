@@ -282,7 +282,7 @@ class SectionSpec(Struct, frozen=True):
 
     @property
     def hints(self) -> Mapping[str, str]:
-        """For each key of another tool, the key of this section to use instead."""
+        """Maps each key of another tool to the key of this section that replaces it."""
         advice: Mapping[str, str] = section_docs(self.path)["$hints"]
         return {key: text for keys, text in advice.items() for key in keys.split()}
 

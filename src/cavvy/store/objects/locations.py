@@ -163,7 +163,7 @@ def _amazon_key(keys: Mapping[str, str]) -> tuple[str, str, str]:
     except (KeyError, configparser.Error, OSError) as error:
         raise ObjectDenied(
             f"no key for S3 is configured: {wanted}, "
-            f"or give the server a profile [{profile}] in {path}"
+            f"or add a profile [{profile}] to {path} on the server"
         ) from error
 
 

@@ -26,8 +26,8 @@ _PIECE = 1 << 20
 
 
 def refresh_from(place: str, *, sha256: str | None = None) -> Path:
-    """Copy a snapshot from a file, a folder or a URL, check it and use it from now on. Returns its
-    path.
+    """Copy a snapshot from a file, a folder or a URL, check the copy, and use the copy from now on.
+    Returns its path.
 
     If the new snapshot is not usable, raise SnapshotError and keep the current catalog.
     """

@@ -77,8 +77,8 @@ class CheckpointLocation:
     def repair(self, found: StoredCheckpoint) -> str:
         """Download the files of a checkpoint that are missing or damaged in the local folder. If
         remote storage has no intact copy of a file, a node that has an intact copy uploads it
-        first. Returns a remaining fault of a file, or "" if all files are intact. All ranks must
-        call this method.
+        first. Returns the fault of a file that is still damaged, or "" if all files are intact. All
+        ranks must call this method.
 
         Raises: RuntimeError: on all ranks, if one rank of the gang could not transfer its files.
         """

@@ -17,9 +17,9 @@ def follow(trainer: Any, *, save_every: "float | str" = "auto") -> str | None:
 
         trainer.train(resume_from_checkpoint=follow(trainer))
 
-    On a notice, all ranks save after the same step and exit with code 75. Global batches have the
-    same samples on any number of processes: `gradient_accumulation_steps` is set so that the size
-    of the global batch does not change.
+    On a preemption notice, all ranks save after the same step and exit with code 75. Global batches
+    have the same samples on any number of processes: `gradient_accumulation_steps` is set so that
+    the size of the global batch does not change.
 
     Raises: TypeError: the training data has no length or no samples by index. ValueError: the data
     or the global batch does not match the checkpoint.
