@@ -361,9 +361,9 @@ def find_spot(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
 
 
 def find_frequent_checkpoints(run: ObservedRun, offers: Sequence[Offer]) -> _Saving | None:
-    """Return the savings if the task used Daly's checkpoint interval, which is longer. Fewer pauses
-    reduce the cost. Each expected loss of a node increases the cost by the work in half of the
-    additional interval. The result is None if the pauses take less than 5 % of the time.
+    """Return the savings that Daly's checkpoint interval, which is longer, would bring. Fewer
+    pauses reduce the cost. Each expected loss of a node increases the cost by the work in half of
+    the additional interval. The result is None if the pauses take less than 5 % of the time.
     """
     if not run.checkpoints or not _is_long(run) or not run.pause:
         return None

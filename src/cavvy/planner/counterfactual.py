@@ -23,9 +23,9 @@ def compare_counterfactuals(
 
     If the task's stated work gives an estimated time for both offers, the measured time is
     multiplied by the ratio of the two estimates. In the ratio, errors in the stated work, such as a
-    wrong efficiency, cancel out. If an estimated time is missing, the run is assumed to take
-    equally long on both offers. Each result states whether the time was scaled or assumed to be
-    equal. Offers with CPUs of another architecture are left out.
+    wrong efficiency, cancel out. If an estimated time is missing, the run is assumed to take the
+    same time on both offers. Each result states whether the time was scaled or assumed to be equal.
+    Offers with CPUs of another architecture are left out.
     """
     own = find_architecture(here)
     at_hand = [offer for offer in offers if find_architecture(offer) == own]

@@ -208,7 +208,7 @@ def _miss(miss: NearMiss) -> OfferMiss:
 
 
 def _change(miss: NearMiss) -> str:
-    """Return the change to the task file with which this offer would fit."""
+    """Return the change to the task file that would make this offer fit."""
     offer, field = miss.offer, FIELDS[miss.constraint]
     if not _STATED.get(miss.constraint, bool)(offer):
         return f"leave out {field}"

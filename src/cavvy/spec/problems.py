@@ -180,7 +180,9 @@ def listed(words: Iterable[str], last: str = "or") -> str:
 
 
 def slug(text: str) -> str:
-    """Convert `text` to a name of the characters [a-z0-9-]. Returns "" if no character remains."""
+    """Convert `text` to a name of the characters [a-z0-9-]. Returns "" if no valid character
+    remains.
+    """
     from unicodedata import combining, normalize
 
     letters = "".join(

@@ -44,8 +44,8 @@ class RankFailure:
 
 
 class FailureWatch:
-    """Reports an error that ends this rank. Until `close`, a thread also looks for failures of
-    other ranks.
+    """Reports an error that ends this rank. Until `close` is called, a thread also checks for
+    failures of other ranks.
 
     `store` is the rendezvous store of the ranks; None for a single rank. `ours` states whether the
     rendezvous store runs in the process of rank 0.

@@ -10,8 +10,8 @@ GROWTHS = (2, 4, 8)  # batch sizes to try, as multiples of the script's own batc
 
 
 def list_exact_levers(facts: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the changes that do not alter results. The only exception is a data set that draws
-    random numbers.
+    """Yield the changes that do not alter results. Results change only if the data set draws random
+    numbers.
     """
     loader = facts["loader"]
     if loader is None:

@@ -27,9 +27,9 @@ _AVAILABLE = "spot is available"
 
 
 class RoamingView(NamedTuple):
-    """The markets of a job. `open` are the other markets in which the job may start now. `moves`
-    are the prices of copying the checkpoint to each market. The unit of money is the price of an
-    hour on demand.
+    """The markets of a job. `open` contains the other markets in which the job may start now.
+    `moves` are the prices of copying the checkpoint to each market. The unit of money is the price
+    of an hour on demand.
     """
 
     watches: Sequence[MarketMemory]

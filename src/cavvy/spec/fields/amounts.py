@@ -28,7 +28,7 @@ def size_kind(words: str) -> ScalarKind:
 
 def split_range(text: str, unit: Callable[[str], N]) -> tuple[N | None, N | None]:
     """Parse `8`, `8+`, `8..32`, `8..` or `..32` into the minimum and the maximum. A number alone is
-    the minimum. Raises WrongValue, or UnitError from `unit`.
+    read as the minimum. Raises WrongValue, or UnitError from `unit`.
     """
     stripped = text.strip()
     if ".." in stripped:
