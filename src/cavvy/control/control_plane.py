@@ -298,9 +298,7 @@ class ControlPlane:
             self._share.send(SignalKind.HINT, key)
 
     def _concerns_me(self, key: str) -> bool:
-        """Return whether this server reconciles the key, or whether this server's gateway serves
-        the key's service.
-        """
+        """Return whether this server reconciles the key or serves the key's service."""
         return self._share is None or self._share.owns(key) or is_service_key(key)
 
     def _announce(self, key: str) -> None:

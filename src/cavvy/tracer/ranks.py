@@ -69,12 +69,10 @@ def _trains(start: Any) -> bool:
             todo.append(each.__func__)
         elif isinstance(each, FunctionType):
             used = set(_list_names(each.__code__))
-            if {name for name, _ in used} & _TRAINING:
-                return True
             attributes |= {name for name, is_global in used if not is_global}
             todo += _list_outside(each, {name for name, is_global in used if is_global})
-            todo += _list_imported(each.__code__)
-        elif isinstance(each, CodeType):  # of a module that a function imports
+            todo.append(each.__code__)
+        elif isinstance(each, CodeType):
             if {name for name, _ in _list_names(each)} & _TRAINING:
                 return True
             todo += _list_imported(each)

@@ -181,8 +181,7 @@ class Diagnoser:
 
     def _typical(self, steps: Sequence[float], group: int = 0) -> float:
         """Return the median time of a step in a window. The median is computed from the means of
-        groups of steps. A group has one step for each batch that a loader may prepare at the same
-        time.
+        groups of steps. A group has one step for each batch that a loader prepares in parallel.
         """
         size = min(group or self._group, len(steps))
         return median(fmean(steps[at : at + size]) for at in range(0, len(steps) - size + 1, size))
@@ -265,8 +264,7 @@ class Diagnoser:
         return max(int(self._facts["cores"]) // int(self._facts["ranks"]), 1)
 
     def _more_readers(self) -> dict[str, int]:
-        """Return a change of the plan that adds readers, or {} if the plan already has many
-        readers."""
+        """Return a change of the plan that adds readers, or {} if there are many readers."""
         plan, workers = self._facts["plan"], min(self._own_cores(), MORE_WORKERS)
         if not plan["workers"] and plan["threads"] < MORE_THREADS:
             return {"threads": MORE_THREADS, "prefetch": MORE_THREADS}

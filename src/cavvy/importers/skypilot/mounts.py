@@ -70,23 +70,19 @@ def read_mounts(
     for key, value in entries(child(table, "file_mounts")):
         where = f"file_mounts.{key.text}"
         try:
-            target = _read_target(key.text)
-            local = as_text(value) if isinstance(value, ScalarNode) else ""
-            if name := move_to_secret(local, target, where, key.mark, kept_keys):
-                found = replace(found, secrets=(*found.secrets, name))
-                continue
-            one = _use_s3(_read_mount(value, target, workdir, usual, kept_keys), stores)
+            one = _read_or_move(key, value, workdir, usual, kept_keys)
+            one = _use_s3(one, stores)
         except WrongValue as error:
             unset = isinstance(error, _UnsetVariable)
             kept_keys.refuse(key.mark, where, str(error), until_submitted=unset)
             continue
         for note in _list_notes(value, one):
             kept_keys.note(key.mark, where, note)
-        found = replace(
-            found,
+        found = TranslatedMounts(
             inputs=(*found.inputs, *one.inputs),
             outputs=(*found.outputs, *one.outputs),
             volumes=(*found.volumes, *one.volumes),
+            secrets=(*found.secrets, *one.secrets),
         )
     secrets = (_ENDPOINT,) if stores - {"s3"} else ()
     for name in secrets:
@@ -97,6 +93,21 @@ def read_mounts(
         kept_keys.note_at(table, "file_mounts", reason)
     volumes = (*found.volumes, *_read_volumes(table, kept_keys))
     return replace(found, volumes=volumes, secrets=(*found.secrets, *secrets))
+
+
+def _read_or_move(
+    key: ScalarNode,
+    value: Node,
+    workdir: Workdir | None,
+    usual: str,
+    kept_keys: TranslationNotes,
+) -> TranslatedMounts:
+    """Translate one mount. A local file with credentials becomes a secret. Raises WrongValue."""
+    where, target = f"file_mounts.{key.text}", _read_target(key.text)
+    local = as_text(value) if isinstance(value, ScalarNode) else ""
+    if name := move_to_secret(local, target, where, key.mark, kept_keys):
+        return TranslatedMounts(secrets=(name,))
+    return _read_mount(value, target, workdir, usual, kept_keys)
 
 
 def _use_s3(found: TranslatedMounts, stores: set[str]) -> TranslatedMounts:

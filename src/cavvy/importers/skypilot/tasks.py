@@ -73,14 +73,8 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     tasks = tuple(
         _translate_task(each, header, number, kept_keys) for number, each in enumerate(bodies)
     )
-    what = _what(bodies[0])
-    if len(tasks) > 1:
-        what = "job group" if parallel else "pipeline"
-        each = "in parallel" if parallel else "one after another"
-        reason = (
-            f"{len(tasks)} tasks that run {each} are not one job: put each task into its own file"
-        )
-        kept_keys.refuse(bodies[1].mark, "---", reason)
+    several = len(tasks) > 1
+    what = _refuse_several(bodies, parallel, kept_keys) if several else _what(bodies[0])
     return Translation(
         kind=KIND,
         what=what,
@@ -89,6 +83,14 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
         before=write_secrets(kept_keys.list_placed()),
         local=kept_keys.list_local(),
     )
+
+
+def _refuse_several(bodies: Sequence[Node], parallel: bool, kept_keys: TranslationNotes) -> str:
+    """Refuse a file with several tasks. Returns what SkyPilot calls such a file."""
+    each = "in parallel" if parallel else "one after another"
+    reason = f"{len(bodies)} tasks that run {each} are not one job: put each task into its own file"
+    kept_keys.refuse(bodies[1].mark, "---", reason)
+    return "job group" if parallel else "pipeline"
 
 
 def _check_documents(
@@ -210,11 +212,7 @@ def _translate_task(
 ) -> TaskSpec:
     _keep_keys(table, header, kept_keys)
     request = read_request(child(table, "resources"), kept_keys)
-    env, secrets = _read_variables(table, kept_keys)
-    login = _read_login(table, request.image, kept_keys)
-    if login.secret:
-        env = {name: value for name, value in env.items() if name not in _LOGIN_VARIABLES}
-        secrets = tuple(name for name in secrets if name not in _LOGIN_VARIABLES)
+    env, secrets, login = _read_environment(table, request.image, kept_keys)
     clouds = {name for each in request.resources.choices for name in each.providers}
     config = child(table, "config")
     keep_config(config, clouds, request.image is not None, kept_keys)
@@ -272,6 +270,20 @@ def _name(table: Node, header: Node | None, number: int, kept_keys: TranslationN
     if name is None:
         return slug(f"{group}-{number}") if group else ""
     return name
+
+
+def _read_environment(
+    table: Node, image: str | None, kept_keys: TranslationNotes
+) -> tuple[dict[str, str], tuple[str, ...], _ImageLogin]:
+    """Return the variables, the secrets, and the image with its login. Variables that contain the
+    login are not passed to the work.
+    """
+    env, secrets = _read_variables(table, kept_keys)
+    login = _read_login(table, image, kept_keys)
+    if login.secret:
+        env = {name: value for name, value in env.items() if name not in _LOGIN_VARIABLES}
+        secrets = tuple(name for name in secrets if name not in _LOGIN_VARIABLES)
+    return env, secrets, login
 
 
 def _read_variables(
