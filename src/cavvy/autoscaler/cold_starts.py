@@ -45,9 +45,9 @@ def expect_cold_start(
 def list_starts(
     measured: Mapping[str, ColdStart], markets: Iterable[MarketObservation], assumed_s: float
 ) -> list[float]:
-    """Return the number of seconds after which each starting replica will be ready. A replica may
-    never be ready if it has taken more than twice the time that nine of ten cold starts do not
-    exceed, so it is omitted.
+    """Return the number of seconds after which each starting replica will be ready. A replica that
+    has taken more than twice the time that nine of ten cold starts do not exceed is omitted,
+    because the replica may never be ready.
     """
     found = []
     for market in markets:

@@ -64,8 +64,9 @@ def _make_policy(
 
 
 def _carry_over(state: ScalingState, markets: Sequence[MarketObservation]) -> SteadyRecord | None:
-    """Return the record of the spot policy, adapted to the current markets, because offers appear
-    and disappear."""
+    """Return the record of the spot policy, adapted to the current markets: offers may have
+    appeared or disappeared since the last decision.
+    """
     record, names = state.spot, tuple(market.name for market in markets)
     if record is None or names == state.spot_markets:
         return record

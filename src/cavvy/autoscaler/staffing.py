@@ -23,7 +23,7 @@ def count_replicas(
     load: ServiceLoad, seen: ServiceObservation, terms: ScalingTerms, late: float
 ) -> int:
     """Return the number of replicas that the load needs according to the target of the service.
-    `late` is the share of requests that may wait too long.
+    `late` is the share of requests that may miss the target.
     """
     match terms.kind:
         case TargetKind.QUEUE_WAIT:
@@ -38,7 +38,7 @@ def count_replicas(
 
 
 def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
-    """Return the number of past minutes in which the need must have been lower before replicas end:
+    """Return for how many minutes a service must have needed fewer replicas before replicas end:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 

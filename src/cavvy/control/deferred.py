@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 class Notes(Protocol):
-    """Records which jobs must be stopped, so that a later server can stop them. Recording a stop
-    needs no new disk space.
+    """Records which jobs must be stopped, so that the next server can stop these jobs. Recording a
+    stop needs no new disk space.
     """
 
     def read(self) -> dict[str, str]:

@@ -235,7 +235,7 @@ class JobService:
 
     async def remove(self, project: str, name: str) -> tuple[JobRecord, RemovedCheckpoints]:
         """Delete an ended job and its checkpoints, but keep its bill. If a crash interrupts the
-        removal, a repeated request completes it; the job cannot be retried in between. Raises
+        removal, a repeated request completes it; until then, the job cannot be retried. Raises
         RowNotFound, TooLate.
         """
 

@@ -40,8 +40,9 @@ class ProviderTasks:
     def start(
         self, group: asyncio.TaskGroup, providers: Mapping[str, Provider], *, relay: bool
     ) -> None:
-        """Serve these providers from now on. If `relay` is set, also relay the messages of the
-        providers' agents."""
+        """Start to follow the signals of these providers. If `relay` is set, also relay the
+        messages of the providers' agents.
+        """
         self._group, self._relaying = group, relay
         for account, provider in providers.items():
             self.add(account, provider)

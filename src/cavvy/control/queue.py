@@ -3,7 +3,7 @@ single key. A pass reads only the first jobs of the queue (its head).
 
 To place a job means to write its attempt, nodes, allocations and new phase in one write. The job's
 own reconciler then launches the gang. While the first jobs are blocked, later jobs are read only
-occasionally, because some of them may fit on other offers.
+occasionally, to find jobs that fit on other offers.
 """
 
 from collections import defaultdict
@@ -161,9 +161,9 @@ class QueueReconciler:
         snapshot: MarketSnapshot,
         now: datetime,
     ) -> tuple[Sequence[QueueWait], Collection[Sequence[QueueWait]]]:
-        """Start or fail each job if possible. Return why the jobs without a machine wait, and why
-        the jobs of each machine wait. If a machine is busy, all waiting jobs of the machine have
-        the same reason as the machine's first waiting job.
+        """Start each job that can start now, and fail each job that can never start. Return why the
+        jobs without a machine wait, and why the jobs of each machine wait. If a machine is busy,
+        all waiting jobs of the machine have the same reason as the machine's first waiting job.
         """
         stays: list[QueueWait] = []
         machines: defaultdict[tuple[str, str], list[QueueWait]] = defaultdict(list)

@@ -54,8 +54,8 @@ class ScheduleReconciler:
         self._arrived = arrived
 
     async def step(self, job: JobRecord) -> timedelta:
-        """Start the job or its next run if it is due. Returns the time until the next step. Raises
-        StaleVersion, RowNotFound.
+        """Start the job, or its next run, if the start is due. Returns the time until the next
+        step. Raises StaleVersion, RowNotFound.
         """
         now, schedule = self._clock.now(), job.task.schedule
         if job.held_until is not None and now < job.held_until:

@@ -1,4 +1,4 @@
-"""Posts to the ledger what volumes cost while no job uses them. The garbage collection posts these
+"""Posts the costs of volumes that no job uses to the ledger. The garbage collection posts these
 costs, because only one server at a time collects garbage.
 """
 

@@ -88,8 +88,8 @@ def list_stretches(
 
 
 def _rate_at(prices: Sequence[tuple[datetime, HourlyRate]], at: datetime) -> HourlyRate:
-    """Return the price that applied when the node ended. A price that begins at exactly this time
-    is ignored, unless it is the first price.
+    """Return the price that applied when the node ended. A price that begins exactly when the node
+    ended is ignored, unless it is the first price.
     """
     return [rate for since, rate in prices if since < at or since == prices[0][0]][-1]
 

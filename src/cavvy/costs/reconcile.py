@@ -473,7 +473,8 @@ def _look_untagged(
     free: Mapping[KindOnDay, list[CellKey]],
 ) -> Difference | None:
     """Return the untagged resource whose cost equals the amount missing from the bill. Each
-    resource is used at most once."""
+    untagged resource is returned at most once.
+    """
     candidates = free.get((key.kind, key.day), [])
     for other in candidates:
         billed = bill.untagged[other]

@@ -45,7 +45,8 @@ class Division(Struct, frozen=True, kw_only=True):
 
 def keep_undivided(bill: ReplicaBill, counts: RequestCounts, ready_at: datetime | None) -> Division:
     """Begin to divide a bill that has not been divided before. The amount so far stays undivided,
-    because its requests were not counted. Only amounts that the bill gains later are divided.
+    because its requests were not counted. Only amounts that are added to the bill after this call
+    are divided.
     """
     divided = DividedBill(
         attempt_id=bill.attempt_id,

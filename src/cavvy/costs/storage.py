@@ -33,7 +33,7 @@ def begin_bill(volume: KeptVolume, subject: LedgerSubject, metered_since: dateti
 
 def observe_volume(bill: VolumeBill, volume: KeptVolume, now: datetime) -> VolumeBill:
     """Return the bill, updated by the provider's current report. A new size, type or price applies
-    from now on. The first known price also applies to the time before `now`.
+    from now on. If the bill has no price yet, the new price also applies to the time before `now`.
     """
     gangs = tuple(dict.fromkeys((*bill.gangs, *volume.used_by)))
     bill = replace(bill, seen_at=max(now, bill.seen_at), gangs=gangs)

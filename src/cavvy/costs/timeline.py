@@ -43,8 +43,8 @@ class JobTimeline(Struct, frozen=True, kw_only=True):
     stretches: tuple[TimelineStretch, ...]
 
     def total(self, *spells: TimeUse) -> timedelta:
-        """Return the total length of all periods with these uses. Without arguments, return the
-        total of all periods.
+        """Return the total length of all periods whose use is in `spells`. Without arguments,
+        return the total length of all periods.
         """
         return sum(
             (s.length for s in self.stretches if not spells or s.spell in spells), timedelta(0)
@@ -65,8 +65,8 @@ def trace(job: JobRecord, attempts: Iterable[Attempt], now: datetime) -> JobTime
 
     Lost work begins at the newest checkpoint or, if there is none, when the work began to run. The
     period of lost work ends when the attempt stops working. If the user retries a job after its
-    end, the time in between counts as queued. If the clocks of machines disagree, periods may be
-    shifted, but no time is counted twice.
+    end, the time between the end and the retry counts as queued. If the clocks of machines
+    disagree, periods may be shifted, but no time is counted twice.
     """
     end = max(job.submitted_at, job.ended_at or now)
     cursor = job.submitted_at

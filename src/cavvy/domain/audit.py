@@ -25,9 +25,9 @@ class AuditOutcome(StrEnum):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """The facts about a request. `account` is empty for the owner of the state folder and for
-    refused requests without a valid token; `signed_in` distinguishes these two cases. `project` is
-    empty for the installation.
+    """The facts about a request that the audit log records. `account` is empty for the owner of the
+    state folder and for refused requests without a valid token; `signed_in` distinguishes these two
+    cases. `project` is empty for the installation.
     """
 
     at: datetime

@@ -14,5 +14,5 @@ class BatchFit(Struct, frozen=True, kw_only=True):
     most: float
 
     def expect_s(self, requests: float) -> float:
-        """Return the expected time of a batch."""
+        """Return the expected processing time of a batch of `requests` requests, in seconds."""
         return self.slope_s * requests + self.base_s

@@ -41,7 +41,9 @@ class RefusalLimiter:
         return False
 
     def take_left_out(self, now: datetime) -> Sequence[LeftOut]:
-        """Return the counts of a minute that has ended. Each count is returned only once."""
+        """Return the numbers of unrecorded refusals in a minute that has ended. Each count is
+        returned only once.
+        """
         if not self._left_out or self._begun is None or now - self._begun < _WINDOW:
             return []
         found = [LeftOut(address, count) for address, count in self._left_out.items()]

@@ -267,7 +267,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     is no limit.
 
     `exit_codes` lists the exit codes to retry; () means any non-zero code. `delay` doubles with
-    each retry of a kind, up to an hour.
+    each retry after the same kind of failure, up to an hour.
     """
 
     preemption: int | None = None
@@ -312,11 +312,11 @@ class StartWindow(Struct, frozen=True, kw_only=True):
 class Workload(Struct, frozen=True, kw_only=True):
     """The amount of work, from which a plan computes how long the work takes.
 
-    The amount is given in one of three ways. `flops` is the total number of floating-point
-    operations of the whole job, at `precision`; nodes reach the share `efficiency` of their peak
-    speed. `samples` is a number of samples, with `rates`: the samples per second measured on one
-    node, keyed by the name of its accelerator, or "cpu". `duration` is the time of the whole job on
-    as many nodes as the task has, each with the accelerators `measured_on`.
+    The amount of work is stated by `flops`, `samples` or `duration`. `flops` is the total number of
+    floating-point operations of the whole job, at `precision`; nodes reach the share `efficiency`
+    of their peak speed. `samples` is a number of samples, with `rates`: the samples per second
+    measured on one node, keyed by the name of its accelerator, or "cpu". `duration` is the time of
+    the whole job on as many nodes as the task has, each with the accelerators `measured_on`.
     """
 
     flops: float | None = None

@@ -1,6 +1,6 @@
 """Values: immutable records of named fields, which the whole control plane uses.
 
-A value is a `Struct` of msgspec, which is made, copied, compared and hashed by compiled code (ADR
+A value is a `Struct` of msgspec, which compiled code creates, copies, compares and hashes (ADR
 0075): `class Offer(Struct, frozen=True, kw_only=True)`. Programs that run on nodes have only the
 standard library; their records are data classes.
 """

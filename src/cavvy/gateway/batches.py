@@ -55,8 +55,8 @@ _OF_WHOLE = frozenset(
 
 class BatchPart:
     """The contribution of a request to a batch. Requests with the same `group` can be joined. If a
-    batch was refused, the requests of each half have the same `half` and are joined only with each
-    other.
+    batch was refused, the batch is halved: the requests of one half have the same `half`, and only
+    these requests are joined.
     """
 
     __slots__ = ("body", "group", "half", "instances", "request_id")
@@ -310,8 +310,9 @@ class ServiceBatches:
         self._spoiled += 1
 
     def count_work_s(self, pool: "ReplicaPool", instances: int, taken_s: float) -> float:
-        """Record the time of a batch, or of a request that was not joined. Return the part of the
-        recorded time that counts as work; see `BatchTimes.count_work_s`."""
+        """Record the processing time of a batch, or of a request that was not joined. Return the
+        part of this time that counts as work; see `BatchTimes.count_work_s`.
+        """
         pool.batch_times.add(instances, taken_s)
         return pool.batch_times.count_work_s(instances, taken_s, self.terms.max, self._most_s)
 

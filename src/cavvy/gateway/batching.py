@@ -1,7 +1,7 @@
 """Decides how many waiting requests a replica gets as one batch, and how long to wait for more.
 
-The time of a batch of n instances is modelled as t(n) = a * n + b. `BatchTimes` fits the model to
-the past batches of one replica. A larger batch shares b among more requests, so:
+The time of a batch of n instances is modelled as t(n) = a * n + b. `BatchTimes` fits a and b to the
+past batches of one replica. A larger batch shares b among more requests, so:
 
     size    the longest run of the waiting requests, oldest first, that has at most `max` instances
             and would end before each of its requests is due. A request that would be late even in

@@ -48,7 +48,7 @@ def estimate_retry_s(
     Retry-After, or None if this time is unknown.
 
     Without a ready replica, the estimate is the rest of the usual cold start; if the cold start
-    takes longer than usual, the estimate is the time that it has already taken. With a ready
+    takes longer than usual, the estimate is the time since the cold start began. With a ready
     replica, the estimate is the time in which the slots process the backlog at the mean service
     time.
     """

@@ -256,7 +256,7 @@ class DeferredCalls:
         self._start(service, call)
 
     def resume(self, find: Callable[[str], "ServiceQueue | None"]) -> None:
-        """Continue the calls of an earlier process."""
+        """Continue the deferred calls that an earlier gateway process stored."""
         for call, sent in self.store.list_open():
             service = find(call.service)
             head = parse_request(call.head, self._limits)

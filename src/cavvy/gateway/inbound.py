@@ -447,7 +447,9 @@ class InboundConnection(asyncio.Protocol):
     def _refuse(
         self, status: int, code: AnswerCode, message: str, retry_s: int | None = None
     ) -> None:
-        """Answer bytes that are not a request. Bytes after the refused bytes are ignored."""
+        """Send an error response because the received bytes are not a request. Later bytes are
+        ignored.
+        """
         self.request_id = self._door.make_request_id()
         self._closing = True
         self._write_own(status, code, message, retry_s, None)

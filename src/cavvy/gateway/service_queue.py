@@ -184,7 +184,9 @@ class ServiceQueue:
             self._dispatch()
 
     def requeue(self, exchange: Exchange, now: float) -> None:
-        """Return a request that no replica has received to the front of the queue."""
+        """Put a request back at the front of the queue, because no replica has received the
+        request.
+        """
         if exchange.batch is not None:
             for each in exchange.batch.members:
                 each.attempts -= 1

@@ -3,8 +3,8 @@ no secrets, and a simulated cloud can replay it in tests.
 
 A string in a call is recorded only if the string is known to be safe: the value of a field in
 `_KEPT`, part of a reply about products (`_PRODUCTS`), or the name of an object that Cavvy created.
-All other strings are masked. Objects in the account that Cavvy did not create, such as other
-machines, are omitted.
+Strings that are not known to be safe are masked. Objects in the account that Cavvy did not create,
+such as other machines, are omitted.
 """
 
 import asyncio

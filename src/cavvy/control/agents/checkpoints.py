@@ -356,8 +356,9 @@ class Checkpoints:
         return (await in_thread_to_its_end(bucket_checkpoints.sweep, needed)).kept
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
-        """Report to the user that files could not be removed and continue to cost money. The
-        failure is reported once for each gang, and again only after a cleanup has succeeded.
+        """Report to the user that files could not be removed and continue to cost money. A failed
+        cleanup is reported once for each gang. A later failure is reported only if a cleanup has
+        succeeded in between.
         """
         if attempt.gang in self._untidy:
             return

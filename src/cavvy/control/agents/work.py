@@ -44,10 +44,10 @@ def make_assignment(
     """Build the work of one attempt.
 
     `secrets` maps the names of secrets to their decrypted values. `checkpoint` describes where
-    checkpoints are stored. `manifest` is the manifest of the working folder's snapshot, which the
-    key of a setup with `uses` needs. `losses_per_hour` is the number of nodes that the whole gang
-    is expected to lose per hour in its market. `deposit_after_s` is how many seconds an agent waits
-    for the server before it stores results in a bucket.
+    checkpoints are stored. `manifest` is the manifest of the working folder's snapshot, from which
+    the key of a setup with `uses` is computed. `losses_per_hour` is the number of nodes that the
+    whole gang is expected to lose per hour in its market. `deposit_after_s` is how many seconds an
+    agent waits for the server before it stores results in a bucket.
     """
     task = job.task
     return replace(

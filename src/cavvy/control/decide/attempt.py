@@ -535,8 +535,8 @@ def _claimed(view: AttemptSnapshot) -> bool:
 
 
 def _counts(view: AttemptSnapshot, now: datetime) -> bool:
-    """Return whether to count a poll that did not find the gang. The first missed poll counts; a
-    second missed poll counts only after the visibility delay.
+    """Return whether to count a poll that did not find the gang. The first missed poll always
+    counts, and the second missed poll counts only after the visibility delay.
     """
     since = view.attempt.missed_since
     return since is None or (view.attempt.missed_looks < 2 and now - since >= view.visibility_delay)

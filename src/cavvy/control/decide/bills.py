@@ -95,7 +95,7 @@ def accrue(
     """Return the charges of the gang's nodes until the last observation, if charges are due. The
     new charges replace the `stored` charges of the same nodes. If the provider has lost its record
     of the gang, the stored charges supply the missing facts: disks, addresses, earlier starts, and
-    machines that were rolled back. The rows `nodes` contain the traffic.
+    machines that were rolled back. The rows `nodes` contain the nodes' network traffic.
     """
     if look.told is None or look.told_at is None or not is_accrual_due(attempt, look):
         return (), look

@@ -150,7 +150,7 @@ def find_orders(
     replicas: Sequence[ServiceReplica],
 ) -> BoundOrders:
     """Return the orders for missing replicas. `replicas` contains the replicas that count towards
-    the maximum. The replicas that would end last come first.
+    the maximum of the service. The replicas that would end last come first.
     """
     room = max(0, service.spec.replicas.most - len(replicas))
     orders: list[BoundOrder] = []

@@ -3,12 +3,12 @@ the old revision. The decision is a sequential test of errors and latency. The t
 data after each block of requests; one such analysis is called a look. The last look takes place
 after `requests` requests, or when the trial's time is over.
 
-If both revisions are equally good, the probability that any look rolls back the new revision is at
-most alpha. Each look may spend a part of alpha (Lan and DeMets, "Discrete sequential boundaries for
-clinical trials", Biometrika 70, 1983). The probabilities come from the distribution of the
-statistic under the assumption that both revisions are equally good and no earlier look has rolled
-back (`null_distribution`). The last look spends the rest of alpha, except for a reserve. A block
-contains the requests to both revisions in the same period. A change of the load or an outage
+If both revisions are equally good, the probability that the test ever rolls back the new revision
+is at most alpha. Each look may spend a part of alpha (Lan and DeMets, "Discrete sequential
+boundaries for clinical trials", Biometrika 70, 1983). The probabilities come from the distribution
+of the statistic under the assumption that both revisions are equally good and no earlier look has
+rolled back (`null_distribution`). The last look spends the rest of alpha, except for a reserve. A
+block contains the requests to both revisions in the same period. A change of the load or an outage
 affects both revisions, so it does not count as evidence.
 
 Errors. A block has n1 requests of the new revision, n0 requests of the old revision, and m errors.
@@ -29,12 +29,11 @@ histogram with cells of equal width. While the new revision has few requests, a 
 the new revision's latency also increases v.
 
 The part of alpha that a look may spend grows with the information. The information is the square of
-an effect, measured in standard deviations. The test looks for two effects: 1 % more errors and 5 %
-more latency.
-A fixed part of alpha is for larger effects, which can be detected with less information. The
-information depends on the total number of errors and on v, not on the revision to which the errors
-belong. Therefore the last look may divide the rest of alpha between the tests of errors and latency
-according to the power of each test.
+an effect's size in standard deviations. The test looks for two effects: 1 % more errors and 5 %
+more latency. A fixed part of alpha is for larger effects, which can be detected with less
+information. The information depends on the total number of errors and on v, not on the revision to
+which the errors belong. Therefore the last look may divide the rest of alpha between the tests of
+errors and latency according to the power of each test.
 """
 
 from math import exp, floor, log, log1p, sqrt
@@ -217,8 +216,8 @@ def _look_last(trial: CanaryTrial, terms: CanaryTerms) -> tuple[UpdateEnd | None
 
 
 def _divide(trial: CanaryTrial, left: float) -> tuple[float, float]:
-    """Divide the rest of alpha between errors and latency so that the sum of the powers against the
-    two effects is as large as possible. The powers depend on the total of the errors and on the
+    """Divide the rest of alpha between the test of errors and the test of latency so that the sum
+    of their powers is as large as possible. The powers depend on the total of the errors and on the
     variance, not on which revision failed or was slow.
     """
     requests = trial.old.requests + trial.new.requests
@@ -302,8 +301,8 @@ def _value_latency(trial: CanaryTrial, terms: CanaryTerms) -> int:
 
 
 def _weigh(known: NullDistribution, value: int, allowed: float, terms: CanaryTerms) -> float:
-    """Return the evidence that a look finds if it may spend the probability `allowed`. If the look
-    rolls back the new revision, the evidence is at least 1 / alpha.
+    """Return the evidence from a look that may spend the probability `allowed`. If the look rolls
+    back the new revision, the evidence is at least 1 / alpha.
     """
     tail = max(find_tail(known, value), allowed / _MOST_EVIDENCE, 1e-300)
     return max(0.0, allowed) / tail / terms.alpha

@@ -114,8 +114,8 @@ def may_go_ahead(job: JobRecord, own: Attempt) -> bool:
 
 
 def go_ahead(job: JobRecord, own: Attempt, best: Recommendation) -> Recommendation:
-    """Restrict the recommendation to other markets' spot offers that cost about as much as the
-    gang. If no suitable spot offer exists, the job stays on its gang.
+    """Keep only the recommended spot offers that are outside the gang's market and cost about as
+    much as the gang. If no suitable spot offer exists, the job stays on its gang.
     """
     offers = tuple(
         offer

@@ -27,7 +27,7 @@ class RoundTrips(Struct, frozen=True, kw_only=True):
 
 
 def add_round_trip(known: RoundTrips, seconds: float) -> RoundTrips:
-    """Return the round trips and the tier after one more measurement."""
+    """Add a measurement to the round trips, and return them with the updated tier."""
     last = (*known.last, seconds)[-_KEPT:]
     shortest = min(last)
     if known.tier is None:

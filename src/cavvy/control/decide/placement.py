@@ -192,8 +192,9 @@ def is_news(old: PlanState | None, new: PlanState) -> bool:
 def make_attempt(
     job: JobRecord, offer: Offer, name_gang: Callable[[str], str], now: datetime, reason: str
 ) -> tuple[Attempt, list[Node]]:
-    """Create the rows of the job's next attempt. The rows must be written before anything is
-    bought."""
+    """Create the rows of the job's next attempt. The rows must be written before the gang is
+    launched.
+    """
     number = job.last_number + 1
     mine = attempt_id(job.id, number)
     attempt = Attempt(

@@ -79,8 +79,8 @@ class RowChanges(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """The changes to write now, and when to continue. `after` is the time to wait after the write,
-    or None to continue immediately.
+    """The changes to write now, and the time until the next decision. `after` is the time to wait
+    after the write, or None to continue immediately.
     """
 
     changes: RowChanges | None = None

@@ -536,9 +536,10 @@ def _add_needed(
 def _fit(
     replica: ServiceReplica, is_newest: bool, left: int, spare: int, now: datetime
 ) -> ServiceReplica:
-    """Return the replica, changed to draining or ending if it is surplus. `left` is the number of
-    replicas still needed: in the replica's market if its revision is the newest, otherwise of all
-    older revisions. `spare` is the number of ready replicas beyond the service's need.
+    """Return the replica, changed to draining or ending if it is surplus. If the replica belongs to
+    the newest revision, `left` is the number of replicas still needed in the replica's market;
+    otherwise, `left` is the number still needed of all older revisions. `spare` is the number of
+    ready replicas beyond the service's need.
     """
     if not _is_open(replica):
         return replica

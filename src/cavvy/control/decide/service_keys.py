@@ -33,7 +33,7 @@ def without_key(service: StoredService, key_id: str) -> StoredService:
 
 
 def note_uses(service: StoredService, used: Mapping[str, float]) -> StoredService:
-    """Return the service with the times at which the gateway last saw its keys."""
+    """Record the times at which the gateway last saw the service's keys, and return the service."""
     if not used:
         return service
     return replace(service, keys=tuple(_note_use(each, used.get(each.id)) for each in service.keys))

@@ -461,9 +461,9 @@ def _is_at_risk(rows: JobRows, own: Attempt) -> bool:
 
 
 def _calm_until(rows: JobRows, own: Attempt) -> datetime:
-    """Return the time until which a warning causes no further move. The waiting time doubles with
-    each move. The waiting time begins at the start of the gang's work or at the launch of the
-    newest standby gang, whichever is later.
+    """Return the time until which a warning causes no further move. The waiting time between moves
+    doubles with each move. The waiting time begins at the start of the gang's work or at the launch
+    of the newest standby gang, whichever is later.
     """
     job = rows.job
     last = rows.attempts.get(job.last_number, own)

@@ -179,7 +179,7 @@ def _decide_both(
 
 def measure(tried: CandidateRevision, *, last: bool = False) -> CanaryJudgement:
     """Return the judgement of the candidate from its requests so far. `last` means that the
-    candidate's time is over.
+    candidate's trial has reached its time limit.
     """
     return judge(tried.trial, _terms_of(tried), last=last)
 

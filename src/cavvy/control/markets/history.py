@@ -1,4 +1,4 @@
-"""Reads market observations, and records prices. Results are cached for a few seconds."""
+"""Reads market observations, and records prices. Market records are cached for a few seconds."""
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta

@@ -63,7 +63,7 @@ class CallQueue:
         return frozenset(self._sent.get(key, ())) if self._owns(key) else None
 
     async def run(self) -> None:
-        """Wait until cancelled; then cancel the calls at the gateway and the listings."""
+        """Wait until this coroutine is cancelled, then cancel the running calls and listings."""
         try:
             await asyncio.Event().wait()
         finally:

@@ -55,7 +55,7 @@ class ServiceFront(Protocol):
         """
 
     async def withdraw(self, service: StoredService) -> None:
-        """Stop serving the service. The gateway is stopped with the last service."""
+        """Stop serving the service. The gateway stops when its last service is withdrawn."""
 
     async def read_traffic(self, service: StoredService) -> ServiceTraffic | None:
         """Return the traffic since the last `publish`, or None if the gateway has not received it

@@ -284,7 +284,7 @@ class ServiceReconciler:
         now: datetime,
     ) -> tuple[ServiceStep, StoredService]:
         """Store the service of the step, including the replicas that the step orders. Return the
-        step with these replicas, and the stored service.
+        step, with the ordered replicas added, and the stored service.
         """
         service = await self._order_all(step, front, now)
         ordered = service.replicas[len(step.service.replicas) :]

@@ -45,8 +45,8 @@ class WarmGangNotReady(Struct, frozen=True, kw_only=True):
 
 
 class WarmPool:
-    """Tracks warm gangs. The gangs are read from the store once or, if other servers keep gangs too
-    (`shared`), again after a second.
+    """Tracks warm gangs. The gangs are read from the store once. If other servers also keep gangs
+    (`shared`), the gangs are read again after a second.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ PROVIDER = "local"
 
 
 def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
-    """Return one offer for each model and count. `price` is for one accelerator, or for a node
-    without accelerators.
+    """Return one offer for each accelerator model and number of accelerators. `price` is for one
+    accelerator, or for a node without accelerators.
     """
     return [
         machines.make_offer(

@@ -37,8 +37,8 @@ NOTEBOOK_TRAITS = ServiceTraits(
 
 class NotebookEnds:
     """Remembers the state that each notebook had when the notebook was first observed as off. The
-    service changes a notebook's times until the notebook is deleted, and does not return the
-    notebook afterwards.
+    service changes a notebook's reported times until the notebook is deleted, and no longer reports
+    the notebook after the deletion.
     """
 
     def __init__(self, now: Callable[[], datetime]) -> None:
@@ -59,8 +59,9 @@ class NotebookEnds:
         return replace(first, state=job.state, started_at=job.started_at or first.started_at)
 
     def find(self, job: str) -> ServiceJob | None:
-        """Return a notebook that the service no longer knows, or None if it was never observed as
-        off."""
+        """Return a notebook that the service no longer reports, or None if the notebook was never
+        observed as off.
+        """
         off = self._off.get(job)
         return None if off is None else replace(off, state=JobState.ENDED)
 

@@ -1,5 +1,6 @@
-"""Checks the configuration of OCI that a project has set. The configuration must not refer to files
-on the server, so it contains the private key itself, as `key_content`."""
+"""Checks the OCI configuration that a project has set. The configuration must not refer to files on
+the server, so it contains the private key itself, as `key_content`.
+"""
 
 import configparser
 import io

@@ -52,8 +52,8 @@ class OciQuotas:
 
     async def read(self) -> Sequence[Quota]:
         """Return the quotas of all regions that answer, sorted by region, name and availability
-        domain. Raises CloudFault or Refused if no region answers. A failed read is repeated after a
-        minute.
+        domain. Raises CloudFault or Refused if no region answers. If a region's quotas cannot be
+        read, the request is repeated after a minute at the earliest.
         """
         await self._market.offers()
         found, self.untold = await ask_regions(await self._market.regions(), self._read)

@@ -1,9 +1,9 @@
 """Reads SageMaker's prices of instances from AWS's Price List API, and builds offers from these
 prices.
 
-Each row of the list is the price of an instance type for one use. The field `platoinstancetype`
-names the use: "Training" for training jobs, "Notebook" for notebook instances, "Hosting" for
-endpoints.
+Each row of the price list is the price of an instance type for one purpose. The field
+`platoinstancetype` names the purpose: "Training" for training jobs, "Notebook" for notebook
+instances, "Hosting" for endpoints.
 """
 
 import asyncio

@@ -19,8 +19,8 @@ async def ask_regions(
     """Return the answers of all regions together, and the regions that did not answer, each with
     the reason. Raises CloudFault or Refused if no region answers.
 
-    Use `list_regions` for lists of machines: with this function, a machine in a region that does
-    not answer would count as ended.
+    For lists of machines, use `list_regions` instead: with `ask_regions`, a machine in a region
+    that does not answer would count as ended.
     """
     found, faults = await _ask_each(regions, ask)
     return found, [f"{region}: {fault}" for region, fault in faults.items()]

@@ -87,7 +87,7 @@ class RestClient:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, path: str) -> Json:
-        """Send a GET request, repeatedly if necessary. Raises CloudFault."""
+        """Send a GET request, and repeat it after a temporary failure. Raises CloudFault."""
         return await self._run(f"GET {path}", None, lambda: self._read(path))
 
     async def send(

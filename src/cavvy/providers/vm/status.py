@@ -373,8 +373,8 @@ def _asked_at(record: VmGangRecord) -> datetime:
 
 def make_seen(record: VmGangRecord, sighted: Mapping[str, datetime]) -> GangSeen:
     """Describe a gang for the control plane, from its record. `sighted` maps each machine's id to
-    the time when the machine was last seen. A machine's time can be earlier than the poll, because
-    several polls share one list of machines.
+    the time when the machine was last seen. A time in `sighted` can be earlier than the poll,
+    because several polls share one list of machines.
     """
     nodes = [node for node in record.nodes if node.id]
     up = all(node.up or node.ended_at is not None for node in nodes)
