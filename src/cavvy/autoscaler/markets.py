@@ -28,7 +28,8 @@ def place_replicas(
 
     The spot policy spreads replicas over the spot markets and adds spares while the risk requires
     them. Replicas for which spot has no capacity run in the cheapest market on demand. Starting
-    replicas count as ready, because a new on-demand replica would not be ready earlier.
+    replicas count as ready, because a new on-demand replica would not be ready earlier than a
+    starting replica.
     """
     spot = [number for number, market in enumerate(seen.markets) if market.spot]
     demand = [number for number, market in enumerate(seen.markets) if not market.spot]

@@ -105,8 +105,8 @@ def _late_share_of_batches(
 ) -> float:
     """Return the share of requests that wait longer than w = `wait_s` for a running batch.
 
-    A batch of n requests takes t(n) = A * n + B. A slot that becomes free takes the requests that
-    have arrived meanwhile. In the steady state, all batches have the same size, so with s slots
+    A batch of n requests takes t(n) = A * n + B. A slot that becomes free takes all requests that
+    are waiting. In the steady state, all batches have the same size, so with s slots
 
         n = (rate / s) * t(n),  that is  n = rate * B / (s - rate * A),  but at least 1.
 

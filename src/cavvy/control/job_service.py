@@ -174,7 +174,8 @@ class JobService:
     async def find_session(self, project: str, name: str) -> JobRecord:
         """Return the job with this name or ID. If no such job exists, or the job is a session that
         has ended, return the newest unfinished session of the machine with this name, if any. The
-        returned session may have another name, so callers must then use its ID. Raises RowNotFound.
+        name of the returned session may differ from `name`, so callers must use the ID of the
+        session. Raises RowNotFound.
         """
         try:
             job: JobRecord | None = await self._store.find_job(project, name)

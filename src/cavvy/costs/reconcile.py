@@ -3,7 +3,7 @@
 The caller adds the bill's lines to a `BillSummary` as it reads them, and calls `reconcile` at the
 end. Therefore the required memory depends on the number of Cavvy's resources and days, not on the
 length of the bill. If charges are missing from the bill, the caller reads the bill a second time
-for the lines without a tag on those days.
+for the lines without a tag on the days of the missing charges.
 
 Each resource that is compared is a gang. The ledger identifies a gang's machines by the attempt,
 and the bill identifies the machines by Cavvy's tag. A line without the tag belongs to Cavvy only if
@@ -117,11 +117,11 @@ class CellKey(NamedTuple):
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """A difference between the bill and the ledger. `ledger` or `bill` is None if it has no such
-    charge, or if its amount is not in US dollars. If the amount is not in US dollars, `billed_in`
-    contains its currency. `lines` contains the first lines of the bill. `ledger_hours` and
-    `bill_hours` are machine hours. `ledger_hours` and `bill_hours` are set only if the ledger and
-    the bill both state hours.
+    """A difference between the bill and the ledger. `ledger` is None if the charge is missing from
+    the ledger, and `bill` is None if the charge is missing from the bill. `bill` is in the currency
+    `billed_in`. `lines` contains the first lines of the bill. `ledger_hours` and `bill_hours` are
+    machine hours. `ledger_hours` and `bill_hours` are set only if the ledger and the bill both
+    state hours.
     """
 
     cause: DifferenceCause
@@ -488,7 +488,8 @@ def _look_untagged(
 
 def _compare_reductions(rows: Sequence[Difference], discounts: Decimal) -> list[Difference]:
     """Compare credits and discounts of the bill with the discounts of the ledger; add a difference
-    unless they are equal."""
+    unless the sums are equal.
+    """
     total = sum((each.bill or Decimal(0) for each in rows), Decimal(0))
     if abs(total - discounts) <= _OWN_ROUNDING * (len(rows) + 1):
         return []

@@ -188,7 +188,9 @@ class WaitKind(StrEnum):
 
 
 class RunOrigin(Struct, frozen=True, kw_only=True):
-    """The origin of a run. The origin is stored so that the run can be repeated and compared."""
+    """The origin of a run. The origin of each run is stored, so that the run can be repeated and
+    compared.
+    """
 
     task_text: str = ""  # the task file as submitted
     # the tool whose format the task file has; "" to detect it from the file's keys

@@ -27,14 +27,15 @@ class Readiness(StrEnum):
 
 
 class ExtraPrice(Struct, frozen=True, kw_only=True):
-    """The price of something that a provider bills in addition to a node's machine.
+    """The price of a disk or a public address that a provider bills in addition to a node's
+    machine.
 
     The price of an ADDRESS is per public address and hour. The price of a DISK is per GiB and
     month. If a provider sells disks in fixed sizes, a type of disk has several prices, each per
     whole disk and month; the price with the smallest sufficient `up_to_gib` applies. `name` is the
     provider's name of the type of disk. A node has `usual` GiB or addresses, unless its task
-    requests another disk. A disk that a task requests has at least `least` GiB. `minimum` is the
-    shortest time that is billed.
+    requests a different disk. A disk that a task requests has at least `least` GiB. `minimum` is
+    the shortest time that is billed.
     """
 
     kind: ChargeKind

@@ -46,8 +46,8 @@ def limit_offer(offer: Offer, needs: Iterable[tuple[Quota, float]]) -> Offer:
     uses. A quota whose current use is unknown counts as unused.
 
     Offers that are limited by the same quota share a pool, because a node of one offer leaves less
-    of the quota for the others. A quota for all regions together is applied to the offers of each
-    region separately.
+    of the quota for the other offers. A quota for all regions together is applied to the offers of
+    each region separately.
     """
     known = [(quota, amount) for quota, amount in needs if amount > 0]
     if not known:

@@ -34,7 +34,7 @@ def make_ring(ids: Sequence[str]) -> Ring:
 
 
 def choose_least(loads: Sequence[int], start: int) -> int:
-    """Return the position of the replica with the lowest load, or -1 if all are FULL.
+    """Return the position of the replica with the lowest load, or -1 if all replicas are FULL.
 
     If several replicas have the lowest load, the first of these replicas from position `start` on
     is chosen, so that callers who increase `start` distribute requests evenly.
@@ -54,7 +54,7 @@ def choose_by_key(
     ring: Ring, key: int, loads: Sequence[int], total: int, load_factor: float
 ) -> int:
     """Return the position of the key's replica, or of the next replica clockwise with room for one
-    more request, or -1 if all are FULL. `total` is the total load of all replicas.
+    more request, or -1 if all replicas are FULL. `total` is the total load of all replicas.
     """
     points, owners = ring
     if not points:

@@ -85,7 +85,7 @@ class BatchTimes:
         return slope, mean_t - slope * mean_n
 
     def expect_s(self, instances: int) -> float:
-        """Return the expected time of a batch."""
+        """Return the expected processing time of a batch."""
         slope, base = self.fit()
         return slope * instances + base
 

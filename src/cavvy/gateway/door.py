@@ -268,7 +268,7 @@ class Door:
         )
 
     def _write_forwarded(self, connection: InboundConnection, head: RequestHead) -> bytes:
-        """Return the header fields that describe the client's connection to the replica."""
+        """Return the header fields that inform the replica about the client's connection."""
         before = head.forwarded_for
         return b"X-Forwarded-Proto: %b\r\nX-Forwarded-For: %b\r\n" % (
             self._scheme,

@@ -1,7 +1,7 @@
 """One request and its response, from the client's connection to the replica's connection.
 
 The client's connection supplies the body, and the replica's connection writes the response to the
-sink. The service's queue connects the two.
+sink. The service's queue assigns the replica to the request.
 """
 
 from asyncio import TimerHandle

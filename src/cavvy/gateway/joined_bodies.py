@@ -2,8 +2,8 @@
 
 The format is defined by the prediction API of TensorFlow Serving, which is version 1 of KServe's
 protocol: a request is `{"instances": [...], ...}`, and its response `{"predictions": [...], ...}`
-with one prediction for each instance. Other names of the two arrays can be configured, and a
-response may also be the array alone. Numbers and texts are copied byte by byte.
+with one prediction for each instance. The names of the two arrays can be configured, and a response
+may also consist of the array of predictions alone. Numbers and texts are copied byte by byte.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ _encode = msgspec.json.encode
 
 
 class JoinableBody(Struct, frozen=True):
-    """The instances of a request's body, and its other values as bytes. Bodies can be joined if
-    their other values are equal.
+    """The instances of a request's body, and all other values of the body as bytes. Bodies can be
+    joined if all values except the instances are equal.
     """
 
     instances: tuple[msgspec.Raw, ...]
@@ -27,8 +27,9 @@ class JoinableBody(Struct, frozen=True):
 
 
 def read_body(body: bytes, name: str) -> JoinableBody | None:
-    """Return the parts of a body whose array is called `name`, or None if the body does not have
-    this form or asks for a stream."""
+    """Return the parts of a body whose array is called `name`, or None if the body contains no such
+    array or requests a stream.
+    """
     try:
         table = _decode_table(body)
         instances = _decode_array(table.pop(name))
@@ -40,8 +41,9 @@ def read_body(body: bytes, name: str) -> JoinableBody | None:
 
 
 def join_bodies(bodies: Iterable[JoinableBody], name: str) -> bytes:
-    """Return one body with the instances of all `bodies`. The other values of the bodies must be
-    equal."""
+    """Return one body with the instances of all `bodies`. All values of the bodies except the
+    instances must be equal.
+    """
     found = list(bodies)
     table: dict[str, object] = dict(_decode_table(found[0].others))
     table[name] = [each for body in found for each in body.instances]

@@ -214,7 +214,9 @@ def _lock(file: int) -> None:
 
 
 def _is_usable(header: bytes, boot: bytes) -> bool:
-    """Return whether the file is as new as the counts that were read from it before."""
+    """Return whether the counts in the file are complete: the last gateway ended in an orderly way,
+    or the machine was not restarted after that gateway ended.
+    """
     used_in = header[_BOOT_AT : _BOOT_AT + _BOOT_BYTES]
     return header[:_EPOCH_AT] == _FORMAT and used_in in (_NO_BOOT, boot)
 

@@ -249,7 +249,8 @@ class ReplicaPool:
 
     def _refuse(self, exchange: Exchange) -> None:
         """Handle a replica that accepts no connections: try this replica again later, and send the
-        request to another one."""
+        request to another replica.
+        """
         self._failed += 1
         if not self.cooling and not self.draining:
             self.cooling = True

@@ -165,7 +165,7 @@ class DepositedResults:
 
     async def _read_since(self) -> datetime:
         """Return when a server that writes records of deposits first started. The first call of
-        this method stores that time.
+        this method stores the start of the current process.
         """
         if self._since is not None:
             return self._since

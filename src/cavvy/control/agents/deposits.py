@@ -188,9 +188,9 @@ class Deposits:
         return left
 
     def note(self, job: JobRecord, attempt: Attempt) -> None:
-        """React to a change of the attempt's row. The method is called after each write of the row.
-        Once the outcome of the attempt's work is decided, the server stops reading the attempt's
-        results. Once the attempt has ended, its objects are removed from the bucket.
+        """React to a change of the attempt's row. The method is called after each write of the
+        attempt's row. Once the outcome of the attempt's work is decided, the server stops reading
+        the attempt's results. Once the attempt has ended, its objects are removed from the bucket.
         """
         if attempt.phase in COMING or attempt.phase is AttemptPhase.RUNNING:
             return
@@ -484,7 +484,7 @@ class DepositCollection:
 
     def list_left(self, ranks: Ranks) -> frozenset[int]:
         """Return the ranks whose results have not been read completely, or whose agents have sent
-        another message since.
+        another message since the results were read.
         """
         return frozenset(
             rank

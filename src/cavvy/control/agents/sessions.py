@@ -556,7 +556,7 @@ class AgentSessions:
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
     """Return the messages to store one by one, after storing them together has failed. If there is
     only one message, it is reduced to the fields that can always be stored. Raises HashMismatch if
-    the message already has only these fields.
+    the message was already reduced.
     """
     if len(messages) != 1:
         return messages
@@ -576,7 +576,7 @@ def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timede
 
 
 def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """Return the time until which the rest of the budget pays for this attempt alone. This time
+    """Return the time until which the rest of the budget pays for this attempt alone. The result
     applies while the attempt's own spending is unknown. Returns None if there is no limit.
     """
     cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour

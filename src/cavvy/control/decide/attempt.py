@@ -349,7 +349,8 @@ def _let_others_save(
 ) -> Action | None:
     """After the first failure, order the remaining ranks to end within their grace period.
 
-    The ranks can then save their state, and all of them end before the next attempt starts.
+    During the grace period, the ranks can save their state. All ranks end before the next attempt
+    starts.
     """
     if not all(node.claim for node in view.nodes):
         return None  # no rank has received its work

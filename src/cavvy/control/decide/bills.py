@@ -432,7 +432,7 @@ def _bill_rolled_back(
 
 def _add(one: Charge, other: Charge) -> Charge:
     """Return the sum of both charges as one charge. If the charges end at different times, the
-    result has the rate that applied at the beginning of the result.
+    result has the rate that applied at the start of the charges.
     """
     rate = HourlyRate(one.rate.micros_per_hour + other.rate.micros_per_hour)
     amount = Money(one.amount.micros + other.amount.micros)

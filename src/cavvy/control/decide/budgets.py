@@ -80,8 +80,8 @@ def find_stop(states: Iterable[BudgetState], now: datetime) -> str:
 
 
 class ServiceStop(Struct, frozen=True, kw_only=True):
-    """The names of the budgets that stop a service, or "" if none does. If `soft` is set, the
-    service gets no more replicas; if `hard` is set, its replicas are ended.
+    """The names of the budgets that stop a service, or "" if no budget stops it. If `soft` is set,
+    the service gets no more replicas; if `hard` is set, its replicas are ended.
     """
 
     soft: str = ""

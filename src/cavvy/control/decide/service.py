@@ -101,7 +101,7 @@ class ServiceSnapshot(Struct, frozen=True, kw_only=True):
 
 class ServiceStep(Struct, frozen=True, kw_only=True):
     """The actions of one decision about a service: store the service, order new replicas, and start
-    and stop the jobs of other replicas. `orders` lists the market of each new replica; for "",
+    and stop the jobs of existing replicas. `orders` lists the market of each new replica; for "",
     the planner chooses the market. `candidates` is the number of new replicas of the candidate
     revision. `bound` are further replicas to order, for requests that must stay in certain places.
     `finished` means that the service was ended and has no replicas left. The next decision is due
@@ -497,9 +497,9 @@ def _limit(
     now: datetime,
 ) -> list[ServiceReplica]:
     """Return the replicas, with surplus replicas changed to draining or ending. Replicas of older
-    revisions serve until enough replicas of the newest revision are ready. A replica in the wrong
-    market serves until enough other replicas are ready. Replicas that are kept for requests bound
-    to places are the last to end.
+    revisions serve until enough replicas of the newest revision are ready. A replica in a market
+    with too many replicas serves until more replicas are ready than the service needs. Replicas
+    that are kept for requests bound to places are the last to end.
     """
     wanted, needed = need.wanted, need.kept.ids
     revision, placement = service.revision, service.placement if wanted else {}

@@ -156,7 +156,7 @@ def observe(
 
 def find_former(before: ServiceTraffic | None, traffic: ServiceTraffic) -> ServiceTraffic:
     """Return the counts to subtract from the counts in `traffic`: `before`, or zeros if the gateway
-    has been restarted since.
+    has been restarted since `before`.
     """
     if (
         before is None

@@ -50,8 +50,8 @@ class ServiceFront(Protocol):
         """Return the last known state of a watched replica."""
 
     async def publish(self, service: StoredService, replicas: Sequence[ServiceReplica]) -> None:
-        """Let the gateway serve the service with these replicas. The gateway starts with the first
-        service. A gateway that does not respond receives the change later.
+        """Let the gateway serve the service with these replicas. The gateway starts when its first
+        service is published. A gateway that does not respond receives the change later.
         """
 
     async def withdraw(self, service: StoredService) -> None:

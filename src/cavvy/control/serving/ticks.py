@@ -19,8 +19,8 @@ _Times = tuple[datetime, datetime]
 
 class CronTicks:
     """Adds the calls that cron lines schedule to the queues of services. The due times are computed
-    from the queue's rows, so that a server that takes over adds no call twice. The object only
-    caches the due times.
+    from the queue's rows, so that a server that takes over adds no call twice. An object of this
+    class only caches the due times.
     """
 
     def __init__(self, store: Store, clock: ControlClock) -> None:

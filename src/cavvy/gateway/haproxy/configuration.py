@@ -182,8 +182,9 @@ backend {HOLD}
 
 
 def _write_scheme(listener: HaproxyListener) -> str:
-    """Return the rule that adds X-Forwarded-Proto. Each backend contains the rule, because the
-    frontend's last rules apply to few requests."""
+    """Return the rule that adds X-Forwarded-Proto. Each backend contains the rule, because most
+    requests skip the frontend's last rules.
+    """
     scheme = "https" if listener.certificate else "http"
     return f"http-request add-header X-Forwarded-Proto {scheme}"
 

@@ -97,7 +97,9 @@ class HaproxyRuntime:
         self._delete_old(backend, known)
 
     def _delete_old(self, backend: str, known: dict[str, ReplicaAddress]) -> None:
-        """Delete servers whose last request has ended; HAProxy refuses to delete the others."""
+        """Delete servers whose last request has ended; HAProxy refuses to delete servers that still
+        have requests.
+        """
         for row in self._list_rows(backend):
             name = row["svname"]
             if name not in known and name not in (HOLD, "BACKEND") and row["scur"] == "0":

@@ -1,5 +1,5 @@
-"""Refuses options with which a managed service would start, delay or repeat runs by itself, without
-Cavvy.
+"""Refuses options with which a managed service would start, delay or repeat runs without an order
+from Cavvy.
 """
 
 import json

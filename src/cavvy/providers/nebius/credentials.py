@@ -25,7 +25,7 @@ class NebiusCredentials(Struct, frozen=True, kw_only=True):
 
 def find_credentials(settings: Mapping[str, Scalar]) -> NebiusCredentials:
     """Return the credentials: from the file that the settings name, otherwise from the environment,
-    otherwise from the usual file. Raises Refused.
+    otherwise from the default file `_FILE`. Raises Refused.
     """
     named = str(settings.get("key_file") or "")
     if not named and (token := os.environ.get(_VARIABLE, "").strip()):

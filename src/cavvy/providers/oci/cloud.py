@@ -171,7 +171,7 @@ class OciCloud:
 
     async def _is_left(self, region: str, ocid: str) -> bool:
         """Return whether the instance exists and was not terminated. Raises Refused if the user has
-        no permission to list instances, because a missing instance then proves nothing.
+        no permission to list instances, because OCI may then hide an instance that still exists.
         """
         try:
             found = [await self._api.get(region, f"/instances/{ocid}")]
@@ -235,7 +235,9 @@ class OciCloud:
 
 
 def _encode(user_data: str, network: str) -> str:
-    """Return the user data in base 64, with the commands that platform images need first."""
+    """Prepend the commands that OCI's platform images must run first to the user data, and return
+    the result in base 64.
+    """
     shebang, _, script = user_data.partition("\n")
     text = f"{shebang}\n{_PREPARE.format(network=network)}{script}"
     return base64.b64encode(text.encode()).decode()

@@ -163,7 +163,9 @@ class PaperspaceCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def name_limit(self, fault: CloudFault) -> CloudFault:
-        """Return the fault, with the code `_LIMIT` if the team cannot have the machine."""
+        """Return the fault, with the code `_LIMIT` if a limit of the team prevents the creation of
+        the machine.
+        """
         if 400 <= fault.status < 429 and _OVER_LIMIT.search(fault.message):
             return CloudFault(fault.status, _LIMIT, fault.message)
         return fault

@@ -29,8 +29,9 @@ _Rates = Mapping[str, HourlyRate]
 
 
 class InstanceOffers:
-    """The offers of a provider that rents SageMaker's instances for one use, such as "Training".
-    The settings `instances` and `disk_gib` select the offers; prices are read again after 12 hours.
+    """The offers of a provider that rents SageMaker's instances for one purpose, such as
+    "Training". The settings `instances` and `disk_gib` select the offers; prices are read again
+    after 12 hours.
     """
 
     def __init__(self, aws: AwsService, context: ProviderContext, provider: str, use: str) -> None:
@@ -105,7 +106,7 @@ class InstanceOffers:
 
 
 def read_rates(products: Sequence[Any], use: str) -> _Rates:
-    """Return the hourly prices of instances for one use, such as "Training"."""
+    """Return the hourly prices of instances for one purpose, such as "Training"."""
     found: dict[str, HourlyRate] = {}
     for each in products:
         attributes = each.get("product", {}).get("attributes", {})

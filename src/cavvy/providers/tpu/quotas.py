@@ -117,8 +117,8 @@ def _list_limits(told: Sequence[Json]) -> Mapping[str, float]:
 
 
 def _find_key(zone: str, kind: TpuSlice, spot: bool, known: _Quotas) -> _Key:
-    """Return the quota that a slice uses. A slice of one host uses the quota for serving, if one
-    exists.
+    """Return the quota that a slice uses. A slice of one host uses the quota for serving, if the
+    zone has such a quota.
     """
     purchase = Purchase.SPOT if spot else Purchase.ON_DEMAND
     serving = (zone, kind.accelerator, purchase, True)

@@ -214,8 +214,8 @@ class VertexService:
 
 
 def read_job(region: str, told: Mapping[str, Any]) -> ServiceJob:
-    """Parse a reply. A spot job whose machines were reclaimed either fails, or runs
-    and then waits for other machines.
+    """Parse a reply. A spot job whose machines were reclaimed either fails, or continues as a job
+    that waits for new machines.
     """
     status, started = str(told["state"]), _time(told.get("startTime"))
     reason = str((told.get("error") or {}).get("message") or "")

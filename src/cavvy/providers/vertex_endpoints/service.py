@@ -3,8 +3,8 @@
 A replica needs a model (image and environment), an endpoint, and the deployment of the model to the
 endpoint. In this module, a job is the deployment, because only the deployment is billed. The model
 and the endpoint have the same name, and are deleted together with the deployment, or later if the
-server stopped in between. Google creates, deploys and removes models and endpoints in long-running
-operations.
+server stopped before it deleted them. Google creates, deploys and removes models and endpoints in
+long-running operations.
 """
 
 import re

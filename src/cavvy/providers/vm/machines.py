@@ -92,7 +92,8 @@ class VmMachines:
 
     async def list(self) -> GangMachines:
         """Return all machines of this installation that the cloud lists. Calls within LIST_AGE
-        share one list, unless this process has created or deleted a machine since.
+        share one list, unless this process has created or deleted a machine since the list was
+        requested.
         """
         task, now = self._listing, self._now()
         fresh = timedelta(0) <= now - self._listed_at < LIST_AGE
@@ -199,8 +200,9 @@ class VmMachines:
         return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
-        """Send a request that names no machine. The status 404 then means that the API's address is
-        wrong, so Refused is raised; other faults are handled as in `_ask`.
+        """Send a request that names no machine. For such a request, the status 404 means that the
+        API's address is wrong, so Refused is raised. Faults with another status are handled as in
+        `_ask`.
         """
         try:
             return await self._ask(call, what)

@@ -54,11 +54,12 @@ RECORDER: ContextVar[CallRecorder | None] = ContextVar("RECORDER", default=None)
 
 
 class RestClient:
-    """Calls one API. `read_key` returns the token, or "" if the API needs none. `read_error` parses
-    the body of an error reply. If `key_header` is set, this header contains the key; otherwise the
-    key is sent as a bearer token. For an API with signed requests, `sign` is used instead of a key.
-    `read_reply` builds a call's result from the reply's body and headers; by default, a call
-    returns the body. An error with a code in `later` is treated like the status 429.
+    """Calls one API. `read_key` returns the token, or "" if the API needs no token. `read_error`
+    parses the body of an error reply. If `key_header` is set, this header contains the key;
+    otherwise the key is sent as a bearer token. For an API with signed requests, `sign` is used
+    instead of a key. `read_reply` builds a call's result from the reply's body and headers; by
+    default, a call returns the body. An error with a code in `later` is treated like the status
+    429.
     """
 
     def __init__(
