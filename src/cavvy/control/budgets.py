@@ -93,8 +93,8 @@ class BudgetKeeper:
         return find_allowance(self._covering(job), job.id, now)
 
     async def reconcile(self) -> timedelta | None:
-        """Send the alerts that are due, and return the time until the next call. The result is None
-        if there are no budgets: the next call then follows a hint.
+        """Send the alerts that are due, and return the time until the next call. If there are no
+        budgets, the result is None, and a hint triggers the next call.
         """
         self.expire()
         await self._refresh()

@@ -22,7 +22,7 @@ class ControlClock(Protocol):
         """Wait until `when` or shortly after; return immediately if `when` has passed."""
 
     async def rest(self) -> None:
-        """Let every other ready task run once, so that, for example, requests are answered between
+        """Let all other ready tasks run once, so that, for example, requests are answered between
         two steps.
         """
 

@@ -78,8 +78,8 @@ class Deferred:
         await self._store.commit(changes)
 
     async def put(self, changes: AtomicWrite) -> None:
-        """Do the same as `commit`, but keep the changes in memory if the disk is full. Changes that
-        create jobs, attempts or allocations raise StoreFull instead.
+        """Do the same as `commit`, but keep the changes in memory if the disk is full. If the disk
+        is full, changes that create jobs, attempts or allocations raise StoreFull.
         """
         try:
             await self.commit(changes)

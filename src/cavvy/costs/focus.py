@@ -2,7 +2,8 @@
 
 Columns and allowed values: https://focus.finops.org/focus-specification/v1-0/. Cavvy's own columns
 begin with `x_`, as the specification requires. `focus-validator` 1.0.0 expects five columns under
-the names that they had before version 1.0, so these columns are written under both names.
+the names that they had before version 1.0, so these columns are written under the old and the new
+name.
 """
 
 import json

@@ -201,8 +201,8 @@ class BillSummary:
                 self.tagged.setdefault(key, BilledSum()).take(part)
 
     def add_untagged(self, line: BillLine | BadBillLine, wanted: Collection[KindOnDay]) -> None:
-        """Add a line that was read again, if the line has no tag and its kind and day are in
-        `wanted`.
+        """Add a line from the second reading of the bill, if the line has no tag and its kind and
+        day are in `wanted`.
         """
         if isinstance(line, BadBillLine) or line.gang or line.number in self._twice:
             return

@@ -5,9 +5,9 @@ A cloud bills a volume for its whole life, with the tag of the gang for which th
 created. In the ledger, the disk charges of a job cover the time in which the job used the volume;
 the volume's own entries cover the remaining time. Therefore the disks of the volume, of the gang in
 its tag and of all jobs that used the volume are compared as one sum. The volume's own charges cover
-the time for which no job paid. Therefore the times show which jobs used the volume: the disk
-charges of such a job begin or end in the same microsecond in which the volume's own charges end or
-begin.
+the time for which no job paid. Therefore the times of charges show which jobs used the volume: the
+disk charges of a job that used the volume begin or end in the same microsecond in which the
+volume's own charges end or begin.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -85,7 +85,7 @@ def _cover(entries: Iterable[LedgerEntry]) -> Iterator[tuple[datetime, datetime]
 
 
 def _join(groups: dict[str, str], found: Iterable[str], name: str) -> None:
-    """Put these names into one group, together with the groups that already contain them."""
+    """Merge these names, and all groups that contain one of these names, into one group."""
     before = {groups[each] for each in found if each in groups}
     name = min(before, default=name)
     for each, group in groups.items():

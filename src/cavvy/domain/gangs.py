@@ -21,8 +21,8 @@ class GangState(StrEnum):
 
 
 class NodeExtra(Struct, frozen=True, kw_only=True):
-    """Something that a node has in addition to its machine: one disk of `units` GiB, or `units`
-    public addresses. `name` is the name of the `ExtraPrice` that applies.
+    """A disk or public addresses that a node has in addition to its machine: one disk of `units`
+    GiB, or `units` public addresses. `name` is the name of the `ExtraPrice` that applies.
     """
 
     kind: ChargeKind

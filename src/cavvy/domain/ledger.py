@@ -121,7 +121,8 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
 
 class LedgerSum(Struct, frozen=True, kw_only=True):
     """The entries of one group, added up. `groups` contains a value for each dimension of the
-    group. `amount` is the sum of all entries, `discount` is the sum of the discounts among them.
+    group. `amount` is the sum of all entries, and `discount` is the sum of the discounts among
+    them.
     """
 
     groups: Mapping[str, str]

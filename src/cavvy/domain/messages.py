@@ -182,7 +182,7 @@ class Assignment:
 
     This class defines the work document and is encoded without conversion. Nodes have only the
     standard library, so `agent/config.py` repeats the names and types of the fields; a test
-    compares the two.
+    compares the two modules.
     """
 
     job: str

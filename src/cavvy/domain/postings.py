@@ -113,7 +113,7 @@ def split_months(posting: LedgerPosting) -> Iterator[LedgerPosting]:
 
 
 def list_months(since: datetime, until: datetime) -> Sequence[datetime]:
-    """Return the beginnings of months between the two times, both excluded."""
+    """Return the beginnings of months after `since` and before `until`."""
     found, at = [], since
     while (at := next_month(at)) < until:
         found.append(at)

@@ -75,7 +75,7 @@ class QueuedCall(Struct, frozen=True, kw_only=True):
 
 
 class CallAnswer(Struct, frozen=True, kw_only=True):
-    """The answer of a service to a call. `status` is None if there is no answer; then `problem` is
+    """The answer of a service to a call. If there is no answer, `status` is None and `problem` is
     the reason.
     """
 

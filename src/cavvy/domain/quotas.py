@@ -41,9 +41,9 @@ class Quota(Struct, frozen=True, kw_only=True):
 
 
 def limit_offer(offer: Offer, needs: Iterable[tuple[Quota, float]]) -> Offer:
-    """Return the offer, with its capacity reduced to what its quotas allow. `needs` lists the
-    quotas toward which machines of the offer count, each with the amount of the quota that one node
-    uses. A quota whose current use is unknown counts as unused.
+    """Return the offer, with its capacity reduced to the capacity that its quotas allow. `needs`
+    lists the quotas toward which machines of the offer count, each with the amount of the quota
+    that one node uses. A quota whose current use is unknown counts as unused.
 
     Offers that are limited by the same quota share a pool, because a node of one offer leaves less
     of the quota for the other offers. A quota for all regions together is applied to the offers of

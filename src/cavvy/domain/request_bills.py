@@ -42,7 +42,7 @@ def find_counts(work: RequestWork, replica: str) -> RequestCounts:
 
 
 def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> dict[str, KeyWork]:
-    """Return the larger of the two counts of each client's key."""
+    """For each client's key, return the larger of the counts in `one` and `other`."""
     found = dict(one)
     for key, count in other.items():
         known = found.get(key)

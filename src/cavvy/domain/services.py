@@ -110,8 +110,8 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
 
 
 class BatchRule(Struct, frozen=True, kw_only=True):
-    """The rule by which the gateway joins requests: up to `most` instances of a replica's next
-    batch, which waits for further requests at most the time `wait` while the replica is free.
+    """The rule by which the gateway joins requests to batches. A batch has at most `most`
+    instances, and waits for further requests at most the time `wait` while a replica is free.
     `input` and `output` are the keys of the arrays in the JSON bodies of requests and responses.
     """
 

@@ -136,8 +136,8 @@ def make_sign_in(trust: IssuerTrust, claims: Mapping[str, object]) -> SignIn:
 def limits_users(trust: IssuerTrust) -> bool:
     """Return whether the claims limit a trust to certain users of its issuer. For the
     SHARED_ISSUERS, a fixed value, or a value that is fixed up to a slash, is required for one of
-    the claims that distinguish the issuer's users. For all other issuers, a trust is limited if any
-    claim has a fixed part.
+    the claims that distinguish the issuer's users. For an issuer that is not in SHARED_ISSUERS, a
+    trust is limited if any claim has a fixed part.
     """
     identifying = SHARED_ISSUERS.get(trust.issuer.rstrip("/"))
     if identifying is None:
@@ -149,8 +149,8 @@ def limits_users(trust: IssuerTrust) -> bool:
 
 
 def needs_limits(trust: IssuerTrust) -> bool:
-    """Return whether a trust must be limited to certain users of its issuer. This is required for
-    CI systems, and for trusts that create accounts for the users of a SHARED_ISSUER.
+    """Return whether a trust must be limited to certain users of its issuer. The limit is required
+    for CI systems, and for trusts that create accounts for the users of a SHARED_ISSUER.
     """
     shared = trust.issuer.rstrip("/") in SHARED_ISSUERS
     return bool(trust.account) or (shared and trust.accounts is AccountRule.CREATE)

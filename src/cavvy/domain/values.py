@@ -2,7 +2,7 @@
 
 A value is a `Struct` of msgspec, which compiled code creates, copies, compares and hashes (ADR
 0075): `class Offer(Struct, frozen=True, kw_only=True)`. Programs that run on nodes have only the
-standard library; their records are data classes.
+standard library; the records of these programs are data classes.
 """
 
 from typing import TYPE_CHECKING, Any

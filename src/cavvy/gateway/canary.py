@@ -92,7 +92,7 @@ class CanarySplit:
 
     def record(self, is_new: bool, failed: bool, taken_s: float) -> None:
         """Record that a request has ended. The request counts only while both revisions have
-        replicas, because other requests allow no comparison of the revisions.
+        replicas, because the revisions can be compared only in this period.
         """
         if not self._both:
             return

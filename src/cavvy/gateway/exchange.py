@@ -186,8 +186,8 @@ class Exchange:
 
     @property
     def is_bound(self) -> bool:
-        """Return whether some replicas may not get this request, so that the request may wait while
-        other requests start.
+        """Return whether some replicas are not permitted to get this request, so that the request
+        may wait while other requests start.
         """
         return self.avoid is not None or bool(self.places)
 

@@ -40,7 +40,9 @@ class TokenBucket:
         return (1 - self._tokens) / self._per_s
 
     def give_back(self) -> None:
-        """Put a token back into the bucket, because its request was refused for another reason."""
+        """Put a token back into the bucket, because the request that took the token was refused for
+        a reason other than this limit.
+        """
         self._tokens = min(self._burst, self._tokens + 1)
 
 

@@ -551,8 +551,8 @@ class ServiceQueue:
 
     def _dispatch(self) -> None:
         """Start waiting requests while a replica has room. A request does not delay the requests
-        behind it if no replica with room may serve it, for example because the request has failed
-        on that replica.
+        behind it if no replica with room is permitted to serve it, for example because the request
+        has failed on that replica.
         """
         now = monotonic()
         for exchange in list(self._waiting):

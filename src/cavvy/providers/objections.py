@@ -42,7 +42,9 @@ def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
 
 
 def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:
-    """If the provider runs only sessions or only services, return the objection to other tasks."""
+    """If the provider runs only sessions or only services, return the objection to tasks of other
+    kinds.
+    """
     if manifest.only_services and task.service is None:
         reason = f"{manifest.title} run only services; start one with `cavvy serve`"
         return [Objection("run", reason)]

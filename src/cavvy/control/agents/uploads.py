@@ -127,7 +127,8 @@ class UnfinishedUploads:
         read: Callable[[int, int], bytes],
     ) -> None:
         """Upload a whole file, whose bytes `read(offset, length)` returns. If the upload fails, its
-        record is kept, so that `sweep` aborts the upload again. Raises the same errors as `begin`.
+        record is kept, so that `sweep` can abort the upload later. Raises the same errors as
+        `begin`.
         """
         how = await self.begin(gang, objects, path, size)
         await in_thread_to_its_end(objects.store, path, size, read, how)

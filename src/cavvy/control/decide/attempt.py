@@ -195,8 +195,9 @@ def _ending_phase(view: AttemptSnapshot, now: datetime) -> Action:
 
 
 def _kept(view: AttemptSnapshot, now: datetime) -> Action:
-    """Return the next step of a warm gang. Another function decides whether a job takes the gang
-    over."""
+    """Return the next step of a warm gang. The queue reconciler decides whether a job takes the
+    gang over.
+    """
     attempt = view.attempt
     until = attempt.kept_until or now
     action = _gone(view, now)

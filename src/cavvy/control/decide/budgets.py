@@ -54,7 +54,7 @@ def month_limit(budget: SpendingBudget, last_month: Money, now: datetime) -> Mon
 
 
 def find_block(states: Iterable[BudgetState], now: datetime) -> str:
-    """Return why no new paid work may start, or "" if it may start."""
+    """Return why no new paid work may start, or "" if new paid work may start."""
     for state in states:
         percents = (state.budget.soft_percent, state.budget.hard_percent)
         reached = min((each for each in percents if each is not None), default=None)

@@ -273,8 +273,8 @@ def _variance(trial: CanaryTrial) -> float:
 
 def _variance_of_shift(trial: CanaryTrial) -> float:
     """Return the variance per unit of information. While the new revision has few requests, a
-    larger variance of its latency increases the result, so that a single long request does not
-    count as evidence.
+    larger variance of its latency increases the returned variance, so that a single long request
+    does not count as evidence.
     """
     known = _variance(trial)
     own = trial.deviation_new / max(1, trial.free_new)

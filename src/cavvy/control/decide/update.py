@@ -309,8 +309,8 @@ def _end(
 def _in_order(
     old: tuple[ServiceReplica, ...], new: tuple[ServiceReplica, ...]
 ) -> tuple[ServiceReplica, ...]:
-    """Return the replicas of both revisions: first ended replicas, then other replicas, each by
-    age.
+    """Return the replicas of both revisions: first the replicas that have ended, then the replicas
+    that have not ended, both sorted by age.
     """
     return tuple(
         sorted((*old, *new), key=lambda each: (each.state is not ReplicaState.ENDED, each.number))

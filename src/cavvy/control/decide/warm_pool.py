@@ -92,7 +92,7 @@ def keeps_until(
 
 
 def _leaves_nodes(job: JobRecord, end: tuple[AttemptOutcome | None, int | None]) -> bool:
-    """Return whether the nodes can do other work after the job's work has ended with the outcome
+    """Return whether the nodes can run another job after this job's work has ended with the outcome
     and the exit code in `end`.
     """
     if job.task.machine is None:

@@ -221,8 +221,8 @@ def flatten(told: Json) -> Json:
 
 
 def find_detail(status: Json) -> str:
-    """Return the kind of error in a `google.rpc.Status`, such as "notEnoughResources", or "" if it
-    has none.
+    """Return the kind of error in a `google.rpc.Status`, such as "notEnoughResources", or "" if the
+    status states no kind.
     """
     details = status.get("details") or []
     kinds = [kind for each in details for kind in _DETAILS if kind in (each.get("value") or each)]

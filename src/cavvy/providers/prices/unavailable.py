@@ -1,5 +1,5 @@
-"""The reasons why the price lists of other providers are not read yet, for `cavvy catalog refresh`
-and `info`.
+"""The reasons why Cavvy does not read the price lists of some providers yet, for `cavvy catalog
+refresh` and `info`.
 """
 
 from collections.abc import Mapping

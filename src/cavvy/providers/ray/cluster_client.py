@@ -207,7 +207,7 @@ class RayCluster:
 
     async def _read_output(self, name: str, job: Object) -> status.DriverOutput | None:
         """Read the driver's messages. Return None if the log of an ended job cannot be read. If the
-        log stays unreadable for a minute, return no messages instead.
+        log stays unreadable for a minute, return output without messages instead of None.
         """
         begun = job.get("status") not in ("PENDING", None)
         log = await self.api.log(str(job["submission_id"])) if begun else ""

@@ -310,9 +310,8 @@ def _read_code(reason: str) -> str:
 
 def _list_hyperparameters(gang: GangSpec) -> Mapping[str, str]:
     """Return the task's parameters, supplemented or replaced by the parameters in the options.
-    Raises Refused if the options exceed SageMaker's limits. Task parameters that exceed
-    SageMaker's limits are omitted, because the work gets all parameters as environment variables
-    anyway.
+    Raises Refused if the options exceed SageMaker's limits. Task parameters that exceed SageMaker's
+    limits are omitted, because the work also gets all parameters as environment variables.
     """
     named = read_texts(gang.options, "hyperparameters")
     if not fits_hyperparameters(named):

@@ -64,7 +64,7 @@ class VertexOffers:
 
 def name_accelerator(offer: Offer) -> str | None:
     """Return Vertex AI's name for an offer's accelerator. Returns None if the offer has no
-    accelerator, or Vertex AI has no name for it.
+    accelerator, or Vertex AI has no name for the accelerator.
     """
     if offer.accelerator is None:
         return None

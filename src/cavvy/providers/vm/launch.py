@@ -1,8 +1,8 @@
 """Launches gangs: all nodes or none, although in most clouds each request starts only one machine.
 
-If a launch cannot be completed now, `launch` raises TryAgain. The control plane calls `launch`
-again within 15 seconds, and this call continues the launch. If a launch cannot succeed, the
-machines that it has started are deleted.
+If a launch cannot be completed now, `launch` raises TryAgain. The control plane repeats the call of
+`launch` within 15 seconds, and the repeated call continues the launch. If a launch cannot succeed,
+the machines that it has started are deleted.
 """
 
 import hashlib

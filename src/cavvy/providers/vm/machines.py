@@ -200,9 +200,9 @@ class VmMachines:
         return self.traits.bill_starts is BillStart.RUNNING
 
     async def ask_all(self, call: Awaitable[_T], what: str) -> _T:
-        """Send a request that names no machine. For such a request, the status 404 means that the
-        API's address is wrong, so Refused is raised. Faults with another status are handled as in
-        `_ask`.
+        """Send a request that names no machine. For a request that names no machine, the status 404
+        means that the API's address is wrong, so Refused is raised. Faults with another status are
+        handled as in `_ask`.
         """
         try:
             return await self._ask(call, what)

@@ -158,8 +158,8 @@ class VmStatus:
             await self._machines.delete([machine])
 
     async def _list(self) -> GangMachines:
-        """Return the cloud's list. If listing fails, machines that must be deleted anyway are
-        deleted before the error is raised. Raises TryAgain, Refused.
+        """Return the cloud's list. If listing fails, the machines that are already known to be
+        unwanted are deleted before the error is raised. Raises TryAgain, Refused.
         """
         try:
             return await self._machines.list()

@@ -53,7 +53,7 @@ def read_pools(told: dict[str, Any]) -> tuple[int, str]:
 
 
 def find_address(host: str) -> str:
-    """Return the address of a host name, or "" if it has none."""
+    """Return the address of a host name, or "" if the host name has no address."""
     try:
         return socket.gethostbyname(host) if host else ""
     except OSError:
