@@ -42,10 +42,10 @@ def count_agreeing(load: ServiceLoad, terms: ScalingTerms) -> int:
 
         log10(1 / (1 - on_time)) * min(most_agree_min, agree_min * sqrt(z)), at least 1
 
-    with the unevenness z of arrivals. The formula was found by experiments on recorded requests. If
-    arrivals come in bursts, a service that has removed replicas answers more requests late. A
-    steady service with many replicas gains nothing if the removal of replicas is delayed, but pays
-    for the delay.
+    Here, z is the unevenness of arrivals. The formula was found by experiments on recorded
+    requests. If arrivals come in bursts, a service that removes replicas too early answers many
+    requests late. A steady service with many replicas gains nothing if the removal of replicas is
+    delayed, but pays for the delay.
     """
     weights = terms.weights
     strictness = log10(1 / max(_SMALLEST_SHARE, 1 - terms.on_time))

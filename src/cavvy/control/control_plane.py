@@ -395,7 +395,7 @@ class ControlPlane:
                 self._worklist.hint(key, after.get(key, _NOW))
 
     async def stop(self) -> None:
-        """Stop the reconcilers. The next start resumes all work from the store."""
+        """Stop the reconcilers. The next start of the server resumes all work from the store."""
         for provider in self._providers.values():
             if host := ability(provider, RUNS_AGENTS_HERE):
                 host.connect(None)

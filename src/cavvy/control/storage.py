@@ -1,4 +1,4 @@
-"""Posts the costs of volumes that no job uses to the ledger. The garbage collection posts these
+"""Posts to the ledger the costs of volumes that no job uses. The garbage collection posts these
 costs, because only one server at a time collects garbage.
 """
 

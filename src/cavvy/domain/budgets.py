@@ -23,7 +23,7 @@ class SpendingBudget(Struct, frozen=True, kw_only=True):
     empty text matches every job. Months are in UTC. The jobs of a service are its replicas. A
     project includes the projects below it.
 
-    Percentages are of the month's amount. At `soft_percent`, no new paid work starts. At
+    Percentages refer to the month's amount. At `soft_percent`, no new paid work starts. At
     `hard_percent`, running work saves a checkpoint and stops. None means never. With `carry_over`,
     the unspent amount of the last month is added to the month's amount.
     """

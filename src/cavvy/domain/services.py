@@ -336,7 +336,7 @@ class UnplacedRequests(Struct, frozen=True, kw_only=True):
 class ServiceReplica(Struct, frozen=True, kw_only=True):
     """One replica of a revision of a service. The replica was requested in `market` ("" if the
     planner chose the offer) and runs at `place`. The replica may run at these `providers`; () means
-    all providers that its task permits. Times are None until the event has happened. `reason` is
+    all providers that its task permits. Each time is None until its event has happened. `reason` is
     the reason for the last transition. The replica's program listens on `port` of the node. `gang`
     is the gang that runs the replica. `gang` is "" while there is no gang, and on the server's
     machine, where the gateway reaches the port without a tunnel.

@@ -134,7 +134,7 @@ class ResourceSpec(Struct, frozen=True, kw_only=True):
     ordered: bool = False  # prefer the first available alternative, not the cheapest
 
     def least_memory_mib(self, cpus: float) -> int:
-        """Return the minimum memory of a node with that many CPUs."""
+        """Return the minimum memory of a node with `cpus` CPUs."""
         return max(self.memory_min_mib or 0, ceil((self.memory_per_cpu_mib or 0) * cpus))
 
     def uses_accelerators(self, shared: bool) -> bool:

@@ -70,8 +70,9 @@ class CallStore:
             (self._folder / f"{call_id}.{kind}").unlink(missing_ok=True)
 
     def list_known(self) -> dict[str, KnownCall]:
-        """Return the calls of an earlier process. Files of calls that are incomplete or too old are
-        removed."""
+        """Return the calls that an earlier gateway process stored. Files of calls that are
+        incomplete or too old are removed.
+        """
         now = time.time()
         found = {}
         for path in sorted(self._folder.iterdir()):

@@ -60,7 +60,9 @@ class ServiceKeys:
         return key
 
     def knows(self, head: RequestHead, clock: float) -> bool:
-        """Return whether a request has one of the keys. The check does not count as a use."""
+        """Return whether a request has one of the keys. The check does not count as a use of the
+        key.
+        """
         return self._find(head, clock) is not None
 
     def _find(self, head: RequestHead, clock: float) -> ClientKey | None:

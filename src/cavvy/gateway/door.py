@@ -123,8 +123,8 @@ class Door:
         return len(self._connections)
 
     def close_idle(self) -> None:
-        """Close idle connections, because the gateway stops. A connection with a request closes
-        after the request.
+        """Close idle connections, because the gateway stops. A connection with an open request
+        closes after the response.
         """
         self.stopping = True
         for connection in tuple(self._connections):

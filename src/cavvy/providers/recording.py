@@ -91,8 +91,8 @@ _NUMBER_OF = ("id", "number", "phone")
 
 
 class _Recording(Struct, kw_only=True):
-    """The calls for one gang, in order. `began` is the start in seconds of the recorder's clock.
-    `latest` contains the last reply to each read since the last write.
+    """The calls for one gang, in order. `began` is the start of the recording, in seconds of the
+    recorder's clock. `latest` contains the last reply to each read since the last write.
     """
 
     began: float

@@ -482,8 +482,8 @@ def _is_spot(attempt: Attempt) -> bool:
 
 
 def count_losses(tallies: Sequence[MarketTally]) -> dict[str, NodeLosses]:
-    """Return, for each market, the number of lost nodes and the total running time of all ended
-    nodes in hours.
+    """Return, for each market, the number of lost nodes, and the total running time, in hours, of
+    all ended nodes.
     """
     found: dict[str, NodeLosses] = {}
     for each in tallies:

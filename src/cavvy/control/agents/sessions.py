@@ -217,7 +217,8 @@ class AgentSessions:
 
     async def wait_order(self, gang: str, rank: int, after: int, wait: timedelta) -> Order | None:
         """Return the current order for this rank as `order` does, but first wait for at most `wait`
-        if no newer order exists. The wait ends early, possibly with None, when `notify` is called.
+        if no newer order exists. When `notify` is called, the wait ends early, and the result may
+        be None.
         """
         changed = asyncio.Event()
         self._waiters[gang].add(changed)
@@ -395,8 +396,8 @@ class AgentSessions:
         return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
 
     async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
-        """Refuse the claim and report the reason. After the refusal, a new gang with current agents
-        is launched.
+        """Refuse the claim and report the reason. After the refusal, a new gang with up-to-date
+        agents is launched.
         """
         event = Event(
             project=attempt.project,

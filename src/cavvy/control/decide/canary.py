@@ -18,15 +18,16 @@ exact: with a single block and a single look, the test would be Fisher's exact t
 alpha that a look spends may depend on n1, n0 and m, because the distribution is conditional on
 these numbers.
 
-Latency. With the mean logarithm of the latency L of each revision in block b, w = n1 n0 / (n1 + n0)
-and the variance v of the logarithm within revisions and blocks, the statistic is
+Latency. In a block, L1 and L0 are the mean logarithms of the latency of the new and the old
+revision, and w is n1 n0 / (n1 + n0). The variance of the logarithm within revisions and blocks is
+v. The statistic is
 
-    S / sqrt(v),  S = sum of w (L1 - L0),
+    S / sqrt(v),  S = sum of w (L1 - L0).
 
-a sum of normal increments with the variances w. Because v is estimated and the logarithms are not
-always normal, the statistic is only asymptotically normal. The distribution is stored as a
-histogram with cells of equal width. While the new revision has few requests, a larger variance of
-the new revision's latency also increases v.
+S is a sum of normal increments; each increment has the variance w v. Because v is estimated and the
+logarithms are not always normal, the statistic is only asymptotically normal. The distribution is
+stored as a histogram with cells of equal width. While the new revision has few requests, a larger
+variance of the new revision's latency also increases v.
 
 The part of alpha that a look may spend grows with the information. The information is the square of
 an effect's size in standard deviations. The test looks for two effects: 1 % more errors and 5 %
@@ -126,7 +127,7 @@ def observe(
 
 
 def _is_less(counts: RevisionSums, before: RevisionSums) -> bool:
-    """Return whether any of the counts is less than before."""
+    """Return whether any of the counts is less than in `before`."""
     fewer = counts.requests < before.requests or counts.errors < before.errors
     return fewer or counts.timed < before.timed
 

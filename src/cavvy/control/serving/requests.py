@@ -75,7 +75,8 @@ class ServiceRequests:
         ceiling: Money | None,
     ) -> ServiceStatus:
         """Start a service with the name of the task, or add a new revision to the existing service
-        with this name. An unchanged task has no effect. Raises StaleVersion, HostTaken.
+        with this name. If the task is unchanged, the call has no effect. Raises StaleVersion,
+        HostTaken.
         """
         await self._check_hosts(task)
         asked = CandidateRevision(

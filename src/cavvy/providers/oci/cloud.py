@@ -235,8 +235,8 @@ class OciCloud:
 
 
 def _encode(user_data: str, network: str) -> str:
-    """Prepend the commands that OCI's platform images must run first to the user data, and return
-    the result in base 64.
+    """Return the user data in base 64, preceded by the commands that OCI's platform images must run
+    first.
     """
     shebang, _, script = user_data.partition("\n")
     text = f"{shebang}\n{_PREPARE.format(network=network)}{script}"

@@ -286,8 +286,8 @@ def _wish(headers: email.message.Message) -> float | None:
 
 
 def _pause(attempt: int, wish: float | None) -> float:
-    """Return the seconds until the next attempt: the time that the server requested or, without
-    one, a pause that doubles with each attempt.
+    """Return the seconds until the next attempt: the time that the server requested or, if the
+    server requested no time, a pause that doubles with each attempt.
     """
     return min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt if wish is None else wish)
 
