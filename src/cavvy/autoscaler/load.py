@@ -67,8 +67,8 @@ class LoadRecord(Struct, frozen=True, kw_only=True):
 
 class ServiceLoad(Struct, frozen=True, kw_only=True):
     """The expected load: arrivals per second, seconds of service per request, the unevenness of the
-    arrivals (the variance of their number in a period divided by its mean, 1 for a Poisson
-    process), and whether the arrivals are a burst.
+    arrivals, and whether the arrivals are a burst. The unevenness is the variance of the number of
+    arrivals in a period divided by the mean of this number (1 for a Poisson process).
     """
 
     rate: float

@@ -34,8 +34,8 @@ def price_counterfactuals(
     running time by offer key; for other offers, the measured time is assumed. `basis` states
     whether the estimated or the measured time was used. `start` is the time that is billed before
     the work begins. For each combination of provider, instance type and purchase option, the result
-    contains only the cheapest offer, because offers of the same machine in other zones give the
-    user no further information.
+    contains only the cheapest offer. The result does not contain more expensive offers of the same
+    machine in other zones.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:

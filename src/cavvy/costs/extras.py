@@ -2,8 +2,8 @@
 machines.
 
 A price per month is divided by the hours of that month, as AWS does
-(https://aws.amazon.com/ebs/pricing/), so the charges for a disk are split at the beginning of each
-month.
+(https://aws.amazon.com/ebs/pricing/). Therefore the charges for a disk are split at the beginning
+of each month.
 """
 
 from calendar import monthrange

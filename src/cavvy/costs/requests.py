@@ -1,13 +1,13 @@
 """Divides the bill of a replica among the requests of its service.
 
-Whenever the bill has grown, the new amount is divided in proportion to time: among the requests of
-each key, the time before the replica was ready (`cold start`), and the remaining time (`idle`).
-Requests that are in flight at the same moment share the replica equally. Each division posts
-entries that add up to zero: they subtract the amount from the bill's own kinds and add it to the
-kinds of the parts. Therefore, the parts of a bill add up exactly to the bill. Changes of a bill
-after the end of its replica count as idle time. Requests that are reported after the last division
-of a bill, or whose share is smaller than a micro-dollar, get an entry without an amount, so that
-each request is counted.
+Whenever the bill has grown, the new amount is divided in proportion to time. The parts are the time
+of the requests of each key, the time before the replica was ready (`cold start`), and the remaining
+time (`idle`). Requests that are in flight at the same moment share the replica equally. Each
+division posts entries that add up to zero: they subtract the amount from the bill's own kinds and
+add it to the kinds of the parts. Therefore, the parts of a bill add up exactly to the bill. Changes
+of a bill after the end of its replica count as idle time. So that each request is counted, some
+requests get an entry without an amount: requests that are reported after the last division of a
+bill, and requests whose share is smaller than a micro-dollar.
 """
 
 from collections.abc import Iterable, Mapping

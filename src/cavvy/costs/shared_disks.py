@@ -5,7 +5,7 @@ A cloud bills a volume for its whole life, with the tag of the gang for which th
 created. In the ledger, the disk charges of a job cover the time in which the job used the volume;
 the volume's own entries cover the remaining time. Therefore the disks of the volume, of the gang in
 its tag and of all jobs that used the volume are compared as one sum. The volume's own charges cover
-the time for which no job paid. Therefore the times of charges show which jobs used the volume: the
+the time for which no job paid. Therefore the times of charges show which jobs used the volume. The
 disk charges of a job that used the volume begin or end in the same microsecond in which the
 volume's own charges end or begin.
 """

@@ -52,8 +52,8 @@ def bound_upload(length: timedelta) -> int:
 
 def bound_lost_traffic(attempt: Attempt, nodes: Iterable[Node], now: datetime) -> Money:
     """Return the maximum cost of checkpoint uploads that were interrupted when nodes were lost. For
-    each lost node, the maximum is the size of the newest complete checkpoint or, if that is
-    smaller, the amount that the node can have sent since its last message.
+    each lost node, the maximum is the smaller of two amounts: the size of the newest complete
+    checkpoint, and the amount that the node can have sent since its last message.
     """
     most = Money()
     for node in nodes:

@@ -32,7 +32,7 @@ class ExtraPrice(Struct, frozen=True, kw_only=True):
 
     The price of an ADDRESS is per public address and hour. The price of a DISK is per GiB and
     month. If a provider sells disks in fixed sizes, a type of disk has several prices, each per
-    whole disk and month; the price with the smallest sufficient `up_to_gib` applies. `name` is the
+    whole disk and month. The price with the smallest sufficient `up_to_gib` applies. `name` is the
     provider's name of the type of disk. A node has `usual` GiB or addresses, unless its task
     requests a different disk. A disk that a task requests has at least `least` GiB. `minimum` is
     the shortest time that is billed.
@@ -70,9 +70,9 @@ class Offer(Struct, frozen=True, kw_only=True):
     from the others. The pool is "" if the offer shares no capacity. `credential` is the project
     whose credential was used to list the offer, or "" if the installation's credential was used.
     `hosts` is above 1 if the node is one of several hosts that are rented together, such as the
-    hosts of a TPU slice: the number of a gang's nodes is then a multiple of `hosts`, and all
-    amounts are for one host. `shared` means that several jobs share the host's devices; a job then
-    holds only the devices that it requests.
+    hosts of a TPU slice. The number of a gang's nodes is a multiple of `hosts`, and all amounts are
+    for one host. `shared` means that several jobs share the host's devices; a job then holds only
+    the devices that it requests.
     """
 
     provider: str

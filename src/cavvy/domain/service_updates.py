@@ -11,8 +11,8 @@ from cavvy.domain.values import Struct
 
 class RevisionSums(Struct, frozen=True, kw_only=True):
     """The sums over a revision's answered requests. `timed` is the number of requests that did not
-    fail; `logs` is the sum of the natural logarithms of their latencies, and `squares` is the sum
-    of the squares of these logarithms.
+    fail. `logs` is the sum of the natural logarithms of the latencies of these requests, and
+    `squares` is the sum of the squares of these logarithms.
     """
 
     requests: int = 0
@@ -70,7 +70,7 @@ class UpdateEnd(StrEnum):
 
 
 class NullDistribution(Struct, frozen=True, kw_only=True):
-    """The distribution of a test's statistic if both revisions are equally good: `masses[i]` is the
+    """The distribution of a test's statistic if both revisions are equally good. `masses[i]` is the
     probability that the statistic is `first + i` and no earlier look has rolled the revision back.
     `spent` is the probability that an earlier look has rolled the revision back.
     """

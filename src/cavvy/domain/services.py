@@ -371,8 +371,8 @@ class ServiceReplica(Struct, frozen=True, kw_only=True):
     @property
     def start_parts(self) -> Mapping[str, timedelta]:
         """The duration of each finished phase of the replica's start: finding an offer, starting
-        the machine, preparing it (image, files, setup), and loading the program until it answered
-        (engine and weights).
+        the machine, preparing the machine (image, files, setup), and loading the program (engine
+        and weights).
         """
         times = (self.ordered_at, self.placed_at, self.claimed_at, self.running_at, self.ready_at)
         spans = zip(("queue", "machine", "prepare", "load"), times, times[1:], strict=False)

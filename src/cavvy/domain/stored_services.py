@@ -46,8 +46,8 @@ class StoredService(Struct, frozen=True, kw_only=True):
     `why` is the reason for this number, and `scaling` is the autoscaler's state as JSON. `level`
     contains the counts for the service level, as JSON. For a service on spot, `markets` are the
     markets from which the autoscaler chooses, and `placement` is the number of replicas that each
-    of these markets should have. `failures` is the number of replicas in a row that ended before or
-    soon after they were ready; the last of these replicas ended at `failed_at` for the reason
+    of these markets should have. `failures` is the number of consecutive replicas that ended before
+    or soon after they were ready. The last of these replicas ended at `failed_at` for the reason
     `problem`. `candidate` is the revision on trial, if any; `task` and `revision` then belong to
     the serving revision. `outcome` is the result of the last trial. `former` is the previous
     revision, to which a rolling update can return until a replica of the new revision is ready.

@@ -37,7 +37,7 @@ class BatchTimes:
     """The times that one replica took for its batches, and the model that fits them.
 
     The fit is by least squares with exponential forgetting. An outlier counts as only a few usual
-    deviations, so that one slow batch changes little; the usual deviation grows with each outlier,
+    deviations, so that one slow batch changes little. The usual deviation grows with each outlier,
     so that the model adapts to a slower replica within about ten batches.
     """
 
@@ -70,8 +70,8 @@ class BatchTimes:
 
     def fit(self) -> tuple[float, float]:
         """Return the coefficients a and b of t(n) = a * n + b, both at least 0. If all batches had
-        nearly the same size, a and b cannot be determined separately; b is then 0, so that the
-        model predicts no gain from larger batches.
+        nearly the same size, a and b cannot be determined separately. In this case, b is 0, so that
+        the model predicts no gain from larger batches.
         """
         if not self._weight:
             return 0.0, 0.0

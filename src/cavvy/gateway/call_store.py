@@ -1,6 +1,6 @@
-"""Stores deferred calls in a folder, so that they survive a restart of the gateway: `ID.call` is
-the request, `ID.sent` marks that a replica has received the request, `ID.result` is the response,
-and `ID.index` identifies the owner of the call.
+"""Stores deferred calls in a folder, so that the calls survive a restart of the gateway. `ID.call`
+is the request, `ID.sent` marks that a replica has received the request, `ID.result` is the
+response, and `ID.index` identifies the owner of the call.
 
 Each file is written under another name and then renamed, so that no incomplete file is visible. The
 client is notified after the file is on the disk.

@@ -2,8 +2,8 @@
 by SNI.
 
 The certificate of a host name is in the file `HOST.pem` of a folder, together with the certificates
-of its authorities and the key; `_.example.com.pem` is for all names directly below example.com.
-Files that were replaced or added are used for new connections within seconds.
+of its authorities and the key. The file `_.example.com.pem` is for all names directly below
+example.com. Files that were replaced or added are used for new connections within seconds.
 """
 
 import os

@@ -66,8 +66,8 @@ class ServiceKeys:
         return self._find(head, clock) is not None
 
     def _find(self, head: RequestHead, clock: float) -> ClientKey | None:
-        """Find a key. Keys are looked up by a hash with a secret of this process and then compared
-        as a whole, so the duration of the search reveals nothing about the keys.
+        """Find a key. Keys are looked up by a hash with a secret of this process, and then compared
+        as a whole. Therefore the duration of the search reveals nothing about the keys.
         """
         digest = sha256(read_secret(head)).digest()
         key = self._keys.get(digest)

@@ -47,7 +47,7 @@ def estimate_retry_s(
     """Return the number of whole seconds after which a request is likely to succeed, for
     Retry-After, or None if this time is unknown.
 
-    Without a ready replica, the estimate is the rest of the usual cold start; if the cold start
+    Without a ready replica, the estimate is the rest of the usual cold start. If the cold start
     takes longer than usual, the estimate is the time since the cold start began. With a ready
     replica, the estimate is the time in which the slots process the backlog at the mean service
     time.

@@ -22,8 +22,9 @@ PathPrefix = Annotated[str, msgspec.Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")]
 
 
 class GatewayConfigError(ValueError):
-    """Raised if the file or the value cannot be used; the text says where the fault is and what was
-    expected."""
+    """Raised if the file or the value cannot be used. The text says where the fault is and what was
+    expected.
+    """
 
 
 class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

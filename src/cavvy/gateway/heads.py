@@ -1,11 +1,11 @@
 """Parses the heads of HTTP/1.1 messages by a strict grammar, and extracts the fields that the
 gateway uses.
 
-A head is refused unless it has only one interpretation (RFC 9112): CRLF ends each line, no line is
-folded, no space precedes a colon, and at most one field states the length of the body. The gateway
-writes a new head from the parsed fields, so that the next server cannot interpret the head
-differently. The contract suite tests the parser with both data planes, `tests/hostile` tests it
-with hostile input, and tests/unit/test_gateway_rules.py compares it with httptools.
+A head is refused unless it has only one interpretation (RFC 9112). CRLF must end each line, no line
+may be folded, no space may precede a colon, and at most one field may state the length of the body.
+The gateway writes a new head from the parsed fields, so that the next server cannot interpret the
+head differently. The contract suite tests the parser with both data planes, `tests/hostile` tests
+it with hostile input, and tests/unit/test_gateway_rules.py compares it with httptools.
 """
 
 import re

@@ -1,9 +1,10 @@
 """Joins the JSON bodies of requests into one body, and divides the response among the requests.
 
 The format is defined by the prediction API of TensorFlow Serving, which is version 1 of KServe's
-protocol: a request is `{"instances": [...], ...}`, and its response `{"predictions": [...], ...}`
-with one prediction for each instance. The names of the two arrays can be configured, and a response
-may also consist of the array of predictions alone. Numbers and texts are copied byte by byte.
+protocol. A request is `{"instances": [...], ...}`, and its response is `{"predictions": [...],
+...}` with one prediction for each instance. The names of the two arrays can be configured, and a
+response may also consist of the array of predictions alone. Numbers and texts are copied byte by
+byte.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,10 +1,10 @@
 """Records the calls to a cloud while a gang of `cavvy check NAME --live` exists. The file contains
 no secrets, and a simulated cloud can replay it in tests.
 
-A string in a call is recorded only if the string is known to be safe: the value of a field in
-`_KEPT`, part of a reply about products (`_PRODUCTS`), or the name of an object that Cavvy created.
-Strings that are not known to be safe are masked. Objects in the account that Cavvy did not create,
-such as other machines, are omitted.
+A string in a call is recorded only if the string is known to be safe. Safe strings are the values
+of fields in `_KEPT`, the strings in replies about products (`_PRODUCTS`), and the names of objects
+that Cavvy created. Strings that are not known to be safe are masked. Objects in the account that
+Cavvy did not create, such as other machines, are omitted.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The service that lets agents claim their work, report, and receive orders.
 
-Even if a gang is launched twice by mistake, no work runs twice: each rank of an attempt is granted
+Even if a gang is launched twice by mistake, no work runs twice. Each rank of an attempt is granted
 to only one agent, which is identified by its nonce. Messages are numbered, and each message is
 applied once. A lost wake-up delays a response by at most one polling interval.
 """

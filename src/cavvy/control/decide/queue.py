@@ -108,9 +108,8 @@ def looks_deep(
     last: datetime | None,
     now: datetime,
 ) -> bool:
-    """Return whether to read more jobs of the queue although the first jobs are blocked, because a
-    later job may fit on an offer for which no job waits. `behind` lists the offers for which jobs
-    wait.
+    """Return whether to read more jobs of the queue although the first jobs are blocked. A later
+    job may fit on an offer for which no job waits. `behind` lists the offers for which jobs wait.
     """
     if snapshot is None or (last is not None and now - last < _DEEP_EVERY):
         return False

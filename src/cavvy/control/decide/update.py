@@ -115,8 +115,9 @@ def decide_update(view: ServiceSnapshot, now: datetime) -> ServiceStep:
 
 
 def remember_former(service: StoredService) -> CandidateRevision | None:
-    """Return the revision to which a failed rolling update returns: the serving revision if one of
-    its replicas is ready, else the revision that an earlier update has not replaced yet.
+    """Return the revision to which a failed rolling update returns. The result is the serving
+    revision if one of its replicas is ready, otherwise the revision that an earlier update has not
+    replaced yet.
     """
     if not _is_ready(service):
         return service.former

@@ -122,8 +122,9 @@ class DeadlineAdvisor:
         return await self._prices() if sized else {}
 
     async def price_upload(self, url: str | None, offer: Offer) -> tuple[Money | None, date | None]:
-        """Return the price per GB that a node of the offer pays to send data to the URL (to the
-        server if the URL is None), and the date of this price. Unknown values are None.
+        """Return the price per GB that a node of the offer pays to send data to the URL, and the
+        date of this price. If the URL is None, the data is sent to the server. Unknown values are
+        None.
         """
         price = price_upload(url, offer, await self._prices())
         return price, find_egress_date(offer, self._egress_dates) if price else None

@@ -70,8 +70,9 @@ def is_direct(service: ServiceRoute) -> bool:
 def list_direct(addresses: Iterable[ReplicaAddress]) -> tuple[ReplicaAddress, ...]:
     """Return the replicas to which HAProxy passes requests without the gateway. If some replicas
     are nearer than others, the result is empty, and the gateway handles the requests. HAProxy
-    cannot prefer the near replicas: with any weights, it would send requests to an idle far replica
-    while near replicas have room, and it uses backup servers only when no other server runs.
+    cannot prefer the near replicas. With any weights, HAProxy would send requests to an idle far
+    replica while near replicas have room. HAProxy uses backup servers only when no other server
+    runs.
     """
     found = tuple(addresses)
     if len({each.tier for each in found}) > 1:

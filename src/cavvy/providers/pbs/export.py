@@ -13,8 +13,8 @@ def make_export(
     """Return the script for qsub. If `offer` is None, the script requests the accelerators, CPUs
     and memory named in the task.
 
-    `pbsdsh` starts the work on the nodes, but does not pass environment variables on, so the nodes
-    read the variables from a file in the folder from which the job was submitted.
+    `pbsdsh` starts the work on the nodes, but does not pass environment variables on. Therefore the
+    nodes read the variables from a file in the folder from which the job was submitted.
     """
     options = [
         f"-N {task.name[:15]}",

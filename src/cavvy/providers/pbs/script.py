@@ -88,9 +88,9 @@ def make_chunk(offer: Offer, gpu_resource: str) -> str:
 def make_script(
     gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions
 ) -> str:
-    """Return the job's script. PBS sends no signal before the walltime ends, so the script of a job
-    with a walltime waits until the warning is due, and then
-    creates the file `warned` itself.
+    """Return the job's script. PBS sends no signal before the walltime ends. Therefore the script
+    of a job with a walltime waits until the warning is due, and then creates the file `warned`
+    itself.
     """
     words = {
         name: shlex.quote(text)
