@@ -28,7 +28,7 @@ class CountRecord(Struct, frozen=True, kw_only=True):
     steps: float = 0.0
 
     def add(self, arrived: int, rate: float, step_s: int, keep: float) -> "CountRecord":
-        """Return the record with one more second."""
+        """Return the record with the arrivals of one more second."""
         counted, counted_s = self.counted + arrived, self.counted_s + 1
         if counted_s < step_s:
             return replace(self, counted=counted, counted_s=counted_s)

@@ -14,8 +14,8 @@ class MarketObservation(Struct, frozen=True, kw_only=True):
 
     `starting_s` contains the age of each starting replica, oldest first, and `ready_s` the age of
     each ready replica. `lost` and `refused` are the numbers of lost replicas and refused launches
-    since the last decision, and `cold_starts_s` contains the cold starts that have ended since
-    then.
+    since the last decision. `cold_starts_s` contains the cold starts that have ended since the last
+    decision.
     """
 
     name: str
@@ -81,9 +81,9 @@ class ScaleReason(StrEnum):
 
 
 class ScalingDecision(Struct, frozen=True, kw_only=True):
-    """The wanted number of replicas, the reason, and the wanted number of replicas in each market.
-    The markets are in the order of the observation. The markets may have more replicas than
-    `wanted`: spares, and on-demand replicas while spot replicas start.
+    """The wanted number of replicas, the reason for this number, and the wanted number of replicas
+    in each market. The markets have the same order as in the observation. The markets may have more
+    replicas than `wanted`: spares, and on-demand replicas while spot replicas start.
     """
 
     wanted: int

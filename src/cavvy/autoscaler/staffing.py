@@ -66,10 +66,10 @@ def count_for_wait(
         P(wait > 0)  = 1 / (1 + beta * Phi(beta) / phi(beta))
         P(wait > w)  = P(wait > 0) * exp(-(s - a) * w / (S * z))
 
-    This is the waiting time of a queue with many servers (Halfin and Whitt, 1981), with Hayward's
-    approximation. According to the approximation, uneven arrivals have the same effect as even
-    arrivals with 1/z of the load on 1/z of the slots. With batches, S is the share of a request in
-    a full batch, and requests also wait for batches that are not full: see
+    The formulas compute the waiting time of a queue with many servers (Halfin and Whitt, 1981),
+    with Hayward's approximation. According to the approximation, uneven arrivals have the same
+    effect as even arrivals with 1/z of the load on 1/z of the slots. With batches, S is the share
+    of a request in a full batch, and requests also wait for batches that are not full: see
     `_late_share_of_batches`.
     """
     erlangs = load.erlangs

@@ -1,4 +1,4 @@
-"""Posts the discounts of the settings to the ledger for the current and the previous month."""
+"""Posts the discounts in the settings to the ledger for the current and the previous month."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta

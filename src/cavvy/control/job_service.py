@@ -1,5 +1,5 @@
 """Handles users' requests about jobs (submit, stop, retry, drill) by writing rows. The reconcilers
-then act on the written rows.
+act on the written rows.
 
 Errors:
 

@@ -1,5 +1,5 @@
 """Drives a reconciler: takes a due key from the worklist, reconciles it, and returns the key to the
-worklist. The driver is the same in production and in simulated time.
+worklist. The loop is the same in production and in simulated time.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Posts to the ledger the costs of volumes that no job uses. The garbage collection posts these
-costs, because only one server at a time collects garbage.
+"""Posts to the ledger the costs of volumes that no job uses. The garbage collection posts the costs
+of volumes, because only one server at a time collects garbage.
 """
 
 import logging

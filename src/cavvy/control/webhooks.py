@@ -2,9 +2,9 @@
 retried for 45 minutes.
 
 A delivery is a key on the worklist. The success or failure of the delivery is recorded as an event
-of the job. Deliveries that a restart interrupts are resumed: the server looks for such deliveries
-among recently ended jobs. A receiver may receive the same message twice. Messages contain no
-secrets.
+of the job. Deliveries that a restart interrupts are resumed: the server looks for interrupted
+deliveries among recently ended jobs. A receiver may receive the same message twice. Messages
+contain no secrets.
 """
 
 import asyncio

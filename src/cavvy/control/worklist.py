@@ -76,7 +76,7 @@ class Worklist:
         return len(self._due) + len(self._busy)
 
     async def wait(self) -> None:
-        """Wait until a key is due or the list changes."""
+        """Wait until a key is due or the worklist changes."""
         self._changed.clear()
         due = self.next_due()
         left = None if due is None else (due - self._now()).total_seconds()

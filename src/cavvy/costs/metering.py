@@ -1,8 +1,8 @@
 """Computes the cost of a node's lifetime, split into periods. Every microsecond is charged once, at
 the price that applied at that time.
 
-`control` calls `bill` after polls of a gang. After each call, the store replaces all charges of the
-node's rank.
+`control` calls `bill` after polls of a gang. After each call of `bill`, the store replaces all
+charges of the node's rank.
 """
 
 from collections.abc import Iterable, Sequence

@@ -67,7 +67,7 @@ def name_disk(resource: str) -> str:
 
 def _cover(entries: Iterable[LedgerEntry]) -> Iterator[tuple[datetime, datetime]]:
     """Return the periods that the entries charge. Entries with a negative quantity are corrections,
-    which remove time. Adjacent and overlapping periods are merged.
+    which reduce the charged time. Adjacent and overlapping periods are merged.
     """
     steps: dict[datetime, int] = {}
     for entry in entries:

@@ -1,7 +1,7 @@
 """Versions of the agent protocol: which versions the control plane serves, and what older agents do
 not support. Does no I/O.
 
-`docs/concepts/agent-protocol.md` explains the rule and the table of versions.
+`docs/concepts/agent-protocol.md` explains when the version changes, and lists the versions.
 """
 
 from collections.abc import Iterator

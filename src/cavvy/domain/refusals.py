@@ -13,7 +13,7 @@ _WINDOW = timedelta(minutes=1)
 
 
 class LeftOut(Struct, frozen=True):
-    """The number of refusals from an address that have no record."""
+    """The number of refusals without a record, from one address."""
 
     address: str
     count: int

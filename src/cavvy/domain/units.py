@@ -154,8 +154,8 @@ def format_usd(money: Money, decimals: int = 2) -> str:
 
 def count_decimals(amounts: Sequence[Money]) -> int:
     """Return the smallest number of decimals, from 2 to 6, that is enough to print these amounts.
-    The number is enough if the printed amounts add up to the printed sum, and no amount above 0 is
-    printed as 0. With 6 decimals, amounts are printed exactly.
+    The number of decimals is enough if the printed amounts add up to the printed sum, and no amount
+    above 0 is printed as 0. With 6 decimals, amounts are printed exactly.
     """
     total = Money(sum(each.micros for each in amounts))
     for decimals in range(2, 6):

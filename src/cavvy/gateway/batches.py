@@ -311,7 +311,7 @@ class ServiceBatches:
 
     def count_work_s(self, pool: "ReplicaPool", instances: int, taken_s: float) -> float:
         """Record the processing time of a batch, or of a request that was not joined. Return the
-        part of this time that counts as work; see `BatchTimes.count_work_s`.
+        part of the processing time that counts as work; see `BatchTimes.count_work_s`.
         """
         pool.batch_times.add(instances, taken_s)
         return pool.batch_times.count_work_s(instances, taken_s, self.terms.max, self._most_s)

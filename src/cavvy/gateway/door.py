@@ -108,8 +108,9 @@ class Door:
             service.keep_work()
 
     def take_cold(self) -> tuple[str, ...]:
-        """Return the services without a replica for which a request has arrived since the last call
-        of this method."""
+        """Return the services that have no replica but have received a request since the last call
+        of this method.
+        """
         found = tuple(sorted(self.cold))
         self.cold.clear()
         self.cold_told.clear()

@@ -8,9 +8,9 @@ restart of the machine, unless the last gateway ended in an orderly way.
 
 The file has slots of 256 bytes. The first slot is the header: the format, the epoch, and the boot
 ID of the machine while a gateway uses the file. Each slot after the header has two numbers of 8
-bytes, the length of its name, and the name. The numbers are the number of requests, and their share
-of the replica's time in microseconds. The name consists of the service, the replica and the
-client's key. A length of 0 marks a free slot.
+bytes, the length of its name, and the name. The first number is the number of requests, and the
+second number is their share of the replica's time in microseconds. The name consists of the
+service, the replica and the client's key. A length of 0 marks a free slot.
 """
 
 import fcntl

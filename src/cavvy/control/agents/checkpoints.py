@@ -357,8 +357,8 @@ class Checkpoints:
 
     async def _tell_untidy(self, attempt: Attempt, reason: str) -> None:
         """Report to the user that files could not be removed and continue to cost money. A failed
-        cleanup is reported once for each gang. A later failure is reported only if a cleanup has
-        succeeded in between.
+        cleanup is reported once for each gang. A further failure is reported only after a
+        successful cleanup.
         """
         if attempt.gang in self._untidy:
             return

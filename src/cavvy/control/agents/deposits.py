@@ -498,7 +498,9 @@ class DepositCollection:
         self._failures = 0
 
     def ended(self, task: "asyncio.Task[None]") -> None:
-        """Record that a try to read the results has ended. A failed try will be repeated."""
+        """Record that a try to read the results has ended. A failed read of the results will be
+        repeated.
+        """
         self.task = None
         self.fault = None if task.cancelled() else task.exception()
         if self.fault is not None:

@@ -119,9 +119,9 @@ def find_allowance(
     states: Iterable[BudgetState], job_id: str, now: datetime
 ) -> BudgetAllowance | None:
     """Return the lowest amount that any of the budgets allows a running job to spend. The rest of a
-    budget is divided among its running jobs in proportion to their rates. Therefore all of these
-    jobs use up their parts at the same time. The result is None if no budget stops the job, or if
-    the job has no rate.
+    budget is divided among its running jobs in proportion to their rates. Therefore the running
+    jobs use up their parts of the budget at the same time. The result is None if no budget stops
+    the job, or if the job has no rate.
     """
     found: list[BudgetAllowance] = []
     for state in states:

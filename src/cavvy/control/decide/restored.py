@@ -117,8 +117,9 @@ def name_later(
 
 
 def is_settled(restored_at: datetime, now: datetime, unknown: int, silent: int) -> bool:
-    """Return whether a restored database no longer needs special care: for some time, all providers
-    have answered and reported no unknown gang."""
+    """Return whether a restored database can be treated like any other database again: for some
+    time, all providers have answered and reported no unknown gang.
+    """
     return not unknown and not silent and now - restored_at >= QUIET
 
 

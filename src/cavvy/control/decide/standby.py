@@ -333,7 +333,7 @@ def _leave_ahead(
     name_gang: NameGang,
     now: datetime,
 ) -> Step:
-    """Leave a gang at risk before it is reclaimed, if leaving costs little."""
+    """Move the job from a gang at risk before the gang is reclaimed, if the move costs little."""
     job, key = rows.job, own.offer.key
     if recommendation.stay or not recommendation.offers:
         changes = _stay(rows, own, recommendation.reason, None, now)

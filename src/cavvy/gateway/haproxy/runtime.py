@@ -28,7 +28,7 @@ class HaproxyRefused(Exception):
 
 
 class HaproxyLoad(Struct, frozen=True, kw_only=True):
-    """The requests of a service that HAProxy handles itself, without the requests that it passes on
+    """A service's requests that HAProxy handles itself, without the requests that HAProxy passes on
     to the gateway. `answer_s` is the mean time of the last answers, in steps of a millisecond.
     """
 

@@ -130,9 +130,9 @@ class OciQuotas:
         self, region: str, name: str, zone: str, limit: float
     ) -> tuple[float, float | None]:
         """Return the limit that applies in the compartment of instances, and the part of the limit
-        that new instances cannot use. The part is None if OCI does not report it. A quota policy
-        may reduce the limit in the compartment, and instances of other compartments also use the
-        limit.
+        that new instances cannot use. The unusable part is None if OCI does not report it. A quota
+        policy may reduce the limit in the compartment, and instances of other compartments also use
+        the limit.
         """
         query = {"compartmentId": await self._market.compartment()}
         query |= {"availabilityDomain": zone} if zone else {}

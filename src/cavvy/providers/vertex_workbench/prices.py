@@ -30,7 +30,7 @@ _GPUS = frozenset(
 
 
 class Fees(Struct, frozen=True, kw_only=True):
-    """Management fees in US dollars an hour, by the name of the component in lower case."""
+    """Management fees in US dollars an hour, keyed by the lower-case name of the component."""
 
     usd: Mapping[str, Decimal]
 

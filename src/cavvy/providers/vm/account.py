@@ -85,7 +85,7 @@ def make_provider(
 
 
 def keep_ours(told: Sequence[Json], name: str = "name") -> Sequence[Json]:
-    """Return the machines whose field `name` starts with Cavvy's prefix. Machines with other names
-    must not be parsed, because these machines may lack fields.
+    """Return the machines whose field `name` starts with Cavvy's prefix. Machines without this
+    prefix must not be parsed, because these machines may lack fields.
     """
     return [each for each in told if str(each.get(name)).startswith(NAME_PREFIX)]
