@@ -107,7 +107,8 @@ def _late_share_of_batches(
     """Return the share of requests that wait longer than w = `wait_s` for a running batch.
 
     A batch of n requests takes t(n) = A * n + B. A slot that becomes free takes all requests that
-    are waiting. In the steady state, all batches have the same size, so with s slots
+    are waiting. In the steady state, all batches have the same size n. With s slots, n is computed
+    as follows:
 
         n = (rate / s) * t(n),  that is  n = rate * B / (s - rate * A),  but at least 1.
 

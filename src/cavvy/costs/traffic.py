@@ -44,8 +44,9 @@ def bill_traffic(attempt: Attempt, nodes: Iterable[Node]) -> list[Charge]:
 
 
 def bound_upload(length: timedelta) -> int:
-    """Return the maximum number of bytes that a node can have sent in this time. Nodes are not
-    trusted, so a budget is never charged for more bytes than the node's network could have sent.
+    """Return the maximum number of bytes that a node can have sent in the time `length`. Nodes are
+    not trusted, so a budget is never charged for more bytes than the node's network could have
+    sent.
     """
     return max(0, length // timedelta(microseconds=1) * _BYTES_PER_S // 1_000_000)
 

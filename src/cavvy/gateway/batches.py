@@ -108,8 +108,9 @@ class JoinedBatch:
         return [each for each in self.members if not each.gone]
 
     def separate(self) -> None:
-        """Separate the members of a spoiled batch, so that a wrong request does not make the other
-        members fail."""
+        """Separate the members of a batch whose response could not be divided, so that a wrong
+        request does not make the other members fail.
+        """
         present = self.list_present()
         refused = self._head is not None and 400 <= self._head.status < 500
         if refused and len(present) >= _HALVED:
@@ -148,7 +149,9 @@ class JoinedBatch:
     def cut(self) -> None: ...
 
     def end(self) -> None:
-        """End each member's exchange; the members of a spoiled batch are queued again."""
+        """End each member's exchange. If the response could not be divided, the members are queued
+        again.
+        """
         if self.spoiled:
             self._pool.service.requeue_spoiled(self)
             return

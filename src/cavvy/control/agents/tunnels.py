@@ -52,8 +52,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def _endpoint(address: str, port: int) -> str:
-    """Return the address and port. An address that could add lines to a configuration is replaced
-    by "invalid".
+    """Return `address` and `port` as one text. An address that could add lines to a configuration
+    is replaced by "invalid".
     """
     host = address if _ADDRESS.fullmatch(address) else "invalid"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -57,8 +57,8 @@ def stop_job(job: JobRecord, reason: str, now: datetime) -> RowChanges:
 
 
 def release_kept(job: JobRecord, attempts: Sequence[Attempt], now: datetime) -> RowChanges | None:
-    """Release the gangs that are kept warm for the next job after the job's work. Return None if no
-    gangs are kept warm.
+    """Release the gangs that are kept warm after the job's work. Return None if no gangs are kept
+    warm.
     """
     kept = [attempt for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
     if not kept:

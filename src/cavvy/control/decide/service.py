@@ -242,7 +242,7 @@ def make_replica_task(
 
 
 def _follow_all(view: ServiceSnapshot, now: datetime) -> list[ServiceReplica]:
-    """Return the replicas that had not ended before, updated to their observed states."""
+    """Return the stored replicas that have not ended, updated to their observed states."""
     service, seen = view.service, view.seen
     return [_follow(service, each, seen.get(each.id, ReplicaSeen()), now) for each in service.open]
 

@@ -116,8 +116,8 @@ def decide_standby(
 def _at_risk(
     rows: JobRows, own: Attempt, reviews: Mapping[str, datetime], now: datetime
 ) -> Step | AskAdvisor:
-    """Decide whether to query the advisor about leaving a gang at risk. A job that has recently
-    left another gang stays on its gang for now.
+    """Decide whether to query the advisor about moving the job from a gang at risk. A job that has
+    recently left another gang stays on its gang for now.
     """
     until, nodes = _calm_until(rows, own), rows.nodes_of(own)
     if until <= now:

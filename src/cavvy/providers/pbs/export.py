@@ -14,7 +14,7 @@ def make_export(
     and memory named in the task.
 
     `pbsdsh` starts the work on the nodes, but does not pass environment variables on. Therefore the
-    nodes read the variables from a file in the folder from which the job was submitted.
+    nodes read the environment variables from a file in the folder from which the job was submitted.
     """
     options = [
         f"-N {task.name[:15]}",
