@@ -34,7 +34,7 @@ def price_counterfactuals(
     running time by offer key; for other offers, the measured time is assumed. `basis` states
     whether the estimated or the measured time was used. `start` is the time that is billed before
     the work begins. For each combination of provider, instance type and purchase option, the result
-    contains only the cheapest offer of all zones.
+    contains only the cheapest offer of all regions and zones.
     """
     cheapest: dict[tuple[str, str, str], CounterfactualCost] = {}
     for offer in offers:
