@@ -95,7 +95,7 @@ def test_a_canary_that_fails_is_rolled_back_and_one_that_does_not_takes_over(use
     serve(user, "yes")
     assert try_out(user, url) == ("errors", {200, 500})
     shown = user.output("services", "show", "hello")
-    assert "revision 2 was rolled back: more of its requests fail" in shown
+    assert "revision 2 was rolled back: more requests fail than with the old revision" in shown
     wait_until(lambda: read_service(user).ready == 1)
     assert {call(url) for _ in range(50)} == {200}
     serve(user, "never")

@@ -427,7 +427,7 @@ def test_a_refused_rerun_names_the_parameters_and_no_file(
     monkeypatch.setattr(FakeClient, "submit", refuse)
     answer = run("rerun", "good", "--param", "x=1")
     assert answer.exit_code == 1
-    assert "hint: the task of good cannot be changed; its parameters: none" in answer.stderr
+    assert "hint: the task of good cannot be changed; the task's parameters: none" in answer.stderr
 
 
 def test_an_invalid_request_names_the_help_of_its_command(

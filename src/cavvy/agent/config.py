@@ -71,8 +71,8 @@ class ConfigFields:
         """Read a field whose type is `kind`, an annotation such as "int" or "list[VolumeConfig]".
 
         If the field is missing or null, return the default. If the field has no default, return the
-        empty value of `kind`: an empty list or object, False or None. For kinds without an empty
-        value, raise BadConfig.
+        empty value of `kind`: an empty list or object, False or None. If `kind` has no empty value,
+        raise BadConfig.
         """
         value, plain = self._raw.get(name), kind.replace(" | None", "")
         if value is None and (default is not None or plain != kind):
@@ -150,7 +150,7 @@ class NoticeHoldConfig(ConfigRecord):
 
 class NoticeNodeConfig(ConfigRecord):
     """The address that returns this node's name. An event concerns this node if the event's field
-    called `field` contains that name."""
+    called `field` contains the node's name."""
 
     url: str
     field: str

@@ -234,8 +234,8 @@ class ControlPlaneClient:
             self._claim()
 
     def pump(self) -> None:
-        """Send pending messages and log output. Must be called after messages or output were
-        added."""
+        """Send pending messages and log output. Every caller that adds messages or output must call
+        this method."""
         if self.closed or self._go is not None:
             return
         if self._messages.idle:
@@ -252,7 +252,8 @@ class ControlPlaneClient:
 
     def _pause(self) -> bool:
         """Return whether to wait for more log output before the next request; a separate request
-        for each line would cost too much. If so, start the timer that ends the wait.
+        for each line would cost too much. If the result is true, start the timer that ends the
+        wait.
         """
         wait = self._log_at + LOG_PAUSE_S - time.monotonic()
         if wait <= 0 or self.hurry or self._log.backlog >= CHUNK:
@@ -320,8 +321,8 @@ class ControlPlaneClient:
 
 
 class ExecStream:
-    """Delivers the output of one command in order. Undelivered output is kept in memory. When this
-    output exceeds LIMIT bytes, the command is paused.
+    """Delivers the output of one command in order. Undelivered output is kept in memory. When the
+    undelivered output exceeds LIMIT bytes, the command is paused.
     """
 
     LIMIT = 8 * 1024 * 1024

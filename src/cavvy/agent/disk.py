@@ -86,7 +86,7 @@ def read_known(path: str) -> dict[str, list[Any]]:
 
 def read_process(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat that follow the program's name, beginning with the state
-    and the parent's ID. The list is [] if no such process exists."""
+    and the parent's ID. The list is [] if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()

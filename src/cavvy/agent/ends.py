@@ -86,8 +86,8 @@ def describe_notice(seconds: float, reason: str) -> dict[str, object]:
 
 def serve_on(work: WorkConfig | None, seconds: float) -> float:
     """Return how many seconds the work continues after a notice of `seconds`: 0, unless the work
-    answers requests. The control plane stops the work earlier if all of its requests have been
-    answered.
+    answers requests. The control plane stops the work before this time if the work has answered all
+    of its requests.
     """
     if work is None or not work.serves:
         return 0.0

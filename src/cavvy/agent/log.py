@@ -134,8 +134,8 @@ class LogSpool:
             self._file = -1
 
     def _trim(self) -> None:
-        """Drop the oldest segments until the size is within the limit. The first tenth of the limit
-        is kept.
+        """Drop the oldest segments until the size is within the limit. The first bytes of the
+        output, up to a tenth of the limit, are kept.
         """
         while sum(size for _, size in self._segments) > self._limit:
             for index, (position, _) in enumerate(self._segments[:-1]):

@@ -205,8 +205,8 @@ class StepRunner:
         self._start(command, self._run_gone)
 
     def share_view(self, command: ChildCommand) -> None:
-        """Hide the same folder from a user's program as from the work. While the
-        work runs, the program also enters the work's namespaces.
+        """Hide from a user's program the folder that is hidden from the work. While the work runs,
+        the program also enters the work's namespaces.
         """
         if self._config.covers:
             from .work.view import make_view
@@ -216,8 +216,8 @@ class StepRunner:
                 command.beside = self.process.reaper
 
     def look(self) -> tuple[str, str] | None:
-        """Report what has changed in the work. Returns the outcome and reason if the work must be
-        ended, for example because it has been idle for too long.
+        """Report changes in the work. Returns the outcome and reason if the work must be ended, for
+        example because it has been idle for too long.
         """
         if self._check_until is not None and time.monotonic() > self._check_until:
             self._check_until = None

@@ -1,8 +1,8 @@
 """Moves the jobs of an embedded server from SQLite to PostgreSQL: `cavvy server adopt`.
 
-All rows are written in one transaction, which compares them with the source before it commits. An
-interrupted move therefore leaves the database empty and can be repeated. The move does not change
-the contents of `cavvy.db`, but renames the file at the end.
+All rows are written in one transaction, which compares them with the source before it commits. If
+the move is interrupted, the database stays empty and the move can be repeated. The move does not
+change the contents of `cavvy.db`, but renames the file at the end.
 
 Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. If the
 move starts from another folder or `server.files` names another folder, the files are copied. The
@@ -57,8 +57,8 @@ def adopt(
     home: StateDir, settings: Settings, url: str, source: StateDir | None = None
 ) -> AdoptedServer:
     """Move the jobs in the state folder `source`, or in `home` if `source` is None, to the
-    PostgreSQL database at `url`. Servers with the state folder `home` then use this database.
-    Raises StateDirError, StoreError.
+    PostgreSQL database at `url`. After the move, servers with the state folder `home` use this
+    database. Raises StateDirError, StoreError.
     """
     if not url.startswith(SCHEMES):
         raise StateDirError(

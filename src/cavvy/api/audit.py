@@ -83,8 +83,8 @@ class AuditMiddleware:
             PENDING.reset(token)
 
     async def _settle(self, pending: "_RequestEntry", scope: Scope, status: int) -> None:
-        """Record a refusal, or a change without a database write. The store records all other
-        changes when it writes them.
+        """Record a refusal, or a change without a database write. The store records changes in the
+        database when it writes them.
         """
         try:
             if status < 400:

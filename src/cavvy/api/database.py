@@ -154,8 +154,8 @@ def _claim(home: StateDir, url: str | None) -> str:
 async def join_servers(
     url: str, home: StateDir, files: StateDir, settings: Settings, address: str
 ) -> AsyncIterator[ReplicaLeases]:
-    """Register with the servers that use the database. Raises StoreError, or StateDirError if these
-    servers cannot share the database with this server.
+    """Register with the servers that use the database. Raises StoreError, or StateDirError if this
+    server cannot share the database with the registered servers.
     """
     me = Replica(
         id=secrets.token_hex(16),

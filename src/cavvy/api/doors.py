@@ -2,11 +2,11 @@
 the bytes and the time of a request's head (its first line and headers), the time of a TLS
 handshake, the number of connections without a request, and the share of the event loop.
 
-The limits are needed because uvicorn limits neither the size of a header nor the time until it is
-complete. Whenever data arrives, httptools copies all earlier parts of an unfinished header again,
-so a header of 64 MiB could block the only thread that handles requests for 30 s. 256 KiB of data
-can contain 10,000 requests or 40,000 chunks of a body. If the server closes a TLS connection, its
-data is still read and decrypted until the peer also closes the connection.
+The limits are needed because uvicorn limits neither the size of a header nor the time until the
+header is complete. Whenever data arrives, httptools copies all earlier parts of an unfinished
+header again, so a header of 64 MiB could block the only thread that handles requests for 30 s. 256
+KiB of data can contain 10,000 requests or 40,000 chunks of a body. If the server closes a TLS
+connection, its data is still read and decrypted until the peer also closes the connection.
 """
 
 import asyncio
@@ -170,8 +170,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait(timed=not self._whole)
 
     def _has_place(self) -> bool:
-        """Return whether the connection may wait for another request. If too many connections wait,
-        this connection is closed.
+        """Return whether the connection may wait for another request. If too many connections
+        already wait, this connection is closed.
         """
         tls = self.place is not self
         if self._proven or self.waiting.make_room(self._address, patient=tls):

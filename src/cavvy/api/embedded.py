@@ -379,7 +379,7 @@ class _Word:
 
 
 def _make_apps(app_state: "AppState", token: str) -> "tuple[AuthMiddleware, AuditMiddleware]":
-    """Return the application with its token check, without and with the audit log around it."""
+    """Return the application with its token check, first without and second with the audit log."""
     from cavvy.api.app import make_app
     from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware
@@ -416,7 +416,7 @@ def _make_servers(
 
 def _share_machine(app: "AuditMiddleware", app_state: "AppState") -> "MachineSocket":
     """Serve the agents on this machine while this server is responsible for the shared socket of
-    the agents. If this is the only server, do nothing, because agents then use the server's own
+    the agents. If this is the only server, do nothing, because agents connect to the server's own
     socket.
     """
     from cavvy.api.machine_socket import MachineSocket

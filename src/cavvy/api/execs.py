@@ -145,7 +145,7 @@ class JobExecs:
         return found.input_start + len(found.input)
 
     def input_of(self, exec_id: str, gang: str, rank: int, offset: int) -> tuple[bytes, bool]:
-        """Return the input for the agent from this offset on, and whether the input has ended."""
+        """Return the command's input from `offset` on, and whether the input has ended."""
         found = self._all.get(exec_id)
         if found is None or (found.gang, found.rank) != (gang, rank) or found.exit_code is not None:
             return b"", True

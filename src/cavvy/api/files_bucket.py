@@ -172,8 +172,8 @@ async def join_bucket(bucket: BucketFolder, url: str, home: StateDir, settings: 
 
 
 def share_values(home: StateDir, keys: FileKeys) -> None:
-    """Share the first server's key for agents' tokens, certificate for nodes and user token with
-    all servers. Blocks. Raises StateDirError, StoreError, OSError.
+    """Share three files of the first server with all servers: the key for agents' tokens, the
+    certificate for nodes, and the user token. Blocks. Raises StateDirError, StoreError, OSError.
     """
     load_tokens(home.file("agents.key"))
     load_certificate(home.file("tls.pem"))

@@ -1,8 +1,8 @@
 """Verifies ID tokens of OpenID Connect.
 
-A token is accepted only with an algorithm of ALGORITHMS and a key that its issuer publishes; its
-header cannot name or contain another key. Keys are requested only from issuers that an admin
-trusts.
+A token is accepted only with an algorithm of ALGORITHMS and a key that its issuer publishes; the
+token's header cannot name or contain any other key. Keys are requested only from issuers that an
+admin trusts.
 """
 
 import asyncio
@@ -203,8 +203,8 @@ def _fetch_into(found: "Future[Mapping[str, JsonWebKey] | IssuerSilent]", issuer
 
 
 def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
-    """Return the issuer's signature keys, by their IDs. Keys of other kinds are left out.
-    Raises IssuerSilent.
+    """Return the issuer's signature keys, by their IDs. Keys that cannot verify signatures are left
+    out. Raises IssuerSilent.
     """
     import jwt
 

@@ -2,9 +2,9 @@
 
 The server that received the user's request manages the command; the command's ID ends with this
 server's ID. The server announces the command to its peers. The peer to which the node's agent is
-connected requests the command with the agent's own token, and sends it to the agent. If a request
-of the agent or the user about the command reaches another server, that server forwards the request
-to the command's server.
+connected requests the command with the agent's own token, and sends the command to the agent. If a
+request of the agent or the user about the command reaches another server, that server forwards the
+request to the command's server.
 
 Peers on one machine use their Unix sockets. Peers on other machines use their listeners for nodes,
 which all have the same certificate. A user's request is forwarded with a short-lived token for this
@@ -234,8 +234,8 @@ def passed_token(scope: Scope) -> bytes | None:
 
 
 def _signed(target: str, body: bytes) -> str:
-    """Return the text to sign. Each request has a different text, because no target contains a
-    space.
+    """Return the text to sign. Two different requests never have the same text, because no target
+    contains a space.
     """
     return f"{target} {sha256(body).hexdigest()}"
 

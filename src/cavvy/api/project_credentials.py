@@ -65,7 +65,7 @@ MakeProvider = Callable[[KnownProvider, Mapping[str, Scalar], str], Provider]
 
 
 class UsesAccounts(Protocol):
-    """An object that uses the accounts of projects: the control plane, or a comparison after a
+    """An object that uses the cloud accounts of projects: the control plane, or the check after a
     restore.
     """
 

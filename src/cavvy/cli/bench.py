@@ -64,8 +64,8 @@ def command(
     param: tuple[str, ...],
     output: str,
 ) -> None:
-    """Run the task's own script for a minute on each accelerator and save the samples per second
-    that it reports. If --provider is given several times, each of these providers is measured.
+    """Run the task's own script for a minute on each accelerator, and save the reported samples per
+    second. If --provider is given several times, each of these providers is measured.
 
     The script must report its progress. A script with `cavvy.train` reports its progress
     automatically; any other program can print a line `CAVVY_PROGRESS {"done": 1280}`. The rates are

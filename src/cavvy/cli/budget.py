@@ -198,8 +198,7 @@ def remove(name: str) -> None:
 @project_option
 @click.option("--reason", default="", help="Why the amount is needed.")
 def request(name: str, amount: int, project: str, reason: str) -> None:
-    """Request another amount for a budget. An admin approves the request with `cavvy budget
-    approve`.
+    """Request a new amount for a budget. An admin approves the request with `cavvy budget approve`.
     """
     from cavvy.client.budget_wire import BudgetRequestAsk, request_amount
     from cavvy.domain.units import Money
@@ -217,7 +216,7 @@ def request(name: str, amount: int, project: str, reason: str) -> None:
 def approve(name: str, amount: int) -> None:
     """Approve the requested amount of a budget (see `cavvy budget show`).
 
-    The command fails if the request has changed to another amount.
+    The command fails if the requested amount has changed.
     """
     from cavvy.client.budget_wire import BudgetApprovalAsk, approve_request
     from cavvy.domain.units import Money, format_usd

@@ -51,4 +51,4 @@ def use(name: str) -> None:
     click.echo(f"commands use {name} now")
     chosen = os.environ.get("CAVVY_CONTEXT")
     if chosen and chosen != name:
-        click.echo(f"note: CAVVY_CONTEXT is set to {chosen}, which takes precedence", err=True)
+        click.echo(f"note: CAVVY_CONTEXT is set to {chosen}, overriding this choice", err=True)

@@ -138,7 +138,8 @@ def command(
 def _read_session(
     file: str, params: dict[str, str], options: "ReadOptions", ide: str, idle_gpu: str | None
 ) -> "LoadedTask":
-    """Read the task as a session. The session's idle limit is the keep time of its machine.
+    """Read the task file, and return the task of a session. The session's idle limit is the keep
+    time of its machine.
 
     If the file itself describes a session, such as a dstack `dev-environment`, the file's commands
     and idle limit are used.
@@ -217,7 +218,7 @@ def _read_servers(listed: bytes, folder: str) -> list[tuple[int, str]]:
 
 def _find_session(client: "ApiClient", project: str, name: str) -> "JobDetail | None":
     """Return the session on this machine, or None if no session exists. Raises CommandFailure if
-    the machine runs other work.
+    the machine runs a job that is not a session.
     """
     for row in list_jobs(client, project, UNFINISHED)[0]:
         if row.machine == name and _is_session(job := client.job(project, row.name)):

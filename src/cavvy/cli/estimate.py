@@ -91,7 +91,7 @@ class _Command(click.Command):
 @click.option(
     "--samples",
     type=NumberRange(min=0, min_open=True),
-    help="Number of samples in the whole run; adds the run's duration and cost.",
+    help="Number of samples in the whole run, to also estimate the run's duration and cost.",
 )
 @click.option(
     "--gpu",

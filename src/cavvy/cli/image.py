@@ -36,7 +36,7 @@ def command() -> None:
     default="",
     show_default=False,
     metavar="IMAGE",
-    help="Build on IMAGE instead of the base that fits the accelerators.",
+    help="Build on IMAGE instead of the default base image for the accelerators.",
 )
 @click.option(
     "--push",

@@ -91,7 +91,7 @@ def _copy_template(name: str, folder: Path) -> None:
     found = _templates()
     if name not in found:
         close = get_close_matches(name, found, n=1)
-        hint = f"did you mean {close[0]}?" if close else "`cavvy init --list` lists them"
+        hint = f"did you mean {close[0]}?" if close else "`cavvy init --list` lists the templates"
         raise CommandFailure(f"there is no template {name!r}", hint, exit_code=2)
     files = _read_template(found[name])
     for taken in (folder / each for each in files):

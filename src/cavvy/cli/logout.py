@@ -22,4 +22,4 @@ def command(name: str | None) -> None:
             return
         contexts.switched(name)  # reports an unknown name
         write_contexts(default_home(), contexts.without(name))
-    click.echo(f"{name} is forgotten; `cavvy token revoke` makes its token invalid")
+    click.echo(f"{name} is forgotten; `cavvy token revoke` makes the server's token invalid")

@@ -101,8 +101,8 @@ def stop(name: str, project: str, yes: bool) -> None:
 @click.argument("length", metavar="TIME")
 @project_option
 def keep(name: str, length: str, project: str) -> None:
-    """Change the time for which a machine without work is kept, such as 2h. If the machine is
-    idle, the new time starts now.
+    """Change the time for which a machine without work is kept, such as 2h. If the machine is idle,
+    the new keep time starts now.
     """
     from cavvy.cli.task.options import read_value
     from cavvy.cli.view import formatting

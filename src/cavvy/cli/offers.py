@@ -203,8 +203,8 @@ def _match(
     reserved: bool,
     term: int | None,
 ) -> "OfferMatches":
-    """Return the matching offers of the catalog. If `term` is given, reserved offers with another
-    commitment (in months) are left out.
+    """Return the matching offers of the catalog. If `term` is given, reserved offers whose
+    commitment is not `term` months are left out.
     """
     if term is None:
         return snapshot.match(need, limit=limit, misses=0, reserved=reserved)

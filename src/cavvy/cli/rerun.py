@@ -53,7 +53,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
             if error.code != "invalid-task":
                 raise
             known = ", ".join(task.params) or "none"
-            hint = f"the task of {name} cannot be changed; its parameters: {known}"
+            hint = f"the task of {name} cannot be changed; the task's parameters: {known}"
             raise CommandFailure(error.message, hint) from error
         click.echo(f"{new.name}: queued, a rerun of {old.name}")
         click.echo(f"compare the jobs: cavvy diff {old.name} {named(project, new.name)}")

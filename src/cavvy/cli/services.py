@@ -135,8 +135,8 @@ _ENDS = {
     "enough": "promoted: enough requests without evidence that this revision is worse",
     "time": "promoted: no evidence within the time limit that this revision is worse",
     "ready": "promoted: all replicas of this revision are ready",
-    "errors": "rolled back: more of its requests fail",
-    "latency": "rolled back: requests of this revision take longer",
+    "errors": "rolled back: more requests fail than with the old revision",
+    "latency": "rolled back: requests take longer than with the old revision",
     "failed": "rolled back: the replicas of this revision failed",
     "withdrawn": "rolled back: `cavvy serve` was called with the old file",
 }

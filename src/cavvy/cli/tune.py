@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     "--pairs",
     type=WholeRange(min=3),
     default=6,
-    help="For each change, the number of window pairs: one without and one with the change.",
+    help="Number of window pairs per change: a pair has a window without and one with the change.",
 )
 @click.option(
     "--steps",

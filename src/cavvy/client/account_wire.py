@@ -91,10 +91,10 @@ class ProjectAsk(Ask, frozen=True, kw_only=True):
 
 
 class ProjectMove(Ask, frozen=True, kw_only=True):
-    """Moves a project below `parent` or, if `parent` is null, to the top level.
-    `lift_policies` permits the move even if policies of former parents no longer apply to the
-    project. `accept_budgets` permits the move even if other budgets then count the project's
-    spending.
+    """Moves a project below `parent` or, if `parent` is null, to the top level. `lift_policies`
+    permits the move even if policies of former parents no longer apply to the project.
+    `accept_budgets` permits the move even if additional budgets count the project's spending after
+    the move.
     """
 
     parent: str | None

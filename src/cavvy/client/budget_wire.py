@@ -36,7 +36,7 @@ class BudgetRequestAsk(Ask, frozen=True, kw_only=True):
 
 
 class BudgetApprovalAsk(Ask, frozen=True, kw_only=True):
-    """Approves the pending request, if it requests the amount `limit_micros`."""
+    """Approves the pending request, if the requested amount is `limit_micros`."""
 
     limit_micros: int
 
@@ -91,8 +91,8 @@ def delete_budget(client: ApiClient, name: str) -> None:
 
 
 def request_amount(client: ApiClient, project: str, name: str, ask: BudgetRequestAsk) -> None:
-    """Request another amount for a budget of the project. For a budget without a project, the
-    caller must be permitted to see the costs of all projects.
+    """Request a new amount for a budget of the project. For a budget without a project, the caller
+    must be permitted to see the costs of all projects.
     """
     body, path = encode(ask), f"{project_path(project)}/budgets/{segment('budget', name)}/request"
     client.repeat(lambda: client.send("POST", path, body))

@@ -314,7 +314,7 @@ class ApiClient:
         return self._ask(job_path(project, name) + "/exec", wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
-        """Return the output from this offset on. If there is no output yet, wait briefly."""
+        """Return the command's output from `offset` on. If there is no output yet, wait briefly."""
         where = f"{job_path(project, name)}/exec/{exec_id}"
         target = where + query(offset=offset, wait_s=_POLL_S)
         answer = self._call("GET", target, wait_s=_POLL_S)
@@ -396,8 +396,8 @@ class ApiClient:
         return self._ask(machine_path(project, name) + "/stop", wire.MachineView, method="POST")
 
     def keep_machine(self, project: str, name: str, *, keep_s: float) -> wire.MachineView:
-        """Set how long the machine's nodes are kept without work. For an idle machine, the new time
-        starts now.
+        """Set how long the machine's nodes are kept without work. For an idle machine, the new keep
+        time starts now.
         """
         ask = wire.MachineKeepAsk(keep_s=keep_s)
         return self._ask(machine_path(project, name) + "/keep", wire.MachineView, ask)

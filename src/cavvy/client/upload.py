@@ -135,7 +135,7 @@ class _Upload:
 
 
 def _divide(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Divide blobs into packs of small blobs. Each larger blob has its own pack."""
+    """Divide blobs into packs. Each blob larger than SMALL bytes has its own pack."""
     packs = [[name] for name, size in sizes.items() if size > SMALL]
     room, names = _PACK, list[str]()
     for name, size in sizes.items():

@@ -65,7 +65,7 @@ class Submitted(Answer, frozen=True, kw_only=True):
 
 class JobListing(Answer, frozen=True, kw_only=True):
     """A job in a list. `placement` is the key of the latest attempt's offer. `machine` is the name
-    of the machine on which it runs.
+    of the machine on which the job runs.
     """
 
     id: str

@@ -4,8 +4,8 @@ correctly, and reaches the required memory speed.
 The check allocates blocks that fill nearly all of the free memory. The check writes random bytes to
 the first block and copies the bytes from block to block. An error in any block therefore also
 appears in the last block. A second pass writes and copies the same bytes with all bits inverted.
-GPU events measure the time of the copies. The check computes the memory's speed from this time.
-Each copied byte counts twice: as a read and as a write.
+GPU events measure the time of the copies. The check computes the memory's speed from the time of
+the copies. Each copied byte counts twice: as a read and as a write.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class CheckedGpu:
 
     def allocate(self, blocks: int) -> list[ctypes.c_ulonglong]:
         """Allocate up to `blocks` blocks of BLOCK bytes, or fewer if the memory is full. Raises
-        GpuFault if fewer than LEAST_BLOCKS fit.
+        GpuFault if fewer than LEAST_BLOCKS blocks fit.
         """
         found: list[ctypes.c_ulonglong] = []
         for _ in range(blocks):
@@ -111,8 +111,8 @@ class CheckedGpu:
             self._cuda.call("cuMemFree_v2", block)
 
     def run_through(self, blocks: list[ctypes.c_ulonglong], piece: bytes) -> float:
-        """Copy `piece` through all blocks; returns the memory's bytes per second. Raises GpuFault
-        if the last block does not contain `piece`.
+        """Copy `piece` through all blocks, and return the memory's speed in bytes per second.
+        Raises GpuFault if the last block does not contain `piece`.
         """
         size = ctypes.c_size_t(PIECE)
         for offset in range(0, BLOCK, PIECE):

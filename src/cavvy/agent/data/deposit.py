@@ -1,5 +1,5 @@
-"""Stores the results of ended work in a bucket if the server does not respond. The node can then be
-released before the server is available again.
+"""Stores the results of ended work in a bucket if the server does not respond, so that the node can
+be released before the server is available again.
 
 The server signs the uploads beforehand, while the work runs. The results are one sequence of bytes:
 undelivered output, files of the checkpoint, and files of the outputs. The sequence is cut into

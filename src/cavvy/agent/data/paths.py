@@ -122,8 +122,8 @@ def find_folders(config: AgentConfig, work: WorkConfig) -> AllowedFolders:
 
 
 def remember(config: AgentConfig, index: int, path: str) -> None:
-    """Record the downloaded files of an input. An output that is sent to the input's URL then skips
-    the files that the work has not changed."""
+    """Record the downloaded files of an input. If an output is sent to the input's URL, the
+    recorded files that the work has not changed are skipped."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:

@@ -199,7 +199,8 @@ class ObjectUpload:
         """Upload `size` bytes. `read(offset, length)` returns bytes of the source, and raises an
         error if the source has changed. The object exists only after every part was accepted.
 
-        Raises TransferFailed and the errors of `read`; the storage then deletes the parts.
+        Raises TransferFailed and the errors of `read`. After an error, the storage deletes the
+        parts.
         """
         how = self._transfers.read("POST", "", dict(self._target, size=size))
         upload = dict(self._target, upload=str(how["upload"]))

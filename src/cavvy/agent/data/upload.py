@@ -120,8 +120,8 @@ def send_file(
     meter: TransferProgress,
     known: dict[str, list[int]],
 ) -> None:
-    """Send one file. Raises OutputChanged if the file changes during the upload.
-    Also raises TransferFailed, CannotBuild, LeadsOutside, OSError.
+    """Send one file. Raises OutputChanged if the file changes during the upload. Raises
+    TransferFailed, CannotBuild, LeadsOutside, OSError.
     """
     transfers = TransferClient(config, f"outputs/{index}", meter.waits)
     with open(folders.open_file(path), "rb") as file:

@@ -49,7 +49,7 @@ def find_image_misfit(
     config: AgentConfig, variables: dict[str, str], labels: dict[str, str]
 ) -> str | None:
     """Return the reason why the image with these variables and labels cannot run on this node's
-    NVIDIA driver. Returns None if no reason is known, or if the node has other accelerators.
+    NVIDIA driver. Returns None if no reason is known, or if the accelerators are not from NVIDIA.
     """
     if config.devices == [] or find_vendor(config) not in ("nvidia", ""):
         return None

@@ -32,8 +32,9 @@ def find_vendor(config: AgentConfig, dev: str = "/dev") -> str:
 
 
 def find_certain_vendor(config: AgentConfig, dev: str = "/dev") -> str:
-    """Return the vendor of the accelerators that the work may use. Returns "" without accelerators,
-    for an unknown vendor, and if the node has accelerators of several vendors."""
+    """Return the vendor of the accelerators that the work may use. Returns "" if the work may use
+    no accelerators, if their vendor is unknown, or if the node has accelerators of several
+    vendors."""
     if config.devices == [] or config.vendor:
         return "" if config.devices == [] else config.vendor
     found = list_vendors(dev)

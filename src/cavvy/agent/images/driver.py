@@ -1,7 +1,7 @@
 """Checks before the work starts whether this node's NVIDIA driver supports an image's CUDA version.
 
 Images declare the CUDA version that they require in the variable NVIDIA_REQUIRE_CUDA or, without
-it, in CUDA_VERSION. NVIDIA's base images declare their version.
+it, in CUDA_VERSION. NVIDIA's base images declare their CUDA version.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class NoticeRequest:
 
 
 def find_events(notice: NoticeAddress, data: bytes, node: str | None) -> list[Event]:
-    """Return the events in an answer that concern this node. Raises ValueError."""
+    """Return those events in a provider's answer that concern this node. Raises ValueError."""
     text = data.decode("utf-8", "replace").strip()
     if not text:
         return []

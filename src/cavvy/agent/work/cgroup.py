@@ -1,5 +1,5 @@
-"""Creates a control group for the work if the system allows it. The kernel then enforces the work's
-memory limit.
+"""Creates a control group for the work if the system allows it. The kernel enforces the control
+group's memory limit.
 
 First version 2 of control groups (one tree) is tried, then version 1 (one tree for each
 controller). If neither version can be used, the agent itself measures the memory and enforces the

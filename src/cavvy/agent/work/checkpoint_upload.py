@@ -172,8 +172,8 @@ def tell_waiting(text: str) -> None:
 
 
 class CheckpointUpload:
-    """Uploads the listed files of the folder. Keeps the files open, so that this process can read
-    their content even after the work has replaced or removed them.
+    """Uploads the files `entries` of the checkpoint folder. Keeps the files open, so that this
+    process can read their content even after the work has replaced or removed them.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class CheckpointUpload:
                 break
 
     def copy(self) -> None:
-        """Copy the files that the server might lack. The upload then reads the copies instead of
+        """Copy the files that the server might lack, so that the upload reads the copies instead of
         the original files."""
         remove_tree(self._copies)
         os.makedirs(self._copies)
@@ -407,7 +407,8 @@ def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = 
     result and the errors.
 
     The file `attempt` next to the folder contains the number of the attempt that used the folder
-    last. If a later attempt uploaded a checkpoint, the checkpoint is newer than the folder.
+    last. If a later attempt uploaded a checkpoint, that checkpoint is newer than the files in the
+    folder.
     """
     path = os.path.dirname(storage) + "/attempt"
     if config.rank > 0:

@@ -89,8 +89,8 @@ def find_shell() -> str:
 
 
 def base_environment(*, every: bool = False) -> dict[str, str]:
-    """Return the variables of a login shell. With `every`, all other variables of the node's image
-    are added."""
+    """Return the variables of a login shell. With `every`, return all variables of the node's
+    image."""
     env = {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
     for name, value in os.environ.items():
         if name in BASE or name.startswith("LC_") or every:

@@ -70,7 +70,8 @@ class WorkProcess:
         self._control.write(b"K")
 
     def pause(self, paused: bool) -> None:
-        """Pause or resume reading the output; while paused, the command blocks."""
+        """Pause or resume reading the output; while reading is paused, the command's writes
+        block."""
         self._output.pause(paused)
 
     def close(self) -> None:

@@ -4,9 +4,9 @@ user who runs the server.
 The work gets its own user, mount, process and IPC namespaces. The work sees no other processes, so
 it can neither signal nor trace them. Empty file systems are mounted over the folders through which
 processes communicate or in which a user stores keys: /tmp, /var/tmp, /dev/shm, the user's home and
-runtime folders, and the server's folder. Sockets of container engines and devices of other jobs are
-covered. All processes of the work end when the first process of its namespace ends. The server's
-user must not be root, because root owns the files of the system in every namespace.
+runtime folders, and the server's folder. The sockets of container engines, and the devices of other
+jobs, are hidden. All processes of the work end when the first process of its namespace ends. The
+server's user must not be root, because root owns the files of the system in every namespace.
 
 Usage: python separate.py FOLDER SHOWN. The exit code is 0 if this system can separate work.
 """
@@ -96,7 +96,7 @@ def enter(pid: int) -> None:
 
 
 def list_covers(folder: str, uid: int) -> list[str]:
-    """Return the folders that are covered, outer ones first."""
+    """Return the folders to hide from the work, outer folders first."""
     import pwd
 
     try:

@@ -1,5 +1,5 @@
 """Finds the folder that keeps the results of a setup, for the agent and the programs that it
-starts. The module `prepare` describes what is in the folder.
+starts. The module `prepare` describes the contents of a setup's folder.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 class WorkView:
     """The part of the machine that the programs of one rank see. `folder` is hidden, except the
-    folders in `shown`. If `separated` is set, the work is separated as by `separate`, and the files
-    `devices` are covered.
+    folders in `shown`. If `separated` is set, the work is separated as by `separate`, and the
+    device files in `devices` are hidden.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class ExecWanted(Answer, frozen=True, kw_only=True):
 
 
 class OrdersAnswer(Answer, frozen=True, kw_only=True):
-    """The current order for the rank, and the commands that it must run."""
+    """The current order for the rank, and the commands that the rank must run."""
 
     order: Order | None
     execs: list[ExecWanted]
@@ -203,7 +203,7 @@ async def log(
 @router.get(
     "/orders",
     **document(
-        "Wait for an order to a rank, or for commands that it must run.",
+        "Wait for an order to a rank, or for commands that the rank must run.",
         rule=GANG,
         answer=OrdersAnswer,
         errors=("gang-not-found",),
@@ -362,8 +362,8 @@ async def blob(
 
 
 async def _send_blob(app_state: AppState, attempt: Attempt, blob: str) -> Response:
-    """Send a blob that belongs to the working folder of the attempt's job or to one of its
-    checkpoints. Raises RowNotFound.
+    """Send a blob that belongs to the working folder or to a checkpoint of the attempt's job.
+    Raises RowNotFound.
     """
     if blob in await _folder_parts(app_state, attempt):
         with suppress(RowNotFound):

@@ -63,7 +63,7 @@ async def list_budgets(
 @router.put(
     "/budgets/{name}",
     **document(
-        "Set a budget. An open request for another amount is deleted.",
+        "Set a budget. A pending request for a new amount is deleted.",
         rule=on_installation(Permission.MANAGE),
         ask=wire.BudgetAsk,
         status=204,
@@ -110,7 +110,7 @@ async def delete(request: Request, name: NamePath) -> Response:
 @router.post(
     "/projects/{project}/budgets/{name}/request",
     **document(
-        "Request another amount for a budget of the project. For a budget without a "
+        "Request a new amount for a budget of the project. For a budget without a "
         "project, the request needs the permission to see the costs of all projects.",
         rule=in_path(Permission.RUN),
         ask=wire.BudgetRequestAsk,
@@ -137,7 +137,7 @@ async def request_amount(request: Request, project: ProjectPath, name: NamePath)
 @router.post(
     "/budgets/{name}/approve",
     **document(
-        "Approve the pending request for another amount, if it requests `limit_micros`.",
+        "Approve the pending request for a new amount, if that amount is `limit_micros`.",
         rule=on_installation(Permission.MANAGE),
         ask=wire.BudgetApprovalAsk,
         status=204,

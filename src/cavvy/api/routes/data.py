@@ -113,7 +113,7 @@ class MovedAnswer(Answer, frozen=True, kw_only=True):
 class DepositAnswer(Answer, frozen=True, kw_only=True):
     """Signed uploads for the results of ended work. The agent uses these uploads if the server is
     unreachable when the work ends. The first upload is for the manifest, and the other uploads are
-    for the parts. The list is empty if the job has no bucket.
+    for the parts. The list `uploads` is empty if the job has no bucket.
     """
 
     uploads: list[SignedAnswer]

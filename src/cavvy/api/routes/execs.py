@@ -135,8 +135,8 @@ async def give(
     offset: PositionQuery = 0,
     end: bool = False,
 ) -> Response:
-    """Accept input. The answer contains the offset of the next expected byte. The client must
-    repeat its input from this offset on.
+    """Accept input. The answer contains the offset of the next expected byte. The client must send
+    the input from that offset on.
     """
     note_reading(request)  # the session is recorded once, not each key press
     app_state = app_state_of(request)

@@ -4,8 +4,8 @@ replica.
 The gateway sends requests to this port as to any replica. The server forwards the requests to the
 provider, whose API signs them: neither the gateway nor HAProxy has cloud credentials. If an answer
 is lost, the connection is closed, so that the gateway decides whether the request is repeated.
-While the endpoint is not in service, the port refuses connections, so that a repeated request
-waits.
+While the endpoint is not in service, the port refuses connections, so that the gateway repeats
+requests later.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class EndpointRelay:
 
     def _refuse(self) -> None:
         """Stop listening. The gateway notices the closed port before the end of the connection
-        whose answer was lost, so it does not repeat the request on this port.
+        whose answer was lost, so the gateway does not repeat the request on this port.
         """
         if self._server is not None:
             self._server.close()

@@ -304,7 +304,7 @@ class GatewayFront:
                 self._wake(self._published[name].service)
 
     async def _send_tiers(self, link: GatewayLink) -> None:
-        """Tell the gateway which replicas are nearer or farther than before."""
+        """Send the gateway a service's replicas if their network distances have changed."""
         for name, known in list(self._published.items()):
             tiers = [self._relays.tier(each.id) for each in known.replicas]
             if tiers == [each.tier for each in known.replicas]:

@@ -42,7 +42,8 @@ class GatewayChild:
 
     @property
     def started(self) -> bool:
-        """Whether this server has started the gateway, instead of finding a running one."""
+        """Whether this server has started the gateway, instead of connecting to a running
+        gateway."""
         return self._process is not None
 
     async def reach(self, routes: Sequence[ServiceRoute] = ()) -> GatewayLink:

@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 class DirectCount(Struct, frozen=True, kw_only=True):
-    """The counts of all HAProxy processes for a service, and the last statistics of the current
-    process."""
+    """The request counts of all HAProxy processes for a service, and the last statistics of the
+    current process."""
 
     arrivals: int = 0
     answered: int = 0

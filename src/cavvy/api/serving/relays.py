@@ -3,8 +3,8 @@ replica, and relays the port's connections through a tunnel to the replica's nod
 managed endpoint are forwarded to the endpoint's provider.
 
 The node's agent opens the tunnel to the server, as for `cavvy forward`, so relays work on every
-provider. The port is open only while the tunnel is open and the program listens. The gateway's
-connections to a closed port are refused, so no request is lost.
+provider. The port is open only while the tunnel is open and the program listens. A connection to a
+closed port is refused before the gateway sends a request, so no request is lost.
 """
 
 import asyncio
@@ -205,8 +205,8 @@ class ReplicaRelay:
         self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Relay one connection. If the program has ended, the port refuses new connections before
-        the gateway sees the end of this connection. A repeated request is therefore not lost on the
-        same port.
+        the gateway sees the end of this connection. The gateway therefore does not repeat the
+        request on the same port.
         """
         self._writers.add(writer)
         sending = None

@@ -56,7 +56,7 @@ def follow(
 
 @contextmanager
 def leave_running(project: str, name: str) -> Iterator[None]:
-    """On Ctrl-C, say that the job continues and how to follow it again, and exit."""
+    """On Ctrl-C, print that the job continues and which command follows the job, and exit."""
     try:
         yield
     except KeyboardInterrupt:

@@ -169,7 +169,7 @@ def _submit(client: "ApiClient", offer: "Offer", limit: "Money") -> "Submitted":
 
 
 class _JobWatch:
-    """Follows the job, and makes sure that its machine is removed."""
+    """Follows the job, and ensures that the job's machine is removed."""
 
     def __init__(self, client: "ApiClient", job: "Submitted") -> None:
         self._client, self._project, self._id = client, job.project, job.id

@@ -80,8 +80,8 @@ def find_gangs(
     client: "ApiClient", ledger: "Mapping[CellKey, BilledSum]", named: Collection[str]
 ) -> dict[str, str]:
     """Return the gang name in the bill for each attempt in the ledger. If an attempt took over a
-    warm gang, the gang has the name of another attempt. The name is then read from the job, unless
-    the job was removed.
+    warm gang, the gang has the name of another attempt. The name of a warm gang is read from the
+    job, unless the job was removed.
     """
     from cavvy.client import ApiError
     from cavvy.costs.reconcile import match_gangs

@@ -1,4 +1,5 @@
-"""Shared code of the commands that use the server: the connection, the project, and its jobs."""
+"""Shared code of the commands that use the server: the connection, the project, and the project's
+jobs."""
 
 import os
 from collections.abc import Collection, Iterator

@@ -161,7 +161,7 @@ async def _send(channel: TunnelChannel, process: "asyncssh.SSHServerProcess[byte
 
 
 class NodeFiles(asyncssh.SFTPServer):
-    """SFTP access to the node's files, with one call of the tunnel per operation. Relative paths
+    """SFTP access to the node's files, with one call over the tunnel per operation. Relative paths
     start in the job's folder.
     """
 

@@ -34,7 +34,7 @@ class ProviderAnswer(Struct, frozen=True):
 
 
 class LiveMatches(Struct, frozen=True, kw_only=True):
-    """The current offers of configured providers that match."""
+    """The current offers of configured providers that match the filters."""
 
     matches: Mapping[str, OfferMatches]  # keyed by provider
     offers: Sequence[Offer]  # number of all offers, including those that do not match

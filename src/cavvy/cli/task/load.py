@@ -107,7 +107,7 @@ def read_any_task(
     file: str, params: Mapping[str, str], options: "ReadOptions | None" = None
 ) -> "TaskSpec":
     """Read a task, even from a file of another tool that `cavvy run` would refuse. Prints notes on
-    the translation. Raises CommandFailure.
+    how the file was translated to a task. Raises CommandFailure.
     """
     from cavvy.importers import ReadOptions, load_file
     from cavvy.spec import SpecError

@@ -30,7 +30,7 @@ as_option = click.option(
     "--as",
     "dialect",
     type=click.Choice(["skypilot", "dstack", "kubernetes", "cavvy"]),
-    help="The tool whose file format this is; by default, it is detected from the file's keys.",
+    help="The tool that defines the file's format. By default, the file's keys determine the tool.",
 )
 # Each row: option, key of the task file, metavar ("" for a switch, + if the option is repeatable),
 # help.
@@ -62,7 +62,7 @@ _OVERRIDES = (
         "--deadline",
         "limits.deadline",
         "TIME",
-        "Stop the job after this time, such as 8h, or at this time.",
+        "Stop the job after a duration, such as 8h, or at a date and time.",
     ),
 )
 

@@ -114,7 +114,7 @@ def _last_line(script: str, error: Exception) -> str:
 
 def with_rates(task: "TaskSpec", folder: Path) -> "TaskSpec":
     """Return the task with the rates of its work profile added. Rates in the task file take
-    precedence.
+    precedence over rates in the profile.
     """
     from cavvy.domain.values import replace
 

@@ -39,7 +39,7 @@ def explain(error: click.ClickException) -> CommandFailure:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
         group = error.ctx.command
         names = group.list_commands(error.ctx) if isinstance(group, click.Group) else []
-        hint = f"`{error.ctx.command_path} --help` describes each of them"
+        hint = f"`{error.ctx.command_path} --help` describes each command"
         return CommandFailure(f"expected one of {', '.join(names)}", hint, error.exit_code)
     message, hint = error.format_message(), ""
     if isinstance(error, click.UsageError):

@@ -102,8 +102,8 @@ def pairs_out(pairs: Sequence[tuple[str, object]], file: TextIO | None = None) -
 
 
 def text_out(text: str, file: TextIO | None = None) -> None:
-    """Print a sentence, wrapped between words if the output is a terminal. An empty sentence prints
-    nothing.
+    """Print a sentence, wrapped between words if the output is a terminal. If `text` is empty,
+    nothing is printed.
     """
     out = file or sys.stdout
     for line in layout.wrap_text(text, _width(out)) if text else ():

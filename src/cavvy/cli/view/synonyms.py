@@ -11,7 +11,7 @@ _ADVICE = {
     "jobs runs list ls": "`cavvy ps` lists jobs",
     "attach tail": "`cavvy logs -f NAME` follows a job, `cavvy ssh NAME` logs in to its node",
     "kill cancel terminate abort": "`cavvy stop NAME` stops a job",
-    "delete remove prune": "`cavvy rm NAME` removes an ended job, `cavvy stop NAME` stops one",
+    "delete remove prune": "`cavvy rm NAME` removes an ended job, `cavvy stop NAME` stops a job",
     "show-gpus gpus offer instances": "`cavvy offers --accelerators` lists accelerators and prices",
     "info describe show get inspect metrics top": "`cavvy status NAME` shows a job",
     "history event": "`cavvy events NAME` shows a job's history",
@@ -24,7 +24,7 @@ _ADVICE = {
     "machine",
     "restart resume relaunch": "`cavvy rerun NAME` runs a job again unchanged",
     "preempt": "`cavvy drill preempt NAME` preempts a job",
-    "secrets": "`cavvy secret list` lists secrets, `cavvy secret set NAME` sets one",
+    "secrets": "`cavvy secret list` lists secrets, `cavvy secret set NAME` sets a secret",
     "cron schedule": "`cavvy schedules` lists jobs that repeat",
     "api daemon": "`cavvy server status` shows the server",
     "fleet fleets cluster clusters node": "`cavvy nodes` lists nodes, `cavvy machines` lists "
