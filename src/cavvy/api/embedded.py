@@ -254,7 +254,7 @@ class _ServerRun:
         return bucket
 
     def _share_token(self, files: StateDir) -> None:
-        """Let all servers that share their files accept the same token of the user."""
+        """Let all servers that share their files accept the same user token."""
         if files is not self._home:
             write_private(self._home.file("token"), files.token().encode() + b"\n")
 

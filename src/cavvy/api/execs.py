@@ -61,7 +61,8 @@ class JobExecs:
         *,
         session: bool = False,
     ) -> JobExec:
-        """Register a command for an agent. The caller must then wake the agent's order request."""
+        """Register a command for an agent. Afterwards, the caller must wake the agent's order
+        request."""
         self._drop_old()
         made = JobExec(
             id=exec_id, job_id=job_id, gang=gang, rank=rank, command=command, session=session

@@ -107,8 +107,8 @@ async def open_state(
 ) -> AsyncIterator[AppState]:
     """Open the application state and start its control plane. `database` is the URL of a store,
     this server's registration in a shared PostgreSQL database, or None for the database file in the
-    state folder. `files` is the folder with keys, logs and uploads, by default
-    `home`; with a `bucket`, the folder has copies of its files.
+    state folder. `files` is the folder with keys, logs and uploads, by default `home`; with a
+    `bucket`, the folder has copies of the bucket's files.
 
     Raises StoreError, ProviderError, StateDirError.
     """

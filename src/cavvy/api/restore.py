@@ -3,8 +3,9 @@ restored by other means.
 
 The archive is unpacked next to its final location and checked there. The database is compared with
 the providers and marked as restored before it is moved to its final location. A server therefore
-never uses a database that was not compared. The file `cavvy.db`, or the rows in PostgreSQL, are
-written last. The command can be repeated if it fails before the database is written.
+never uses a database that was not compared with the providers. The file `cavvy.db`, or the rows in
+PostgreSQL, are written last. The command can be repeated if it fails before the database is
+written.
 """
 
 import asyncio

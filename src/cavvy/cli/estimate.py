@@ -261,7 +261,7 @@ def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates
     if not devices:
         close = suggest(only or "")
         named = f"did you mean {close}?" if close and close != only else ""
-        hint = named or "omit --gpu to list all of them"
+        hint = named or "omit --gpu to list all accelerators"
         raise CommandFailure(f"no known accelerator matches {only!r}", hint, exit_code=2)
     return devices
 

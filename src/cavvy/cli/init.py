@@ -58,7 +58,7 @@ def command(
     except SpecError as error:
         raise CommandFailure(
             f"the task file from these answers is invalid:\n{error}",
-            "start again with other answers",
+            "start again with different answers",
         ) from error
     except OSError as error:
         raise CommandFailure(f"cannot write {file}: {error.strerror}") from error

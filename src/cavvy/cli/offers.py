@@ -183,8 +183,8 @@ def _ask_configured(
     snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bool
 ) -> "LiveMatches":
     """Return current offers of configured providers: of all providers if `ready`, otherwise of the
-    providers that `need` names and that the catalog lacks. The other providers are queried only to
-    check whether they can be used.
+    providers that `need` names and that the catalog lacks. Configured providers that the catalog
+    contains are queried only to check whether they can be used.
     """
     from cavvy.cli.task.configured import match_configured
 

@@ -79,7 +79,7 @@ def set_policy(
     **lists: str | None,
 ) -> None:
     """Change the policy of a project. Each option replaces one restriction, and its value `any`
-    removes the restriction. All other restrictions stay as they are.
+    removes the restriction. Restrictions without an option stay unchanged.
     """
     from msgspec.structs import asdict
 

@@ -46,7 +46,7 @@ def _find_ended(client: "ApiClient", project: str, name: str) -> str:
     """Return the name of the ended job with this name or ID. Raises CommandFailure."""
     job = client.job(project, name)
     if job.phase not in ENDED:
-        hint = f"`cavvy stop {job.name}` stops it"
+        hint = f"`cavvy stop {job.name}` stops the job"
         raise CommandFailure(f"{job.name} is {job.phase}, so it is not removed", hint)
     return job.name
 

@@ -144,7 +144,7 @@ def remove(name: str) -> None:
 
     with session() as client:
         remove_trust(client, name)
-    click.echo(f"{name} is removed; its sign-ins are no longer valid")
+    click.echo(f"the trust {name} is removed; sign-ins through it are no longer valid")
 
 
 def _read_claims(texts: Sequence[str]) -> dict[str, str]:

@@ -62,7 +62,7 @@ SHELL_LINE = 'trap : TERM; . "$0"'
 
 def make_environment(config: AgentConfig, work: WorkConfig, socket: str = "") -> dict[str, str]:
     """Return all variables of the work. The user's variables override the base; Cavvy's variables
-    override the user's.
+    override the user's variables.
 
     `socket` is the path of the agent's socket for the task, or "" without a socket.
     """

@@ -273,7 +273,8 @@ def born_ns(path: str) -> int | None:
 
 def parse_progress(text: bytes) -> dict[str, object]:
     """Return the values of a JSON object by name. Only numbers, strings, true and false are
-    returned; true and false are returned as 1 and 0. Returns {} for any other input."""
+    returned; true and false are returned as 1 and 0. Returns {} if the text is not a JSON
+    object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

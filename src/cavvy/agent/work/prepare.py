@@ -9,8 +9,8 @@ this copy. The file `finished` is written last. KEY is a hash of the setup and o
 setup uses. If several agents need the setup with the same key, one agent runs the setup and the
 other agents wait.
 
-If a setup lists the files that it uses, the setup runs in a folder with only these files. The
-results of the setup are then copied into the whole folder.
+If a setup lists the files that it uses, the setup runs in a folder with only these files. After the
+setup, its results are copied into the whole working folder.
 """
 
 from __future__ import annotations

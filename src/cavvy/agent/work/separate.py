@@ -49,7 +49,7 @@ _SCOPE_ABSTRACT_SOCKETS = 1
 
 def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None:
     """Separate this process and its later children. `folder` is hidden, except the folders in
-    `shown`; the files `devices` are covered.
+    `shown`; the device files in `devices` are hidden.
 
     The function returns in a new process. The calling process waits for the new process and exits
     with the new process's exit code. The calling process must have only one thread. Raises OSError;

@@ -148,7 +148,7 @@ async def approve(request: Request, name: NamePath) -> Response:
     app_state, ask = app_state_of(request), await read(request, wire.BudgetApprovalAsk)
     budget = await _get(app_state, name)
     if budget.request is None:
-        raise ApiProblem("nothing-requested", f"no other amount has been requested for {name}")
+        raise ApiProblem("nothing-requested", f"no new amount has been requested for {name}")
     wanted, approved = budget.request.limit, Money(ask.limit_micros)
     if wanted != approved:
         raise ApiProblem(

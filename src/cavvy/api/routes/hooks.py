@@ -61,7 +61,9 @@ async def deliver(
     except UnsignedDelivery as error:
         app_state.hook_limits.count_wrong(address, webhook)
         note_refusal(request.scope, "signature-wrong")
-        message = "there is no such webhook, or the request is not signed with its secret"
+        message = (
+            "the webhook does not exist, or the request is not signed with the webhook's secret"
+        )
         raise ApiProblem("signature-wrong", message) from error
     except InvalidEvent as error:
         raise ApiProblem("invalid-request", f"the request is not a CloudEvent 1.0: {error}") from (
