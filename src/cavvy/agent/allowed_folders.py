@@ -34,9 +34,9 @@ class AllowedFolders:
     """The folders that the agent may access. Opened files and the targets of links must be in one
     of these folders.
 
-    `own` are folders that the work could replace by a link, so a link at such a path is not
-    followed. `given` are folders that the user named; their paths may contain links. A path in
-    `given` may also be the path of a file.
+    `own` are folders that the work could replace by a link, so links at the paths of these folders
+    are not followed. `given` are folders that the user named; their paths may contain links. A path
+    in `given` may also be the path of a file.
 
     `seen` maps the path at which the work sees a folder to the folder's path on this machine. The
     mapping is used to resolve links and folders on a path. The paths on this machine must be in

@@ -1,6 +1,6 @@
 """The blocking HTTP client of the agent's helper processes: requests to the control plane, and
 signed requests to storage services. The agent's own process must never block, so it uses `wire`
-instead.
+instead of this module.
 
 * TransferFailed     the request was refused, or failed too often; do not retry
   + StorageTimeout a storage service gave no usable answer; retry later

@@ -68,7 +68,8 @@ class Redactor:
         return b"".join(parts) + data[at:hold]
 
     def flush(self) -> bytes:
-        """Return the bytes that `feed` has held. Called at the end of the stream."""
+        """Return the bytes that `feed` has held. The caller calls this method at the end of the
+        stream."""
         held, self._held = self._held, b""
         return self._pattern.sub(MASK, held) if self._pattern else held
 

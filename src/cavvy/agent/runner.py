@@ -81,7 +81,7 @@ class RankRunner:
 
     def claim(self, waits_s: float | None = None) -> None:
         """Request work and run it. `waits_s` is set if earlier work ran on this node: the agent
-        then exits if no new work arrives within this many seconds.
+        exits if no new work arrives within this many seconds.
         """
         self.link.claim(self._begin)
         if waits_s is not None:
@@ -250,8 +250,8 @@ class RankRunner:
         self.ordered("notice", seconds, reason)
 
     def advised(self, source: str, reason: str) -> None:
-        """Handle a warning that the node is at risk. The task may save a checkpoint, which is then
-        uploaded soon. The work continues.
+        """Handle a warning that the node is at risk. The task may save a checkpoint, which the
+        agent uploads soon. The work continues.
         """
         if self._ending is None:
             self.say("event", name="advice", text=reason)

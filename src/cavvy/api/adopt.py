@@ -4,10 +4,10 @@ All rows are written in one transaction, which compares them with the source bef
 the move is interrupted, the database stays empty and the move can be repeated. The move does not
 change the contents of `cavvy.db`, but renames the file at the end.
 
-Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. If the
-move starts from another folder or `server.files` names another folder, the files are copied. The
-command refuses to copy files while a job is running, because agents on this machine connect to
-their server through the old folder. If the folder does not change, the files stay where they are.
+Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. If
+`--from` or `server.files` changes the folder of these files, the files are copied. The command
+refuses to copy files while a job is running, because agents on this machine connect to their server
+through the old folder. If the folder does not change, the files stay where they are.
 """
 
 import asyncio

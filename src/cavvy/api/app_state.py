@@ -102,7 +102,7 @@ class AppState(Struct, kw_only=True):
                 del self.polling[gang]
 
     def close_polls(self) -> None:
-        """End all long polls. Called when the server stops."""
+        """End all long polls. The server calls this method when it stops."""
         self.watch.close()
         for gang in list(self.polling):
             self.control_plane.agents.notify(gang)

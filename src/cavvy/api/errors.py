@@ -4,8 +4,8 @@ do.
 * ApiProblem        raised by routes; its code is in CODES
   + RetryLater        the same request may succeed later (503, 507)
 
-`translate.py` turns errors of other modules into these errors. CODES are the rows of `errors.csv`;
-`python -m cavvy.api.errors` also writes `docs/reference/errors.md` from them.
+`translate.py` turns errors of other modules into errors of the API. CODES are the rows of
+`errors.csv`; `python -m cavvy.api.errors` also writes `docs/reference/errors.md` from them.
 """
 
 import sys

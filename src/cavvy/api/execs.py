@@ -45,7 +45,7 @@ class JobExec(Struct, kw_only=True):
 
 
 class JobExecs:
-    """All commands since the server started."""
+    """All commands of users since the server started."""
 
     def __init__(self, watch: ChangeNotifier) -> None:
         self.watch = self._watch = watch

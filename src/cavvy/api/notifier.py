@@ -57,7 +57,7 @@ class ChangeNotifier:
         return ChangeListener(self, tuple(keys))
 
     def close(self) -> None:
-        """Wake all listeners. Called when the server stops."""
+        """Wake all listeners. The server calls this method when it stops."""
         self.closed = True
         self._wake(list(self._waiting))
 

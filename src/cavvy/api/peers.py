@@ -8,8 +8,8 @@ request to the command's server.
 
 Peers on one machine use their Unix sockets. Peers on other machines use their listeners for nodes,
 which all have the same certificate. A user's request is forwarded with a short-lived token for this
-one request, because the first server has already checked the user's rights. Requests between
-providers (`provider_peers`) also have a short-lived token.
+one request, because the server that forwards the request has already checked the user's rights.
+Requests between providers (`provider_peers`) also have a short-lived token.
 """
 
 import asyncio
@@ -51,8 +51,9 @@ _log = logging.getLogger(__name__)
 
 
 class PeerServers:
-    """The other servers, and the commands that they have announced. `share` is None if there are no
-    other servers; `certificate` is the file with the certificate of the listeners for nodes.
+    """The other servers of the database, and the commands that these servers have announced.
+    `share` is None if there are no other servers; `certificate` is the file with the certificate of
+    the listeners for nodes.
     """
 
     def __init__(self, share: WorkShare | None, tokens: GangTokens, certificate: str) -> None:
@@ -75,7 +76,7 @@ class PeerServers:
 
     @property
     def exist(self) -> bool:
-        """Whether other servers may exist."""
+        """Whether the database may have other servers."""
         return self._share is not None
 
     def make_id(self) -> str:
@@ -83,7 +84,8 @@ class PeerServers:
         return token_hex(8) if self._share is None else f"{token_hex(8)}-{self._share.me.id}"
 
     def find_keeper(self, exec_id: str) -> Replica | None:
-        """Return the other server that has this command, or None if that server is not alive."""
+        """Return the other server that manages this command, or None if that server is not
+        alive."""
         server = exec_id.partition("-")[2]
         if self._share is None or not server or server == self._share.me.id:
             return None

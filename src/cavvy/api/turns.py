@@ -1,6 +1,6 @@
 """Lets connections that have shown no token use the event loop in turn: one step for each address,
-with a pause after each batch. This order prevents many connections or much data from one address
-from blocking the clients at other addresses. Many clients at different addresses are still served
+with a pause after each batch. Turns prevent many connections, or much data, from one address from
+blocking the clients at other addresses. Many clients at different addresses are still served
 quickly.
 """
 

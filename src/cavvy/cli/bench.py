@@ -190,8 +190,8 @@ def make_text(text: str, gpu: str | None, providers: tuple[str, ...], seconds: f
 
 
 def keep(path: Path, runs: list[MachineRun]) -> None:
-    """Write measured rates into a work profile without changing its other contents. If several
-    measured machines have the same key, the rate of the slowest machine is written.
+    """Write measured rates into a work profile, and keep all other contents of the profile. If
+    several measured machines have the same key, the rate of the slowest machine is written.
     """
     from cavvy.cli.task.profiles import read_file
 

@@ -53,7 +53,7 @@ def _read_headers(
     "--method",
     default=None,
     callback=_read_method,
-    help="The method; GET, or POST with a body.",
+    help="The HTTP method; the default is GET, or POST with a body.",
 )
 @click.option(
     "-H",

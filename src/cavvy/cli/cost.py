@@ -333,7 +333,7 @@ def _read_map(
     multiple=True,
     metavar="FIELD=COLUMN",
     callback=_read_map,
-    help="For a bill in another format: the column with a field. Required: amount, since and gang; "
+    help="For a bill in another format: the column of a field. Required: amount, since and gang; "
     "optional: until, resource, kind, category, hours, currency and id; "
     "`zone=+02:00` is the UTC offset of times. Repeatable.",
 )
@@ -355,9 +355,9 @@ def reconcile(
     """Compare a cloud's bill with the ledger, by resource, day and kind.
 
     The command reads AWS Cost and Usage Reports (CSV, and CUR 2.0 in CSV or Parquet), Azure cost
-    exports, and Google's detailed billing export (CSV or lines of JSON). For other tables, name the
-    columns with --map. Files may be compressed with gzip. By default, the days of the
-    bill are compared. The exit code is 1 if there are differences.
+    exports, and Google's detailed billing export (CSV or lines of JSON). For bills in other
+    formats, name the columns with --map. Files may be compressed with gzip. By default, the days of
+    the bill are compared. The exit code is 1 if there are differences.
     """
     from cavvy.cli.reach.reconciliation import reconcile_file
     from cavvy.cli.view.failure import CommandFailure

@@ -16,10 +16,10 @@ def command(source: str, target: str, project: str, quiet: bool) -> None:
 
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
 
-    A relative path on a node starts in the job's folder. Files from a node are written below TARGET
-    only: other names are refused, links that lead out of the folder are skipped, and setuid bits
-    are dropped. A file gets its final name when it is complete; an interrupted copy resumes if the
-    part that was copied is unchanged.
+    A relative path on a node starts in the job's folder. Files from a node are written only below
+    TARGET: names outside TARGET are refused, links that lead out of the folder are skipped, and
+    setuid bits are dropped. A file gets its final name when it is complete; an interrupted copy
+    resumes if the part that was copied is unchanged.
     """
     from cavvy.cli.reach.copying import copy
 

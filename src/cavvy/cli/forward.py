@@ -86,8 +86,9 @@ async def _is_here(tunnel: "NodeTunnel") -> bool:
     """Return whether the node uses this machine's network, so that `localhost` on the node is this
     machine.
 
-    On such a node, a port could be forwarded to itself. A tunnel from a port to itself would loop
-    forever and would occupy the port on which the job's server must listen.
+    On a node that uses this machine's network, a port could be forwarded to itself. A tunnel from a
+    port to itself would loop forever and would occupy the port on which the job's server must
+    listen.
     """
     import asyncio
 

@@ -43,8 +43,7 @@ def create(name: str, parent: str | None) -> None:
 @click.option(
     "--accept-budgets",
     is_flag=True,
-    help="Do not ask for confirmation that the project's spending will count against other "
-    "budgets.",
+    help="Do not ask for confirmation that additional budgets will count the project's spending.",
 )
 def move(
     name: str, parent: str | None, top: bool, lift_policies: bool, accept_budgets: bool

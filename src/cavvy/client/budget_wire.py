@@ -99,9 +99,7 @@ def request_amount(client: ApiClient, project: str, name: str, ask: BudgetReques
 
 
 def approve_request(client: ApiClient, name: str, ask: BudgetApprovalAsk) -> None:
-    """Approve the requested amount. Raises ApiError, for example if the pending request has another
-    amount.
-    """
+    """Approve the requested amount. Raises ApiError, for example if the pending amount differs."""
     body = encode(ask)
     client.repeat(lambda: client.send("POST", f"{_path(name)}/approve", body))
 

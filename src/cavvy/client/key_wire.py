@@ -29,7 +29,7 @@ class UnreadableSecret(Answer, frozen=True, kw_only=True):
 
 
 class RotationView(Answer, frozen=True, kw_only=True):
-    """The result of a rotation. `files` is the number of data keys that encrypt files."""
+    """The result of a key rotation. `files` is the number of data keys that encrypt files."""
 
     id: str
     place: str

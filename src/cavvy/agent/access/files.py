@@ -48,7 +48,7 @@ def answer(root: Callable[[], str], payload: bytes) -> bytes:
 class NodeFileCalls:
     """Resolves the user's paths below `root`, the root folder of the work's container.
 
-    Without a container, `root` is "", because this process then sees the same files as the work.
+    Without a container, `root` is "", because this process sees the same files as the work.
     """
 
     def __init__(self, root: str) -> None:
@@ -88,8 +88,8 @@ class NodeFileCalls:
 
     @contextmanager
     def hold(self, asked: Fields) -> Iterator[str]:
-        """Yield the same file as `find`, by a path that stays valid in a container even if the
-        work then renames or replaces the file. Raises OSError.
+        """Yield the same file as `find`, by a path that stays valid in a container even if the work
+        later renames or replaces the file. Raises OSError.
         """
         with self.find(asked) as path:
             if not self.root:

@@ -2,10 +2,10 @@
 correctly, and reaches the required memory speed.
 
 The check allocates blocks that fill nearly all of the free memory. The check writes random bytes to
-the first block and copies the bytes from block to block. An error in any block therefore also
-appears in the last block. A second pass writes and copies the same bytes with all bits inverted.
-GPU events measure the time of the copies. The check computes the memory's speed from the time of
-the copies. Each copied byte counts twice: as a read and as a write.
+the first block and copies the bytes from block to block. Each block is a copy of the block before
+it, so an error in any block also appears in the last block. A second pass writes and copies the
+same bytes with all bits inverted. GPU events measure the time of the copies. The check computes the
+memory's speed from the time of the copies. Each copied byte counts twice: as a read and as a write.
 """
 
 from __future__ import annotations

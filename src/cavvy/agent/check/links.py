@@ -2,8 +2,8 @@
 sends to the next one for two seconds, all ranks at the same time.
 
 Each rank uses several TCP streams, because one stream does not fill a fast link. A peer must prove
-that it knows the gang's key; other connections are dropped. The receiving rank decides whether its
-link is fast enough.
+that it knows the gang's key; connections without this proof are dropped. The receiving rank decides
+whether its link is fast enough.
 """
 
 from __future__ import annotations

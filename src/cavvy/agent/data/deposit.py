@@ -245,8 +245,8 @@ class Results:
 
 
 class SignedUploads:
-    """Uploads that the server signed earlier. The class has the methods of `TransferClient` that an
-    upload needs."""
+    """Uploads that the server has signed in advance. The class has the methods of `TransferClient`
+    that an upload needs."""
 
     def __init__(self, uploads: list[Entry], part_bytes: int) -> None:
         self._uploads, self._part_bytes = uploads, part_bytes

@@ -144,7 +144,7 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
             if volume.kind != "folder":
                 raise CannotBuild(
                     f"{volume.path} is in the node's home folder, but work in an image has "
-                    "another home folder"
+                    "a different home folder"
                 )
             continue  # a link within the container; see `list_home_links`
         check_seen(config, source)

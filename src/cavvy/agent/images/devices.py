@@ -43,8 +43,8 @@ def find_certain_vendor(config: AgentConfig, dev: str = "/dev") -> str:
 
 def list_vendors(dev: str = "/dev") -> list[str]:
     """Return the vendors of all accelerators of this node. TPUs since v5e appear only as VFIO
-    groups. Other devices may also have VFIO groups, so a group counts as a TPU only if no other
-    accelerator is found.
+    groups. Devices other than TPUs may also have VFIO groups, so a group counts as a TPU only if
+    the node has no other accelerator.
     """
     found = [name for name, files in FILES.items() if _list_files(files[:1], dev)]
     return found or (["google"] if _list_files(("vfio/[0-9]*",), dev) else [])

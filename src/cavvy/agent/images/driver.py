@@ -102,7 +102,7 @@ def _is_excepted(requirement: str, driver: tuple[int, ...]) -> bool:
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """Parse a version such as "12.4". Raises ValueError for any other text."""
+    """Parse a version such as "12.4". Raises ValueError if the text is not a version."""
     found = re.match(r"\s*(\d+(?:\.\d+)*)", text)
     if found is None:
         raise ValueError(text)

@@ -80,7 +80,8 @@ def make_container(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -
 
 def find_engine() -> str | None:
     """Return the program that runs containers on this node: the first installed program among
-    podman, docker, Apptainer and Singularity. The result is None if no engine is installed.
+    podman, docker, Apptainer and Singularity. The result is None if no container engine is
+    installed.
     """
     return next((path for path in map(shutil.which, (*ENGINES, *PROGRAMS)) if path), None)
 

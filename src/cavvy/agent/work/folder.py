@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class CannotBuild(Exception):
     """Raised if the working folder or the image cannot be created as the task requires. The message
-    tells the user the reason."""
+    gives the reason for the failure."""
 
 
 def build_folder(

@@ -1,12 +1,13 @@
 """Separates the work from the work of other projects on the same machine, and from the files of the
 user who runs the server.
 
-The work gets its own user, mount, process and IPC namespaces. The work sees no other processes, so
-it can neither signal nor trace them. Empty file systems are mounted over the folders through which
-processes communicate or in which a user stores keys: /tmp, /var/tmp, /dev/shm, the user's home and
-runtime folders, and the server's folder. The sockets of container engines, and the devices of other
-jobs, are hidden. All processes of the work end when the first process of its namespace ends. The
-server's user must not be root, because root owns the files of the system in every namespace.
+The work gets its own user, mount, process and IPC namespaces. The work sees only its own processes,
+so it can neither signal nor trace other processes. Empty file systems are mounted over the folders
+through which processes communicate or in which a user stores keys: /tmp, /var/tmp, /dev/shm, the
+user's home and runtime folders, and the server's folder. The sockets of container engines, and the
+devices of other jobs, are hidden. All processes of the work end when the first process of its
+namespace ends. The server's user must not be root, because root owns the files of the system in
+every namespace.
 
 Usage: python separate.py FOLDER SHOWN. The exit code is 0 if this system can separate work.
 """

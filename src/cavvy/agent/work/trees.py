@@ -118,7 +118,7 @@ def _copy_entry(here: int, name: str, there: int, marker: bytes) -> bool:
 
 
 def _make_folder(folder: int, name: str) -> None:
-    """Create a folder, or use the existing folder. Any other file with this name is removed first.
+    """Create a folder, or use the existing folder. A file or link with this name is removed first.
     Raises OSError."""
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):

@@ -1,5 +1,5 @@
 """Describes the part of the machine that the work sees. A folder is hidden from the work. If the
-machine separates projects, all other processes and the folders through which processes
+machine separates projects, processes outside the work and the folders through which processes
 communicate are hidden, too.
 """
 

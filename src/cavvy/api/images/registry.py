@@ -41,7 +41,8 @@ _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
 
 class RegistrySilent(Exception):
-    """Raised if the registry returns no usable answer. The message says what is wrong."""
+    """Raised if the registry returns no usable answer. The message explains why the answer is
+    unusable."""
 
 
 class ImageName(Struct, frozen=True, kw_only=True):

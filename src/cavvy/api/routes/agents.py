@@ -239,8 +239,8 @@ def _ask_for(made: JobExec) -> ExecWanted:
 @router.get(
     "/execs/{exec_id}",
     **document(
-        "Get a command that a user wants to run. Called by the server to which the node's "
-        "agent is connected.",
+        "Get a command that a user wants to run. The server to which the node's agent is "
+        "connected calls this route.",
         rule=GANG,
         answer=ExecWanted,
         errors=("gang-not-found", "exec-not-found"),

@@ -75,7 +75,7 @@ async def deliver(
     "/{owner}/{name}/{hook}",
     **document(
         "Permit a sender of CloudEvents to send to a webhook, if the sender asks for permission "
-        "first. The answer is the same for webhooks that do not exist; only signed requests are "
+        "first. Existing and missing webhooks give the same answer; only signed requests are "
         "accepted.",
         rule=OPEN,
         errors=("too-many-deliveries",),

@@ -93,7 +93,7 @@ def _find_start(
     app_state: AppState, job: JobRecord, rank: int, attempt: int | None, since: datetime
 ) -> tuple[int, int]:
     """Find the first byte that arrived at `since` or later, and return its attempt and its offset.
-    If no such byte has arrived yet, return the end of the log.
+    If no byte has arrived at `since` or later, return the end of the log.
     """
     number = 0
     for number in range(attempt or min(1, job.attempt), (attempt or job.attempt) + 1):
@@ -120,7 +120,7 @@ def _with_times(
 
 
 def _check_exists(job: JobRecord, rank: int, attempt: int | None) -> None:
-    """Raise ApiProblem if the job has no such rank or attempt."""
+    """Raise ApiProblem if the job does not have this rank or attempt."""
     if rank >= max(1, job.task.nodes):
         most = job.task.nodes - 1
         message = f"{job.name} has only " + (f"the ranks 0 to {most}" if most > 0 else "rank 0")

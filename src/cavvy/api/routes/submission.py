@@ -383,6 +383,6 @@ def describe_price(task: TaskSpec, offer: Offer) -> str:
     else:
         ceiling = "with no upper limit; to set one, use limits.budget or limits.duration"
     if task.machine is not None:
-        kept = f"machine {task.machine} has the same hourly cost while it waits for work"
+        kept = f"machine {task.machine} costs as much while it waits for work as while it works"
         ceiling += f"; {kept}, for at most {format_duration(task.keep)}"
     return f"{task.name} costs {format_rate(rate)}{nodes} at {offer.key}, {ceiling}"

@@ -1,5 +1,5 @@
-"""The server's end of a tunnel to a node. The node's agent is the other end: it posts and polls the
-tunnel's data.
+"""The server's end of a tunnel to a node. The node's agent is the tunnel's other end: the agent
+posts and polls the tunnel's data.
 """
 
 import asyncio

@@ -205,8 +205,8 @@ class ReplicaRelay:
         self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Relay one connection. If the program has ended, the port refuses new connections before
-        the gateway sees the end of this connection. The gateway therefore does not repeat the
-        request on the same port.
+        the gateway sees the end of this connection. A request that fails because the program ended
+        is therefore not repeated on the same port.
         """
         self._writers.add(writer)
         sending = None

@@ -42,7 +42,7 @@ class LiveStep(Struct, frozen=True, kw_only=True):
 
 
 class LiveCheck(Struct, frozen=True, kw_only=True):
-    """The result of the check."""
+    """The result of a live check of a provider."""
 
     provider: str
     offer: str

@@ -168,8 +168,8 @@ class Landing:
             os.replace(part, name, src_dir_fd=parent, dst_dir_fd=parent)
 
     def finish_folder(self, path: str, item: CopyItem) -> None:
-        """Set the mode and the times of the folder. The caller must write the folder's contents
-        first.
+        """Set the mode and the times of the folder. The caller must have written the folder's
+        contents before this call.
         """
         with self._inside(path) as (parent, name):
             folder = os.open(name, _FOLDER, dir_fd=parent)

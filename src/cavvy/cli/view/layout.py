@@ -83,7 +83,7 @@ def choose_widths(
     """Return the columns to show, as a dictionary from index to width, or None if no choice fits
     into `width`. A column of width 0 is printed on a separate line below the row.
 
-    `table` is the heading and the rows. Columns that are the same in all rows are dropped first.
+    `table` is the heading and the rows. Columns with the same value in all rows are dropped first.
     """
     found = _fit(heads, table, width, set(range(len(heads))))
     below = {index for index, head in enumerate(heads) if head.below}

@@ -7,7 +7,7 @@ from cavvy.costs.bills import USD, BadBillLine, BillFault
 from cavvy.costs.reconcile import Difference, DifferenceCause
 
 _SENTENCES = {
-    DifferenceCause.NOT_IN_LEDGER: "Cavvy's ledger has no such charge; another server may have "
+    DifferenceCause.NOT_IN_LEDGER: "Cavvy's ledger lacks this charge; another server may have "
     "started the machine",
     DifferenceCause.NOT_IN_BILL: "the bill has no line for the charge, with or without Cavvy's tag",
     DifferenceCause.AMOUNT: "the amount differs, and the bill does not state the duration of "
@@ -20,8 +20,8 @@ _SENTENCES = {
     DifferenceCause.DISCOUNT: "a discount; the setting costs.discounts posts discounts to the "
     "ledger",
     DifferenceCause.FEE: "a fee, such as for a reservation, which the ledger does not contain",
-    DifferenceCause.UNTAGGED: "a resource without Cavvy's tag costs the same; activate the tag in "
-    "the cloud's billing settings",
+    DifferenceCause.UNTAGGED: "an untagged resource in the bill has the same cost as the charge; "
+    "activate Cavvy's tag in the cloud's billing settings",
     DifferenceCause.DELAYED: "the bill does not cover the whole of this day yet",
     DifferenceCause.DUPLICATE: "the bill contains the line twice; the second line was not counted",
 }

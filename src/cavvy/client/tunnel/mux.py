@@ -40,7 +40,7 @@ Fields = dict[str, Any]
 
 
 class TunnelLost(Exception):
-    """Raised if the tunnel to the node is lost. The message gives the reason."""
+    """Raised if the tunnel to the node is lost. The message gives the reason for the loss."""
 
 
 class RemoteError(OSError):
