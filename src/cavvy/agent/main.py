@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
     With `--deliver`, the exit code is EX_TEMPFAIL if messages are left because the server did not
     answer, and 1 if messages are left for another reason.
 
-    With `--separates`, only test whether this machine can separate work, and print the obstacle.
+    With `--separates`, only test whether this machine can separate work, and print the obstacle, if
+    any.
     """
     if arguments[:1] == ["--separates"] and len(arguments) == 3:
         from .work.obstacle import find_obstacle

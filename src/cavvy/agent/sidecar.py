@@ -93,7 +93,7 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _look(self) -> None:
-        """Start a process if one is needed."""
+        """Start the helper process if it is needed."""
 
     @abstractmethod
     def _heard(self, told: dict[str, Any]) -> None:

@@ -449,7 +449,7 @@ def make_context(address: ServerAddress) -> ssl.SSLContext:
 
 def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
     """Verify after the handshake, before anything is sent, that the certificate has the configured
-    hash. Raises OSError if the hash differs."""
+    hash. Raises OSError if the certificate has a different hash."""
     if not address.pin:
         return
     import hashlib

@@ -265,7 +265,7 @@ async def bind_folder(
     bucket: BucketFolder | None = None,
 ) -> None:
     """Check that the keys, logs and uploaded files of this database are in the folder `files` or in
-    the bucket, and store the URL of the database for later starts. A new database is bound to the
+    the bucket. Store the URL of the database for later starts. A new database is bound to the
     folder or bucket. Raises StateDirError.
     """
     if bucket is not None:
@@ -285,7 +285,7 @@ async def bind_folder(
             "settings-invalid",
             f"the keys, logs and uploaded files of this database are in {where}, not in "
             f"{files.path}",
-            "set server.files to the database's folder to share the work with its other servers; "
+            "set server.files to the database's folder to share the work with the other servers; "
             "or stop these servers, copy the folder, and set CAVVY_HOME to the copy. A new folder "
             "needs a new database",
         )

@@ -1,12 +1,12 @@
 """Limits the resources that a connection can use before it has shown a token. The limits apply to
-the bytes and the time of a request's head (its first line and headers), the time of a TLS
+the size and duration of a request's head (its first line and headers), the duration of a TLS
 handshake, the number of connections without a request, and the share of the event loop.
 
 The limits are needed because uvicorn limits neither the size of a header nor the time until the
 header is complete. Whenever data arrives, httptools copies all earlier parts of an unfinished
-header again, so a header of 64 MiB could block the only thread that handles requests for 30 s. 256
-KiB of data can contain 10,000 requests or 40,000 chunks of a body. If the server closes a TLS
-connection, its data is still read and decrypted until the peer also closes the connection.
+header again, so a header of 64 MiB could block the only request thread for 30 s. 256 KiB of data
+can contain 10,000 requests or 40,000 chunks of a body. If the server closes a TLS connection, its
+data is still read and decrypted until the peer also closes the connection.
 """
 
 import asyncio

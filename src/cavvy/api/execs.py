@@ -136,7 +136,7 @@ class JobExecs:
             self._watch.wake(found.id)
 
     def put_input(self, found: JobExec, offset: int, data: bytes, ended: bool) -> int:
-        """Accept input from the user of a command. Returns the offset that is expected next."""
+        """Accept input from the user of a command. Returns the offset of the next expected byte."""
         found.used_at = time.monotonic()
         end = found.input_start + len(found.input)
         if offset <= end and len(found.input) < _SESSION_BYTES:

@@ -8,8 +8,8 @@ request to the command's server.
 
 Peers on one machine use their Unix sockets. Peers on other machines use their listeners for nodes,
 which all have the same certificate. A user's request is forwarded with a short-lived token for this
-one request, because the server that forwards the request has already checked the user's rights.
-Requests between providers (`provider_peers`) also have a short-lived token.
+one request, because the forwarding server has already checked the user's rights. Requests between
+providers (`provider_peers`) also have a short-lived token.
 """
 
 import asyncio
@@ -236,8 +236,8 @@ def passed_token(scope: Scope) -> bytes | None:
 
 
 def _signed(target: str, body: bytes) -> str:
-    """Return the text to sign. Two different requests never have the same text, because no target
-    contains a space.
+    """Return the text that a server signs for a request. Two different requests never have the same
+    text, because no target contains a space.
     """
     return f"{target} {sha256(body).hexdigest()}"
 

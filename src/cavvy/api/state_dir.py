@@ -160,8 +160,8 @@ class StateDir:
         return f"/tmp/cavvy-{os.getuid()}/{_digest(self.path)}.haproxy.sock"
 
     def socket_path(self) -> str:
-        """Return the path of the socket. The socket is in the state folder or, if that file system
-        does not support sockets, in a folder of this user on a local disk.
+        """Return the path of the server's socket. The socket is in the state folder or, if that
+        file system does not support sockets, in a folder of this user on a local disk.
         """
         path = self.file("server.sock")
         if _fits(path) and not self.shared:
@@ -247,8 +247,8 @@ class LogFile:
         self._limit = limit_bytes
 
     def rotate(self) -> bool:
-        """Start a new file if the current file exceeds the limit. Returns whether a new file was
-        started. Child processes may continue to write to the old file.
+        """Start a new file if the current file exceeds the limit. Returns whether a new log file
+        was started. Child processes may continue to write to the old file.
         """
         try:
             if os.fstat(2).st_size < self._limit or not os.path.samestat(

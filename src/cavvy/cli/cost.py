@@ -356,8 +356,9 @@ def reconcile(
 
     The command reads AWS Cost and Usage Reports (CSV, and CUR 2.0 in CSV or Parquet), Azure cost
     exports, and Google's detailed billing export (CSV or lines of JSON). For bills in other
-    formats, name the columns with --map. Files may be compressed with gzip. By default, the days of
-    the bill are compared. The exit code is 1 if there are differences.
+    formats, name the columns with --map. Files may be compressed with gzip. By default, the bill
+    and the ledger are compared for the days of the bill. The exit code is 1 if there are
+    differences.
     """
     from cavvy.cli.reach.reconciliation import reconcile_file
     from cavvy.cli.view.failure import CommandFailure

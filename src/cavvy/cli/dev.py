@@ -253,7 +253,7 @@ def _wait(client: "ApiClient", job: "JobDetail") -> None:
     ended = client.job(job.project, job.name)
     raise CommandFailure(
         f"session {job.name}: {ended.phase}, {ended.reason}",
-        f"`cavvy logs {named(job.project, job.name)}` shows its output",
+        f"`cavvy logs {named(job.project, job.name)}` shows the session's output",
     )
 
 
@@ -323,5 +323,5 @@ def _find_jupyter(project: str, name: str, folder: str) -> tuple[int, str]:
             time.sleep(_LOOK_AGAIN_S)
     raise CommandFailure(
         "Jupyter does not answer",
-        f"`cavvy logs {named(project, name)}` shows its output",
+        f"`cavvy logs {named(project, name)}` shows the session's output",
     )

@@ -241,7 +241,8 @@ def _show(profile: "WorkProfile", run: "StepSettings", given: dict[str, Any], ou
 
 
 def _list_devices(only: str | None, memory_mib: int | None) -> "list[DeviceRates]":
-    """Return the accelerators that match `--gpu`. Raises CommandFailure if the list is empty."""
+    """Return the accelerators that match `--gpu`. Raises CommandFailure if no accelerator
+    matches."""
     from cavvy.catalog.accelerators import names_matching, suggest
     from cavvy.planner.estimate.table import list_devices
 

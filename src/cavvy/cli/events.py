@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command("events")
 @job_argument
 @project_option
-@click.option("-f", "--follow", is_flag=True, help="Follow until the job ends.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the events until the job ends.")
 @output_option
 def command(name: str, project: str, follow: bool, output: str) -> None:
     """Show a job's history: each step with its reason."""

@@ -52,9 +52,9 @@ def command(
     `cavvy context use` chooses another server.
 
     Without a token, a CI job signs in with its own ID token. A person signs in with a browser on
-    any machine, if the server offers this. Otherwise the command asks for a token, which an admin
-    creates with `cavvy token create --user NAME`. The token is stored in the state folder, in a
-    file that only you can read.
+    any machine, if the server offers this. If the server offers no sign-in with a browser, the
+    command asks for a token, which an admin creates with `cavvy token create --user NAME`. The
+    token is stored in the state folder, in a file that only you can read.
     """
     from cavvy.client.addresses import check_address
     from cavvy.client.contexts import LOCAL, Context, read_contexts, write_contexts

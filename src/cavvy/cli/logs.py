@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @click.command("logs")
 @job_argument
 @project_option
-@click.option("-f", "--follow", "following", is_flag=True, help="Follow until the job ends.")
+@click.option(
+    "-f", "--follow", "following", is_flag=True, help="Follow the log until the job ends."
+)
 @rank_option
 @click.option(
     "--attempt",

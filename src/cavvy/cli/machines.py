@@ -84,7 +84,9 @@ def start(name: str, project: str, yes: bool) -> None:
 @command.command("stop")
 @machine_argument
 @project_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before jobs are stopped.")
+@click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask for confirmation before jobs are stopped."
+)
 def stop(name: str, project: str, yes: bool) -> None:
     """Stop a machine: its jobs end and its nodes are released, but its name and its request are
     kept. Files on the nodes are lost, except outputs, checkpoints and volumes.
@@ -120,7 +122,9 @@ def keep(name: str, length: str, project: str) -> None:
 @command.command("rm")
 @machine_argument
 @project_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before jobs are stopped.")
+@click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask for confirmation before jobs are stopped."
+)
 def remove(name: str, project: str, yes: bool) -> None:
     """Stop a machine and forget its name and request."""
     with session() as client:

@@ -64,7 +64,7 @@ limit_option = click.option(
     "--rounds",
     type=WholeRange(min=2),
     default=5,
-    help="How often each measured window is repeated.",
+    help="Number of times that each window is measured.",
 )
 @click.option(
     "--trace",

@@ -123,7 +123,7 @@ def result(name: str, call_id: str, project: str) -> None:
 @click.argument("call_id", metavar="[ID]", required=False)
 @project_option
 def retry(name: str, call_id: str | None, project: str) -> None:
-    """Send a dead call again, or all dead calls of a service."""
+    """Send one dead call, or all dead calls, of a service again."""
     from cavvy.client import queue_wire
 
     with session() as client:

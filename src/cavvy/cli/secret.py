@@ -107,11 +107,10 @@ def _show_place(key: "SecretKeyRow") -> str:
 def rotate() -> None:
     """Encrypt all secrets of all projects again. Only admins may run this command.
 
-    If the key is in the server's state folder, the server creates a new key; the former key stays
-    in the folder, so that older data can still be decrypted. If the setting secrets.key names a
-    key, the server uses that key and creates new data keys. The data keys of stored files are
-    encrypted again with the keys that the table [files] of the settings names. New files get new
-    data keys.
+    If the key is in the server's state folder, the server creates a new key, and keeps the former
+    key to decrypt older data. If the setting secrets.key names a key, the server uses that key and
+    creates new data keys. The data keys of stored files are encrypted again with the keys that the
+    table [files] of the settings names. New files get new data keys.
     """
     from cavvy.client.key_wire import rotate_key
 

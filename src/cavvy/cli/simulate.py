@@ -168,7 +168,7 @@ def _run_scenario(
     default=20,
     help="Number of random start times for each market.",
 )
-@click.option("--seed", type=WholeRange(), default=0, help="Seed of the random starts.")
+@click.option("--seed", type=WholeRange(), default=0, help="Seed for the random start times.")
 @click.option(
     "--together",
     is_flag=True,

@@ -185,7 +185,7 @@ class ApiClient:
         follow: bool = False,
     ) -> Iterator[bytes]:
         """Yield the bytes of the log of one attempt or, if `attempt` is None, of all attempts in
-        order. With `follow`, continues until the job has ended.
+        order. With `follow`, yields new bytes until the job has ended.
         """
         for chunk in self.log_chunks(
             project, name, rank=rank, attempt=attempt, tail_bytes=tail_bytes, follow=follow

@@ -33,7 +33,7 @@ def connect(
 def open_context(
     context: Context, *, timeout_s: float = 30.0, patience: Patience | None = None
 ) -> ApiClient:
-    """Return a client of the context's server. No request is sent yet."""
+    """Return a client of the context's server. This function sends no request."""
     return ApiClient(
         context.address, context.token, timeout_s=timeout_s, patience=patience, ca=context.ca
     )

@@ -12,7 +12,7 @@ from cavvy.client.wire import Answer, Ask
 
 
 class CredentialAsk(Ask, frozen=True, kw_only=True):
-    """Settings of the provider, and the content of its key files keyed by the names of their
+    """Settings of the provider, and the content of its key files keyed by the names of the
     settings.
     """
 

@@ -45,8 +45,8 @@ class DeviceCode(Struct, frozen=True, kw_only=True):
 
 
 def find_ci_token(environment: Mapping[str, str], audience: str) -> str | None:
-    """Return the ID token of the CI job that this process belongs to, or None if there is no such
-    job or the job has no ID token. Raises ApiError.
+    """Return the ID token of the CI job that runs this process, or None without a CI job or ID
+    token. Raises ApiError.
     """
     if given := environment.get(ID_TOKEN, "").strip():
         return given

@@ -102,7 +102,7 @@ def find_call(client: ApiClient, project: str, service: str, call_id: str) -> Qu
 
 
 def retry_calls(client: ApiClient, project: str, service: str, call_id: str | None) -> int:
-    """Send a dead call again, or all dead calls. Raises ApiError `call-not-found`."""
+    """Send one dead call, or all dead calls, again. Raises ApiError `call-not-found`."""
     path = f"{_path(project, service)}/retry"
     if call_id is not None:
         path = f"{_path(project, service)}/{segment('call', call_id)}/retry"

@@ -141,7 +141,8 @@ class ServedView(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
     the last replica failed to start. `target` is the number of replicas that the autoscaler
     requests, and `why` is its reason. `url` is empty while the gateway starts. If the gateway
-    cannot listen, `unreachable` is the reason and `state` is failing. `queue` is null in lists.
+    cannot listen, `unreachable` is the reason and `state` is failing. `queue` is null in lists of
+    services.
     """
 
     project: str

@@ -1,5 +1,5 @@
-"""Stores the results of ended work in a bucket if the server does not respond, so that the node can
-be released before the server is available again.
+"""Stores the results of ended work in a bucket if the server does not respond, so that the node
+need not wait for the server.
 
 The server signs the uploads beforehand, while the work runs. The results are one sequence of bytes:
 undelivered output, files of the checkpoint, and files of the outputs. The sequence is cut into
@@ -162,8 +162,9 @@ class Results:
         self.pieces: list[Piece] = []
 
     def collect(self) -> None:
-        """List the bytes to store. Outputs that cannot be read or copied are omitted; if an output
-        is omitted, successful work is reported as failed. Raises FileChanged, OSError.
+        """List the parts of the log, the checkpoint and the outputs to store. Outputs that cannot
+        be read or copied are omitted; if an output is omitted, successful work is reported as
+        failed. Raises FileChanged, OSError.
         """
         for offset, lost, size, read in self._log.pieces():
             self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))

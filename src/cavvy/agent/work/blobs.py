@@ -113,8 +113,8 @@ def fetch_to(line: BlockingClient, digest: str, path: str) -> None:
 
 
 def read_blob(digest: str, data: bytes, reply: HTTPResponse) -> Iterator[bytes | None]:
-    """Yield the blob's pieces, `data` first. If the connection breaks, the last item is None.
-    Raises TransferFailed if the content does not match the hash.
+    """Yield the blob's pieces, `data` first. If the connection breaks, the last yielded item is
+    None. Raises TransferFailed if the content does not match the hash.
     """
     found = hashlib.sha256()
     while data:

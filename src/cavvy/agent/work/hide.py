@@ -7,7 +7,7 @@ user IDs stay the same. The user namespace prevents the work from unmounting the
 and from reading the memory and files of processes outside the namespace. Hiding a folder requires
 Linux, and permission to create mount and user namespaces.
 
-Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden here.
+Usage: python hide.py FOLDER SHOWN. The exit code is 0 if the folder can be hidden on this machine.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Reaper:
                     poll.unregister(fd)
 
     def _reap(self) -> bool:
-        """Reap all child processes that have ended. Return False when no child is left."""
+        """Reap all child processes that have ended. Return False when no child process is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -275,7 +275,7 @@ def sweep() -> None:
 
 
 def reap() -> bool:
-    """Reap the child processes that have ended. Return False if no child is left."""
+    """Reap the child processes that have ended. Return False if no child process is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

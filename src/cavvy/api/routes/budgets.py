@@ -188,7 +188,7 @@ def _sees_all(request: Request) -> bool:
 
 
 def _facts(budget: SpendingBudget | None) -> dict[str, object] | None:
-    """Return the facts for the audit log. A webhook's URL may contain a secret."""
+    """Return the facts about a budget for the audit log. A webhook's URL may contain a secret."""
     if budget is None:
         return None
     wanted = None if budget.request is None else budget.request.limit.micros

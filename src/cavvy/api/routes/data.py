@@ -57,7 +57,7 @@ class InputEntry(Answer, frozen=True, kw_only=True):
 
 
 class InputAnswer(Answer, frozen=True, kw_only=True):
-    """One page of an input's files. To get the next page, the agent sends `next`."""
+    """One page of an input's files. To get the next page, the agent sends the value of `next`."""
 
     files: list[InputEntry]
     next: str

@@ -29,14 +29,15 @@ AttemptQuery = Annotated[
     Query(ge=0, le=1_000_000, description="The first attempt to return; by default, attempt 1."),
 ]
 TailQuery = Annotated[
-    int | None, Query(ge=0, le=1 << 62, description="Start this many bytes before the end.")
+    int | None,
+    Query(ge=0, le=1 << 62, description="Start this many bytes before the end of the log."),
 ]
 SinceQuery = Annotated[
     AwareDatetime | None,
     Query(description="Start with the first byte that arrived at this time or later."),
 ]
 TimesQuery = Annotated[bool, Query(description="Also return the times at which the bytes arrived.")]
-OnlyQuery = Annotated[bool, Query(description="Do not continue with later attempts.")]
+OnlyQuery = Annotated[bool, Query(description="Do not continue with the logs of later attempts.")]
 
 
 @router.get(

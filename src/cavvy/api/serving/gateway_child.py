@@ -47,7 +47,7 @@ class GatewayChild:
         return self._process is not None
 
     async def reach(self, routes: Sequence[ServiceRoute] = ()) -> GatewayLink:
-        """Return a link to the gateway. If no gateway answers, start one. A new gateway
+        """Return a link to the gateway. If no gateway answers, start a gateway. A new gateway
         receives `routes` before it listens, so that it refuses no requests for known services.
         Raises OSError, GatewayLost.
         """

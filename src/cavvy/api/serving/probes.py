@@ -15,11 +15,11 @@ _NEVER = ProbeRecord()
 
 
 class ProbedPort(Struct, frozen=True):
-    """A port of this machine, and how it is probed. `find` returns 0 while the port is unknown. A
-    `metric` that the program reports at /metrics is read with each probe. If the replica was
-    `ready` before, for example before a restart of the server, an unknown port counts as a failure
-    after `patience_s`. The agent normally reconnects within this time. Without `patience_s`, a
-    replica whose program no longer listens would count as ready forever.
+    """A port of this machine, and the settings of the port's probes. `find` returns 0 while the
+    port is unknown. A `metric` that the program reports at /metrics is read with each probe. If the
+    replica was `ready` before, for example before a restart of the server, an unknown port counts
+    as a failure after `patience_s`. The agent normally reconnects within `patience_s`. Without
+    `patience_s`, a replica whose program no longer listens would count as ready forever.
     """
 
     find: Callable[[], int]

@@ -35,8 +35,9 @@ def command(archive: str | None, database: str | None, dry_run: bool, output: st
     """Restore a server into a new state folder, and compare its database with the nodes that the
     providers report. ARCHIVE is a file of `cavvy server backup`, or - for standard input.
 
-    Without ARCHIVE, the command only compares. If you have restored the database with its own
-    tools, for example to a point in time, run the comparison before you start the server.
+    Without ARCHIVE, the command only compares the database with the providers. If you have restored
+    the database with its own tools, for example to a point in time, run the comparison before you
+    start the server.
 
     Make sure that the old server no longer runs. Jobs whose nodes no longer exist are run again,
     as after a lost node. Nodes that are not in the database keep running, and cost money, until

@@ -70,8 +70,8 @@ def find_url(listen: str | None, host: str) -> str:
     if listen is None:
         raise CommandFailure(
             "the server can be reached only by the user who runs it, on this machine",
-            "restart it with an address: cavvy server start --listen 0.0.0.0:443 --tls-cert "
-            "FILE --tls-key FILE; if users connect through a proxy, give the proxy's URL "
-            "with --url",
+            "restart the server with an address: cavvy server start --listen 0.0.0.0:443 "
+            "--tls-cert FILE --tls-key FILE; if users connect through a proxy, give the proxy's "
+            "URL with --url",
         )
     return name_host(listen, host)

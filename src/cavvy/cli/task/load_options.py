@@ -15,9 +15,9 @@ _OPTIONS = (
         "--load",
         metavar="FILE",
         type=_FILE,
-        help="Recorded requests of a service, to compare replicas that are always on or scale to "
-        "zero, a mix with spot, managed endpoints and serverless GPUs. CSV with start_s and "
-        "requests, with arrival_s and service_s, or a trace as for `cavvy simulate serve`.",
+        help="Recorded requests of a service, with which the command compares ways to run the "
+        "service. The file is CSV with the columns start_s and requests, CSV with the columns "
+        "arrival_s and service_s, or a trace as for `cavvy simulate serve`.",
     ),
     click.option(
         "--service-time",
