@@ -98,7 +98,7 @@ class BackOff:
         return delay if self._chance is None else delay * (1 - self._chance() / 2)
 
     def reset(self) -> None:
-        """Start again with the shortest delay after a success."""
+        """After a success, reset the delay to the shortest delay."""
         self._delay = self._first
 
     @property

@@ -247,8 +247,8 @@ class LogFile:
         self._limit = limit_bytes
 
     def rotate(self) -> bool:
-        """Start a new file if the current file exceeds the limit. Returns whether a new log file
-        was started. Child processes may continue to write to the old file.
+        """Start a new log file if the current file exceeds the size limit. Returns whether a new
+        log file was started. Child processes may continue to write to the old file.
         """
         try:
             if os.fstat(2).st_size < self._limit or not os.path.samestat(
@@ -269,7 +269,7 @@ class LogFile:
 
 def listen_at(path: str) -> socket.socket:
     """Open a Unix socket that only this user can connect to, in place of an existing socket. Raises
-    StateDirError if other users can access its folder.
+    StateDirError if other users can access the socket's folder.
     """
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -198,7 +198,7 @@ def remove(name: str) -> None:
 @project_option
 @click.option("--reason", default="", help="Why the amount is needed.")
 def request(name: str, amount: int, project: str, reason: str) -> None:
-    """Request a new amount for a budget. An admin approves it with `cavvy budget approve`."""
+    """Request a new amount for a budget. `cavvy budget approve` approves the request."""
     from cavvy.client.budget_wire import BudgetRequestAsk, request_amount
     from cavvy.domain.units import Money
 

@@ -56,9 +56,9 @@ def command(
     """Serve the model that a job has trained.
 
     The engine is chosen by the files: a Hugging Face folder is served by vLLM, a .gguf file by
-    llama.cpp, a .onnx file by ONNX Runtime, and a model repository by Triton. Other models need
-    --service with a file that has `run`. The engine must be in the job's image, or installed by the
-    job's setup.
+    llama.cpp, a .onnx file by ONNX Runtime, and a model repository by Triton. For a model without a
+    known engine, pass --service with a file that has `run`. The engine must be in the job's image,
+    or installed by the job's setup.
     """
     from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file

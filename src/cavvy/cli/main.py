@@ -38,7 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
     "Run and watch": {
         "run": "Run a task: submit it, follow its log, exit with its exit code.",
-        "rerun": "Run a job again, unchanged or with other parameters.",
+        "rerun": "Run a job again, unchanged or with changed parameters.",
         "ps": "List jobs.",
         "status": "Show one job: phase, placement, attempts, reasons, position in the queue.",
         "logs": "Print or follow a job's log.",
@@ -74,7 +74,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "reserve": "Show which commitments to clouds would save money.",
         "diff": "Show what differed between two runs.",
         "nodes": "List nodes that run or are billed now.",
-        "quota": "Show the account's quotas, and print the commands that request more.",
+        "quota": "Show the account's quotas, and print the commands that request higher limits.",
         "join": "Print a command that turns any machine into a node.",
         "joined": "List machines that joined, or dismiss one.",
         "drill": "Rehearse failures on your own jobs, such as a preemption.",

@@ -1,4 +1,4 @@
-"""`cavvy rerun`: runs a job again, unchanged or with other parameters."""
+"""`cavvy rerun`: runs a job again, unchanged or with changed parameters."""
 
 import click
 

@@ -14,7 +14,7 @@ _PAGE = 1000
 
 class AuditLogRow(Answer, frozen=True, kw_only=True):
     """A record of the audit log. `text` is the whole record in JSON, and `hash` is the SHA-256 of
-    `text`. The other fields are copies of fields in the text.
+    `text`. All fields except `text` and `hash` are copies of fields in `text`.
     """
 
     number: int

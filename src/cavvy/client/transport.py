@@ -93,7 +93,7 @@ class ClientConnection:
             raise ConnectionLost(
                 "connection-lost",
                 f"the connection to {self.address} {kind}",
-                "Cavvy repeats the request if that is safe"
+                "Cavvy repeats the request if a repetition is safe"
                 if not fresh
                 else "see `cavvy server logs`",
             ) from error

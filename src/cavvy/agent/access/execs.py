@@ -39,7 +39,7 @@ class RankExecs:
     @property
     def connected(self) -> bool:
         """Whether a user's command or session is running. Programs that an ended command has left
-        behind do not count.
+        behind are ignored.
         """
         return any(not running.over for running in self._running)
 

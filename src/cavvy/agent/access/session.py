@@ -1,8 +1,8 @@
 """Gives a user shells, connections and files on this node, multiplexed over one input stream and
 one output stream.
 
-Runs in a separate process with the work's environment. `docs/guides/access.md` and `client/tunnel`
-describe the frames.
+This module runs in a separate process with the work's environment. `docs/guides/access.md` and
+`client/tunnel` describe the frames.
 """
 
 from __future__ import annotations

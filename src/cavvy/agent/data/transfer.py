@@ -302,7 +302,7 @@ def say_size(size: float) -> str:
 
 def tell_to(channel: int, word: str = "moved") -> Tell:
     """Return a function that sends messages to the agent, which records them as events named
-    `word`. The function does nothing if the channel is negative.
+    `word`. The returned function does nothing if the channel is negative.
     """
     return lambda text: None if channel < 0 else _write(channel, word, text)
 

@@ -45,8 +45,8 @@ class BlobCache:
     def bring(self, digests: Iterable[str]) -> None:
         """Fetch many small blobs into the cache, in packs. Raises TransferFailed, OSError.
 
-        A pack may lack some blobs; `fetch` downloads these later. If the control plane is too old
-        to send packs, `fetch` downloads all blobs.
+        A pack may lack some blobs; `fetch` downloads the missing blobs later. If the control plane
+        is too old to send packs, `fetch` downloads all blobs.
         """
         wanted = [digest for digest in dict.fromkeys(digests) if not touch(self._path(digest))]
         while wanted:

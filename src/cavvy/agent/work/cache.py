@@ -25,8 +25,8 @@ SHARE = 0.25  # maximum share of the file system that the cache may fill
 
 
 def is_due(cache: str) -> bool:
-    """Return whether it is time to clean the cache again. In a new cache, the first cleaning is due
-    after a full interval."""
+    """Return whether the next cleaning of the cache is due. In a new cache, the first cleaning is
+    due after a full interval."""
     mark = cache + "/swept"
     try:
         return time.time() - os.stat(mark).st_mtime >= EVERY_S

@@ -17,7 +17,7 @@ def _ignore(*_: object) -> None:
 
 
 class WorkProcess:
-    """Starts the command under its own reaper and calls back.
+    """Starts the command under its own reaper, and reports output and exits by callbacks.
 
     `wrote(bytes)` is called with output, and `heard(line)` with each line that the command's
     function writes to its channel. `ended(code)` is called when the first process has ended; `code`

@@ -77,8 +77,8 @@ class ChildCommand:
 def report(
     channel: int, outcome: str, reason: str, code: int | None = None, *, reused: bool = False
 ) -> int:
-    """Write the result of a step to its channel. Return the exit code of the step's process. An
-    empty `outcome` means success.
+    """Write the result of a step to the step's channel. Return the exit code of the step's process.
+    An empty `outcome` means success.
     """
     import json
 

@@ -232,7 +232,7 @@ def _code(status: int) -> int:
 
 def _close_abstract_sockets() -> bool:
     """Let this process and its children connect only to abstract sockets that they have created.
-    Return False if the system cannot enforce this restriction.
+    Return False if the system cannot restrict connections in this way.
     """
     import ctypes
     import struct

@@ -1,9 +1,9 @@
 """Runs HAProxy in front of the gateway, for services that HAProxy can serve without the gateway.
 
-HAProxy gets new replicas over its runtime API. A new HAProxy process is started only if the set of
-HAProxy's services, a certificate or the gateway's port changes. The new process takes over the
-listening sockets of the previous process. The previous HAProxy process finishes its requests, even
-if its server was killed.
+The server adds new replicas to HAProxy over HAProxy's runtime API. A new HAProxy process is started
+only if the set of HAProxy's services, a certificate or the gateway's port changes. The new process
+takes over the listening sockets of the previous process. The previous HAProxy process finishes its
+requests, even if its server was killed.
 """
 
 import asyncio
@@ -158,8 +158,8 @@ class HaproxyPlane:
         self._set.clear()
 
     async def _start(self, text: str, port: int) -> str:
-        """Start a HAProxy process that replaces the running one. Returns why the start failed, or
-        "" on success. Raises OSError.
+        """Start a HAProxy process that replaces the running process. Returns why the start failed,
+        or "" on success. Raises OSError.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ _OPTIONS = (
         type=_POSITIVE,
         metavar="USD",
         help="With --load: the price per hour of a replica of a managed endpoint. By default, the "
-        "cheapest offer of your providers of managed endpoints.",
+        "price of the cheapest managed-endpoint offer of your providers.",
     ),
     click.option(
         "--serverless-price",

@@ -23,9 +23,9 @@ class TableColumn(Struct, frozen=True):
     aligned on the right. `hidden` columns appear only in JSON and CSV.
 
     On a narrow terminal, columns with a `drop` are left out, the lowest `drop` first. The text of a
-    `wrap` column continues on the next line, and the text of a `cut` column is shortened. Other
-    columns contain names, which are never shortened. If other columns need the space, the names in
-    a `below` column move to a separate line below each row.
+    `wrap` column continues on the next line, and the text of a `cut` column is shortened. Columns
+    without `wrap` and `cut` contain names, which are never shortened. If other columns need the
+    space, the names in a `below` column move to a separate line below each row.
     """
 
     name: str

@@ -17,8 +17,8 @@ _PIECE = 512 * 1024
 
 
 class TunnelStreams:
-    """Sends the data that `put` receives to the node. Calls `heard` with data from the node,
-    and `over(problem)` when either stream ends, both in the event loop.
+    """Sends to the node the data that `put` receives. Calls `heard` with data from the node, and
+    `over(problem)` when either stream ends, both in the event loop.
     """
 
     def __init__(
