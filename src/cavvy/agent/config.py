@@ -140,8 +140,7 @@ class NoticeTokenConfig(ConfigRecord):
 
 
 class NoticeHoldConfig(ConfigRecord):
-    """The parameters of a long poll: a request that the server answers only when its state
-    changes."""
+    """The parameters of a long poll: a request that the server answers only after a change."""
 
     query: str  # {tag} is replaced by the ETag of the last answer
     first_tag: str

@@ -225,8 +225,8 @@ class _ServerRun:
     async def _join_servers(
         self, address: str
     ) -> "AsyncIterator[tuple[StateDir, ReplicaLeases | None]]":
-        """Register this server with the other servers of its PostgreSQL database, if it uses one.
-        Returns the folder for files, and this server's registration.
+        """Register this server with the other servers of its PostgreSQL database, if the server
+        uses PostgreSQL. Returns the folder for files, and this server's registration.
         """
         from cavvy.api.database import choose_database, choose_files, join_servers
 
@@ -379,7 +379,7 @@ class _Word:
 
 
 def _make_apps(app_state: "AppState", token: str) -> "tuple[AuthMiddleware, AuditMiddleware]":
-    """Return the application with its token check, first without and second with the audit log."""
+    """Return two applications with a token check: one without and one with the audit log."""
     from cavvy.api.app import make_app
     from cavvy.api.audit import AuditMiddleware
     from cavvy.api.auth import AuthMiddleware

@@ -1,4 +1,4 @@
-"""`cavvy login`: signs in to a server, which later commands then use."""
+"""`cavvy login`: signs in to a server, which later commands use."""
 
 from typing import TYPE_CHECKING
 
@@ -52,8 +52,8 @@ def command(
     `cavvy context use` chooses another server.
 
     Without a token, a CI job signs in with its own ID token. A person signs in with a browser on
-    any machine, if the server offers this. If the server offers no sign-in with a browser, the
-    command asks for a token, which an admin creates with `cavvy token create --user NAME`. The
+    any machine, if the server offers browser sign-in. If the server does not offer browser sign-in,
+    the command asks for a token, which an admin creates with `cavvy token create --user NAME`. The
     token is stored in the state folder, in a file that only you can read.
     """
     from cavvy.client.addresses import check_address

@@ -78,9 +78,9 @@ class TrialView(Answer, frozen=True, kw_only=True):
     ended. `end` is "" during the trial. After the trial, `end` is the reason why the revision took
     over (enough, time, ready) or was rolled back (errors, latency, failed, withdrawn). A canary
     gets `weight` percent of the requests until it has received `asked` requests. `errors` is the
-    share of each revision's requests that failed, the old revision first. `slower` is the factor by
-    which the new revision's latency is higher. The revision is rolled back when `evidence` reaches
-    `bound`.
+    share of each revision's requests that failed, the old revision first. `slower` is the new
+    revision's latency divided by the old revision's latency. The revision is rolled back when
+    `evidence` reaches `bound`.
     """
 
     revision: int

@@ -28,8 +28,8 @@ def make_group(name: str, memory_mib: int) -> str | None:
 
 
 def list_parents() -> list[str]:
-    """Return the folders in which a group could be created, the best folder first. With cgroup v2,
-    the group `cavvy` below the root is preferred to the agent's own group.
+    """Return the folders in which a control group could be created, the best folder first. With
+    cgroup v2, the group `cavvy` below the root is preferred to the agent's own group.
     """
     unified, own = _own_groups()
     if os.path.exists(os.path.join(unified or ROOT, "cgroup.controllers")) and unified:

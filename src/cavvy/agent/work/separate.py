@@ -112,7 +112,7 @@ def list_covers(folder: str, uid: int) -> list[str]:
 
 def list_programs() -> list[str]:
     """Return the paths of this Python and of this program, which may be an archive. The returned
-    paths stay visible even if they are below a covered folder. The work cannot change the files at
+    paths stay visible even if they are below a hidden folder. The work cannot change the files at
     these paths, which the server and the agents run.
     """
     agent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -147,7 +147,7 @@ def _cover(folder: str, shown: list[str], uid: int, devices: Iterable[str]) -> N
 
 
 def _make_place(path: str, fd: int) -> None:
-    """Create the folder or empty file on which the open file is mounted, unless it exists."""
+    """Create the folder or empty file on which the open file is mounted, unless the path exists."""
     if os.path.exists(path):
         return
     is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)

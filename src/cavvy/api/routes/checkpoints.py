@@ -72,8 +72,8 @@ class CommitAsk(Struct, frozen=True, kw_only=True):
 
 
 class CommitAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint's number, or null if files are missing. The agent must then send the files in
-    `missing`, even if it has sent them before.
+    """The checkpoint's number, or null if files are missing. If files are missing, the agent must
+    send the files in `missing`, even if it has sent these files before.
     """
 
     number: int | None

@@ -44,8 +44,8 @@ _OPTIONS = (
         "--managed-price",
         type=_POSITIVE,
         metavar="USD",
-        help="With --load: the price per hour of a replica of a managed endpoint. By default, the "
-        "price of the cheapest managed-endpoint offer of your providers.",
+        help="With --load: the price per hour of a replica of a managed endpoint. The default is "
+        "the price of the cheapest managed-endpoint offer of your providers.",
     ),
     click.option(
         "--serverless-price",

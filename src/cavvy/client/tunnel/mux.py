@@ -184,7 +184,8 @@ OpenCarrier = Callable[[Callable[[bytes], None], Callable[[str], None]], Awaitab
 
 
 def open_by_api(client: ApiClient, project: str, name: str, rank: int) -> OpenCarrier:
-    """Return a tunnel to this rank of a job, by requests to the server."""
+    """Return a tunnel to this rank of a job; the tunnel's data is sent in requests to the
+    server."""
 
     async def open_carrier(
         heard: Callable[[bytes], None], over: Callable[[str], None]
