@@ -114,7 +114,7 @@ def test_a_look_that_is_cut_short_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     looks.kill()
     looks.over(None)
     assert (looks.stills, looks.ended) == ([STILL_S], 1)
-    assert looks.said[-1].endswith("may be missing: no time was left to send these changes")
+    assert looks.said[-1].endswith("may be missing: no time was left to send the changes")
 
 
 def test_a_last_look_that_cannot_begin_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

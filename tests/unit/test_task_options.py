@@ -253,7 +253,10 @@ def test_a_branch_is_submitted_as_the_commit_that_it_is_at(
         assert overrides(sent) == {"nodes": "2", "workdir": {"git": url, "commit": commit}}
     (tmp_path / "a.yaml").write_text(f"run: x\nworkdir: {{url: '{url}', ref: none}}")
     done = run("a.yaml")
-    assert (done.exit_code, "the repository has no such branch or tag" in done.stderr) == (2, True)
+    assert (done.exit_code, "the repository does not have this branch or tag" in done.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_a_path_with_an_unset_variable_is_refused_until_env_sets_it(

@@ -121,8 +121,8 @@ def verify(file: str | None, kept: tuple[str, ...]) -> None:
     The exit code is 1 if the check fails.
 
     The last line of the output states where the log ends. Store the last line outside of the
-    server. A later check with --head LINE proves that the log still contains all records up to that
-    point.
+    server. A later check with --head LINE proves that the log still contains all records up to the
+    record in LINE.
     """
     from cavvy.client.audit_wire import read_all
     from cavvy.domain.audit import read_head

@@ -116,8 +116,8 @@ def show(
     """
     if (since or until or by) and (name or audit):
         raise click.UsageError(
-            "--since, --until and --by cannot be used with NAME or --audit, because they "
-            "apply to sums over jobs"
+            "--since, --until and --by cannot be used with NAME or --audit, because these "
+            "options apply to sums over jobs"
         )
     _check_period(since, until)
     with session() as client:
@@ -294,8 +294,8 @@ def _write_statement(
 @command.command("meters")
 @output_option
 def meters(output: str) -> None:
-    """Show which kinds of use the ledger meters, at which providers, and what the ledger cannot
-    observe and why. Needs no server.
+    """Show which kinds of use the ledger meters at which providers, and which use the ledger cannot
+    observe, with the reason. Needs no server.
     """
     from cavvy.costs.meters import METERS
 

@@ -86,7 +86,7 @@ def command(
     there = named(project, service)
     click.echo(f"service {service} is at {served.url}/ (revision {served.revision})")
     click.echo(f"the service serves {found.what} of job {name}")
-    click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
+    click.echo(f"call the service: cavvy call {there} /    end the service: cavvy unserve {there}")
 
 
 def _start(

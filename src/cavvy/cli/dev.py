@@ -129,7 +129,7 @@ def command(
             there = named(project, name)
             click.echo(
                 f"\nsession {there} continues; reconnect with: cavvy dev --machine {there}    "
-                f"end it: cavvy machines stop {there}",
+                f"end the session: cavvy machines stop {there}",
                 err=True,
             )
             raise

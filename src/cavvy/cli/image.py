@@ -62,7 +62,7 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
     if engine is None:
         raise CommandFailure(
             "neither podman nor docker is installed",
-            "install one of them, or use --print to build the image elsewhere",
+            "install podman or docker, or use --print to build the image elsewhere",
         )
     snapshot = (
         _freeze(task, Path(file).resolve().parent)
@@ -115,7 +115,8 @@ def _freeze(task: "TaskSpec", beside: Path) -> "FolderSnapshot":
 
     if task.workdir is None or task.workdir.path is None:
         raise CommandFailure(
-            "the working folder is a git URL", "clone it and build in the clone with `workdir: .`"
+            "the working folder is a git URL",
+            "clone the repository and build in the clone with `workdir: .`",
         )
     try:
         return freeze(beside / task.workdir.path, state=Path(default_home()))

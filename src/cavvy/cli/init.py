@@ -82,7 +82,7 @@ def _list_templates() -> None:
         for name, folder in _templates().items()
     ]
     rows_out([TableColumn("template"), TableColumn("shows", "WHAT IT SHOWS", wrap=True)], rows)
-    click.echo("write one: cavvy init --template NAME [FOLDER]")
+    click.echo("write a template: cavvy init --template NAME [FOLDER]")
 
 
 def _copy_template(name: str, folder: Path) -> None:
@@ -108,7 +108,7 @@ def _copy_template(name: str, folder: Path) -> None:
 
 
 def _next_steps(file: str) -> None:
-    click.echo(f"see the cost: cavvy plan {file}    run it: cavvy run {file}")
+    click.echo(f"see the cost: cavvy plan {file}    run the task: cavvy run {file}")
 
 
 def _read_template(folder: Path) -> dict[str, bytes]:
@@ -145,7 +145,9 @@ def _check_file(file: Path, *, ask: bool) -> None:
     if file.is_dir():
         raise CommandFailure(f"{file} is a folder", "name a file in this folder", exit_code=2)
     if not file.parent.is_dir():
-        raise CommandFailure(f"there is no folder {file.parent}", "create it first", exit_code=2)
+        raise CommandFailure(
+            f"there is no folder {file.parent}", "create the folder first", exit_code=2
+        )
     if file.exists():
         if not ask:
             raise CommandFailure(

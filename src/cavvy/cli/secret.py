@@ -148,5 +148,5 @@ def _read_value(name: str, file: IO[bytes] | None) -> str:
         return bytes(data).decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
         raise CommandFailure(
-            "the value is not UTF-8 text", "encode it, for example with base64", exit_code=2
+            "the value is not UTF-8 text", "encode the value, for example with base64", exit_code=2
         ) from None

@@ -72,6 +72,6 @@ def _show(found: "ServedView", output: str) -> None:
         return
     there = named(project, name)
     click.echo(f"service {name} is at {found.url}/ (revision {found.revision})")
-    click.echo(f"call it: cavvy call {there} /    end it: cavvy unserve {there}")
+    click.echo(f"call the service: cavvy call {there} /    end the service: cavvy unserve {there}")
     for hook in found.webhooks:
         click.echo(f"webhook {hook.name}: {describe_webhook(hook)}")

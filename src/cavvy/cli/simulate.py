@@ -402,7 +402,7 @@ def _has_numpy() -> bool:
 
     if find_spec("numpy") is None:
         click.echo(
-            f"note: the optimum is not computed, because that needs numpy ({extra_command('sim')})",
+            f"note: the optimum is not computed, because numpy is missing ({extra_command('sim')})",
             err=True,
         )
         return False

@@ -131,7 +131,7 @@ def _launch(home: str, patience: Patience, *, start: bool) -> ServerFile:
         raise Unreachable(
             "server-not-running",
             f"no server is running for {home}",
-            "start it with `cavvy server start`",
+            "start the server with `cavvy server start`",
         )
     from cavvy.client.launch import launch
 

@@ -91,7 +91,7 @@ class OutputSync(SidecarProcess):
             if self._process is not None:
                 return
         if self._off or self._problem:
-            why = "no time was left to send these changes" if self._off else self._problem
+            why = "no time was left to send the changes" if self._off else self._problem
             self._warn(f"the last changes to the outputs may be missing: {why}")
         done()
 

@@ -137,7 +137,7 @@ class LaunchHub:
                 line.send({"end": code})
 
     def _serve_shell(self, connection: socket.socket) -> None:
-        """Serve one remote shell of the launcher: pass its command to the rank that it names, and
+        """Serve one remote shell of the launcher: pass the shell's command to the named rank, and
         return the result."""
         with connection, connection.makefile("rwb") as file:
             asked = json.loads(file.readline() or b"{}")
@@ -175,8 +175,8 @@ class LaunchHub:
 
 
 def lead(command: list[str], hosts: list[str], key: bytes) -> int:
-    """Act as rank 0: wait for the other ranks, run the launcher, and send its exit code to
-    them."""
+    """Act as rank 0: wait for the other ranks, run the launcher, and send the launcher's exit code
+    to these ranks."""
     home = os.path.dirname(os.path.abspath(__file__))
     shells = os.path.join(home, "mpi.sock")
     hub = LaunchHub(hosts)

@@ -1,5 +1,6 @@
 """Tests whether this machine can separate the work of different projects, and names the obstacle if
-it cannot. The server converts the obstacle to a message for users (`providers.hosts.isolation`).
+separation is impossible. The server converts the obstacle to a message for users
+(`providers.hosts.isolation`).
 """
 
 from __future__ import annotations

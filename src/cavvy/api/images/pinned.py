@@ -13,8 +13,8 @@ from cavvy.planner.policies import explain_signatures
 
 _TOGETHER = 4  # images that are verified at the same time
 _HINT = (
-    "sign it with `cosign sign --key KEY IMAGE@DIGEST`, or ask an admin of the project that has "
-    "the policy; `cavvy policy show` lists the policies"
+    "sign the image with `cosign sign --key KEY IMAGE@DIGEST`, or ask an admin of the project that "
+    "has the policy; `cavvy policy show` lists the policies"
 )
 
 

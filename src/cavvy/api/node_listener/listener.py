@@ -97,7 +97,7 @@ def listen_for_nodes(
         raise StateDirError(
             "settings-invalid",
             f"{home.file('tls.pem')} cannot be used: {error}",
-            "if the file is damaged, delete it; running agents can no longer connect after that",
+            "if the file is damaged, delete the file; the deletion disconnects running agents",
         ) from error
     except StateDirError:
         sock.close()

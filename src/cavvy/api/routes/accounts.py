@@ -380,7 +380,7 @@ async def add_project(request: Request) -> Response:
         raise ApiProblem(
             "project-not-found",
             f"the parent {ask.parent} was not created as a project",
-            f"create it first with `cavvy project create {ask.parent}`",
+            f"create the parent first with `cavvy project create {ask.parent}`",
         ) from None
     app_state.control_plane.budgets.expire()  # the parent now includes the new project
     roles = [str(each) for each in sorted(list_roles(principal, ask.parent or INSTALLATION))]

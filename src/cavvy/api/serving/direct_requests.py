@@ -1,6 +1,6 @@
 """Counts the requests that HAProxy sends directly to replicas, without the gateway.
 
-HAProxy counts requests separately for each HAProxy server. The names of these servers differ
+HAProxy counts requests separately for each HAProxy server. The names of HAProxy servers differ
 between HAProxy processes, and a process loses its counts when it ends. This module stores the
 counts in a file, by service, replica and HAProxy server. The total duration of these requests is an
 estimate: the number of requests multiplied by HAProxy's mean of the last durations, but at most the

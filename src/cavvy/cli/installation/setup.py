@@ -55,8 +55,8 @@ def command(jobs_here: bool | None, starts: bool, **given: str | None) -> None:
         if os.path.exists(file) and os.path.getsize(file):
             raise CommandFailure(
                 f"{file} exists, and this command does not change it",
-                "edit it (docs/reference/settings.md lists the settings), then run `cavvy server "
-                "restart` and `cavvy server init`",
+                "edit the file (docs/reference/settings.md lists the settings), then run "
+                "`cavvy server restart` and `cavvy server init`",
             )
         if server_holds_lock(default_home()):
             raise CommandFailure("a server is running", "stop the server first: cavvy server stop")

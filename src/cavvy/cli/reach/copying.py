@@ -116,7 +116,8 @@ async def _fetch(tunnel: "NodeTunnel", path: str, to_path: str, name: str, bar: 
         raise CommandFailure(f"{path} is not a file or folder")
     elif to_path.endswith("/") and not in_folder:
         raise CommandFailure(
-            f"{to_path}: there is no such folder here", "create it first, or omit the final /"
+            f"{to_path}: there is no such folder here",
+            "create the folder first, or omit the final /",
         )
     elif not target.parent.is_dir():
         raise CommandFailure(f"{target}: {os.strerror(errno.ENOENT)}")
@@ -262,7 +263,7 @@ async def _find_target(tunnel: "NodeTunnel", source: Path, path: str) -> str:
             return f"{path}/{source.resolve().name}"
     except RemoteError:  # The target does not exist and will be created.
         if path.endswith("/") and not source.is_dir():
-            hint = "create it first, for example with `cavvy exec`, or omit the final /"
+            hint = "create the folder first, for example with `cavvy exec`, or omit the final /"
             raise CommandFailure(f"{path}: there is no such folder on the node", hint) from None
     return path
 

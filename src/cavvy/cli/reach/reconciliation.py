@@ -43,7 +43,7 @@ def reconcile_file(
     provider = provider or (None if known.name == "csv" else known.name)
     if provider is None:
         raise BillFileError(
-            "the bill does not show the provider that it belongs to",
+            "the bill does not name its provider",
             "name the provider, for example --of aws",
         )
     bill = add_up_bill(lines)

@@ -181,7 +181,9 @@ def _add(
     large = [offer for offer in wanted if not offer.shared or fits_empty(task, offer, answer.hosts)]
     _add_fitting(live, task, name, large, answer)
     if small := len(wanted) - len(large):
-        reason = f"{name}: not enough free capacity for {task.nodes} such nodes at the same time"
+        reason = (
+            f"{name}: not enough free capacity for {task.nodes} of these nodes at the same time"
+        )
         live.refused.append(Rejection(reason=reason, count=small, field="nodes"))
 
 

@@ -85,7 +85,7 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
             command, capture_output=True, text=True, timeout=60, check=False, env=git_environment()
         )
         rows = [line.split("\t") for line in done.stdout.splitlines()]
-        reason = done.stderr.strip() or "the repository has no such branch or tag"
+        reason = done.stderr.strip() or "the repository does not have this branch or tag"
     except (OSError, subprocess.TimeoutExpired) as error:
         rows, reason = [], str(error)
     if not rows:
