@@ -116,9 +116,8 @@ class CheckpointSync(SidecarProcess):
         """Warn that this rank's files are lost with the node: only rank 0's folder is uploaded."""
         self._off = True
         self._warn(
-            f"rank {self._config.rank} writes to its own checkpoint folder, but the nodes share no "
-            "storage and only rank 0's folder is saved: the files of this rank are lost with its "
-            "node"
+            f"rank {self._config.rank} writes to its own checkpoint folder, but without shared "
+            "storage, only rank 0's folder is saved: this rank's files are lost with the node"
         )
 
     def _start(self) -> None:

@@ -6,8 +6,8 @@ from enum import Enum
 
 
 class AgentState(Enum):
-    """The state of one rank's agent. `RankRunner` changes the state only as MOVES allows, and
-    ignores every other request.
+    """The state of one rank's agent. `RankRunner` makes only the changes of state in MOVES, and
+    ignores requests for any other change.
     """
 
     WAITING = "waiting"  # waiting for its claim to be granted

@@ -151,8 +151,8 @@ def refresh(source: str | None, sha256: str | None, providers: tuple[str, ...]) 
     """Get newer prices, from a snapshot or from the providers' own public price lists.
 
     The new catalog replaces the old one only after it has been downloaded and checked completely.
-    If a provider's price list cannot be read or has a new format, its old prices remain in use,
-    the other providers are refreshed, and the exit code is 1.
+    If a provider's price list cannot be read or has a new format, its old prices remain in use, all
+    other providers are refreshed, and the exit code is 1.
     """
     from cavvy.store.snapshot.choose import path_in_use
     from cavvy.store.snapshot.refresh import refresh_from

@@ -35,8 +35,8 @@ class SlowLink(Exception):
 
 
 def check_links(wanted: CheckConfig, work: WorkConfig, rank: int) -> str:
-    """Measure the links to the two neighbours in the ring. Returns the result as text. Raises
-    SlowLink if a link is missing or too slow."""
+    """Measure the links to the two neighbours in the ring. Returns the measured speeds as text.
+    Raises SlowLink if a link is missing or too slow."""
     before, after = (rank - 1) % work.nodes, (rank + 1) % work.nodes
     end = time.monotonic() + MEET_S
     key = work.gang_key.encode()

@@ -40,7 +40,7 @@ class ReplicaProbes:
         self, service: str, ports: Mapping[str, ProbedPort], changed: Callable[[], None]
     ) -> None:
         """Probe exactly these replicas of the service. Calls `changed` when a replica answers for
-        the first time, or when its result changes.
+        the first time, or when the result of its probe changes.
         """
         tasks = self._tasks.setdefault(service, {})
         for gone in tasks.keys() - ports.keys():
