@@ -5,9 +5,9 @@ the move is interrupted, the database stays empty and the move can be repeated. 
 change the contents of `cavvy.db`, but renames the file at the end.
 
 Keys, logs, uploaded files, checkpoints and the sockets of agents are in the state folder. If
-`--from` or `server.files` changes the folder of these files, the files are copied. The command
-refuses to copy files while a job is running, because agents on this machine connect to their server
-through the old folder. If the folder does not change, the files stay where they are.
+`--from` or `server.files` names a different folder, the files of the state folder are copied. The
+command refuses to copy files while a job is running, because agents on this machine connect to
+their server through the old folder. If the folder does not change, the files stay where they are.
 """
 
 import asyncio

@@ -349,7 +349,7 @@ class NodeListing(Answer, frozen=True, kw_only=True):
 
 
 class StopAsk(Ask, frozen=True, kw_only=True):
-    """Stops a job. The job's events show the reason."""
+    """Stops a job. The job's events show `reason`."""
 
     reason: str = "stopped by the user"
 
