@@ -421,7 +421,7 @@ class RankRunner:
         return outcome, code, reason
 
     def _foresee(self) -> Ended | None:
-        """Return the exit message and the unsent files of ended work, or None while the work runs."""
+        """Return the ended work's exit message and unsent files, or None while the work runs."""
         if self._over:
             return None if self._state is AgentState.DISMISSED else (self._exit, "", [])
         if not self._steps.ended:
