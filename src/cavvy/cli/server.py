@@ -28,7 +28,10 @@ _OPTIONS = {
     "database": ("URL", "Keep jobs in this PostgreSQL database; later starts also use it."),
     "files": ("PLACE", "The folder or bucket for the files that servers of --database share."),
     "listen": ("ADDRESS:PORT", "Also listen on this address for users."),
-    "tls-cert": ("FILE", "The certificate for --listen, in PEM; needed for other machines."),
+    "tls-cert": (
+        "FILE",
+        "The TLS certificate for --listen, in PEM; required if other machines connect.",
+    ),
     "tls-key": ("FILE", "The key of the certificate, in PEM."),
 }
 

@@ -133,7 +133,7 @@ def _charge(bill: VolumeBill, since: datetime, until: datetime, rate: HourlyRate
 
 
 def post_storage(before: Iterable[Charge], after: Iterable[Charge]) -> list[LedgerPosting]:
-    """Return the entries that change a volume's posted bill to its newer bill."""
+    """Return the ledger entries for the difference between a volume's former and new bill."""
     return [
         replace(
             each,

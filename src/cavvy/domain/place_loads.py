@@ -4,8 +4,9 @@ from cavvy.domain.values import Struct
 
 
 class PlaceLoad(Struct, frozen=True, kw_only=True):
-    """The requests that must stay in the same places. `waiting` is the number of requests that wait
-    for a replica, and `asked_at` is when the last request arrived, in seconds since 1970.
+    """The requests that must stay in one set of places, such as the EU. `waiting` is the number of
+    requests that wait for a replica, and `asked_at` is when the last request arrived, in seconds
+    since 1970.
     """
 
     waiting: int = 0

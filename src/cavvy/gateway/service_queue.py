@@ -529,7 +529,7 @@ class ServiceQueue:
         )
 
     def _avoids(self, exchange: Exchange, pool: ReplicaPool) -> bool:
-        """Return whether the request failed on this replica and other replicas may get it."""
+        """Return whether the request failed on this replica but can be sent to another replica."""
         return exchange.avoid is pool and any(
             each is not pool and each.permits(exchange) for each in self._replicas
         )

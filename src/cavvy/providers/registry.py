@@ -157,8 +157,8 @@ def make(
 
     `context.home` is the folder of all providers; each provider gets a subfolder. `state` returns
     the document store of the named provider; if `state` is None, documents exist only in memory.
-    For a provider that is created a second time, `account` replaces the provider's name as the name
-    of the subfolder and as the argument of `state`.
+    A second instance of a provider, for another account, has the name `account`: its subfolder has
+    this name, and `state` is called with this name.
     """
     settings = check_settings(manifest_of(known), table)
     folder = context.home / (account or known.name)

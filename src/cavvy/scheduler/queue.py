@@ -171,9 +171,9 @@ class JobScheduler:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         why = next((host.obstacle for host in self._hosts if host.name == names[0]), "")
         return (
-            f"waits for {names[0]}{more}, where jobs of another project run: a host that does not "
-            f"separate the jobs of projects{why and f' ({why})'} runs the jobs of only one project "
-            "at a time (docs/guides/isolation.md)"
+            f"waits for {names[0]}{more}, where jobs of another project run: a host without "
+            f"isolation between projects{why and f' ({why})'} runs only one project's jobs at a "
+            "time (docs/guides/isolation.md)"
         )
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:

@@ -257,8 +257,8 @@ def _list_fixed(tape: TraceTape) -> set[int]:
 
 
 def _list_raw_gradients(tape: TraceTape) -> set[int]:
-    """Return the storages that become gradients of parameters only by casts and additions. Each of
-    the storages has the shape of a parameter.
+    """Return the storages that become gradients of parameters only by casts and additions. Each
+    storage has the same shape as one of the parameters.
     """
     grads = {number for number, each in enumerate(tape.storages) if each.kept == "gradient"}
     readers: dict[int, list[KernelEvent]] = {}

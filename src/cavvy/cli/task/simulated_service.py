@@ -126,7 +126,8 @@ class _ServeOptions(Struct, frozen=True, kw_only=True):
 @click.option(
     "--warm/--cold",
     default=True,
-    help="Start with the number of replicas that the first five minutes need, or with none.",
+    help="Start with as many replicas as the load of the first five minutes needs, or, with "
+    "--cold, without replicas.",
 )
 @click.option(
     "--seed", type=WholeRange(), default=0, help="Seed of the random durations of cold starts."

@@ -33,8 +33,8 @@ def _format_option(*formats: str) -> Callable[[_F], _F]:
 
 
 def _read_format(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Return the value of --output for the command. For `wide`, return `table`, and store in the
-    context that all columns are shown.
+    """Return the value of --output for the command. For `wide`, return `table` and set a flag
+    in the context, so that all columns are shown.
     """
     context.meta[_WIDE] = value == "wide"
     return "table" if value == "wide" else value

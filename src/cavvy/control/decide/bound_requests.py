@@ -19,7 +19,7 @@ whether a replica must be ordered:
 
 A replica that was ordered for P and finds no offer within `OFFER_WAIT` ends, so that a request for
 a place without capacity does not use up the service's maximum number of replicas. After
-`RETRY_AFTER`, a replica for the same set of places is ordered again.
+`RETRY_AFTER`, this module orders a replica for P again.
 """
 
 from collections import Counter

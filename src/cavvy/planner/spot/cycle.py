@@ -209,8 +209,8 @@ class CycleProblem(NamedTuple):
         return _find_cycles(self.stays, self.away, self.saving, self.overhead)
 
     def _need(self, cycles: _CyclesByPrice) -> Callable[[float], float]:
-        """Return a function that maps a price of slack to the hours of slack that are needed at
-        this price.
+        """Return a function: from the price of an hour of slack to the hours of slack that the
+        job needs at this price.
         """
         within, overhead, left = self.within, self.overhead, self.left
         if within is None:

@@ -109,8 +109,8 @@ def list_marked(gang: str, rank: int) -> Sequence[LocalProcess]:
     """Return a rank's running processes: this user's processes with the rank's marks, the
     descendants of these processes, and all processes in their sessions.
 
-    The marks are environment variables at the start of a process. A child process without the marks
-    is found through its parent or session.
+    The marks are environment variables that a process has when it starts. A child process without
+    the marks is found through its parent or session.
     """
     if _HAS_PROC:
         return _find_all(supervised.list_marked(gang, str(rank)))

@@ -25,8 +25,8 @@ _MANIFEST = make_manifest(
         "(https://docs.nebius.com/compute/virtual-machines/types)",
         Feature.VOLUMES: "disks and shared filesystems cannot be attached yet; copy data from and "
         f"to a bucket instead ({_DOCS}/storage/types)",
-        Feature.NOTICE: "Compute begins to shut a preemptible machine down 60 seconds before it "
-        "stops the machine, and gives no earlier notice "
+        Feature.NOTICE: "a preemptible machine gets the signal to shut down 60 seconds before "
+        "Nebius stops the machine, and no earlier notice "
         f"({_DOCS}/virtual-machines/preemptible)",
     },
     settings=(
