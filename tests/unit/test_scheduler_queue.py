@@ -476,7 +476,7 @@ def test_the_wait_says_why_a_host_does_not_separate() -> None:
     scheduler = JobScheduler(QueueCapacity(hosts=(host,), allocations=(A_ALLOCATION,)))
     wait = scheduler.decide(of_project("other", "q"))
     assert isinstance(wait, JobWait)
-    assert "separate the jobs of projects (namespaces are missing) runs" in wait.reason
+    assert "without isolation between projects (namespaces are missing) runs" in wait.reason
 
 
 def test_the_wait_names_the_first_of_several_hosts_and_its_reason() -> None:

@@ -172,8 +172,8 @@ class JobScheduler:
         why = next((host.obstacle for host in self._hosts if host.name == names[0]), "")
         return (
             f"waits for {names[0]}{more}, where jobs of another project run: a host without "
-            f"isolation between projects{why and f' ({why})'} runs only one project's jobs at a "
-            "time (docs/guides/isolation.md)"
+            f"isolation between projects{why and f' ({why})'} runs the jobs of only one project at "
+            "a time (docs/guides/isolation.md)"
         )
 
     def _lanes(self, offer: Offer, avoid: frozenset[str]) -> set[str]:
