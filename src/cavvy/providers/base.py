@@ -51,8 +51,8 @@ class Refused(ProviderError):
 
 
 class KeyFileRefused(ProviderError):
-    """Raised if a project must not set a key file, because the content could make the server read
-    its own files or send requests to other addresses.
+    """Raised for a key file that a project must not set: the file could make the server read files
+    of the server, or send requests to addresses that are not the provider's.
     """
 
 

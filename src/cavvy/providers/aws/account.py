@@ -96,7 +96,7 @@ class AwsAccount:
             self.recorder.add(what, body, outcome, writes=writes)
 
     async def ask(self, region: str, operation: str, **arguments: Any) -> Json:
-        """Like `call`, but raises TryAgain, NotFound or Refused instead of AwsFault."""
+        """Do the same as `call`, but raise TryAgain, NotFound or Refused instead of AwsFault."""
         try:
             return await self.call(region, operation, **arguments)
         except AwsFault as fault:

@@ -401,8 +401,8 @@ def _order_names(
     subnets: Sequence[Json], *, free: bool, zone: str | None
 ) -> tuple[str | None, Sequence[str]]:
     """Return the name of the subnet to try first (None lets EC2 choose), and the names to try next.
-    If `free` is True, EC2 chooses the first subnet, and a given `zone` means that no other subnet
-    is tried.
+    If `free` is True, EC2 chooses the first subnet, and if `zone` is also given, no subnet is tried
+    after the first one.
     """
     names = [str(each["SubnetId"]) for each in subnets]
     if free:
@@ -543,7 +543,7 @@ def make_interfaces(
     otherwise one. Network cards numbered `first` or higher get an Elastic Fabric Adapter. Network
     card 0 has the node's address.
 
-    Devices are numbered within each card, and some cards take only one device:
+    Devices are numbered within each card, and some cards support only one device:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     found: list[Mapping[str, object]] = []

@@ -50,7 +50,7 @@ class AwsDisk(Struct, frozen=True, kw_only=True):
 
 class AwsGangRecord(Struct, frozen=True, kw_only=True):
     """The record of a gang. The choices for the gang's launch are stored before the request to EC2,
-    so that a repeated request is identical.
+    so that a repeated request is identical to the first request.
     """
 
     name: str

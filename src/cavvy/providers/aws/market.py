@@ -137,8 +137,9 @@ class AwsMarket:
         return offers
 
     def quotas(self, region: str) -> tuple[Sequence[Quota], str]:
-        """Return the account's vCPU quotas that the last call of `offers` read, sorted by name.
-        Also return why the last attempt to read quotas failed, or "" if the attempt succeeded.
+        """Return the account's vCPU quotas that the last call of `offers` read, sorted by name. The
+        result also states why the last attempt to read quotas failed, or "" if the attempt
+        succeeded.
         """
         known = self._regions.get(region, _Region())
         by_name = {each.name: each for each in known.quotas.values()}
@@ -180,8 +181,8 @@ class AwsMarket:
 
     async def reservation(self, offer: Offer, nodes: int) -> CapacityReservation | None:
         """Return a reservation with at least `nodes` free instances for an on-demand offer in one
-        zone, or None if no such reservation exists. This method reads the reservations from EC2
-        again.
+        zone, or None if no such reservation exists. This method fetches the current reservations
+        from EC2.
         """
         if (
             not self._reservations()
@@ -209,7 +210,7 @@ class AwsMarket:
         self._reading.clear()
 
     async def _hear(self, region: str) -> None:
-        """Like `_fresh`, but raise TryAgain after a time limit, so that one slow region does not
+        """Call `_fresh`, and raise TryAgain after a time limit, so that one slow region does not
         delay the other regions. After the time limit, the requests to the region continue, and the
         next call waits for their results.
         """
@@ -372,7 +373,7 @@ class AwsMarket:
         return known.facts.unknown if known and known.facts else ()
 
     def _stale_quotas(self, region: str) -> str:
-        """Return a warning that the quotas are out of date, with their age, or "" if they are up to
+        """Return a warning that states the age of outdated quotas, or "" if the quotas are up to
         date or were never read.
         """
         known = self._regions.get(region)
@@ -507,7 +508,7 @@ def _make(
 
 def _read_reservation(told: Json, region: str, names: Mapping[str, str]) -> CapacityReservation:
     """Parse a reservation. `names` maps zone ids to zone names. A reservation that another account
-    shares has only a zone id, because zone names differ between accounts.
+    shares with this account has only a zone id, because zone names differ between accounts.
     """
     state, platform = (
         str(told.get("State", "active")),

@@ -1,5 +1,5 @@
-"""Creates a gang's security group and placement group before its launch, and removes both after its
-end.
+"""Creates the security group and the placement group of a gang before the launch, and removes both
+groups after the gang has ended.
 """
 
 import hashlib

@@ -2,9 +2,9 @@
 reports whether it would allow the call, but does not execute the call.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
-the error DryRunOperation if the call is allowed, and with UnauthorizedOperation if not. Other
-errors concern the values of the call, not permissions. A dry run of a call that changes an object
-needs an existing object. AWS services other than EC2 have no dry run.
+the error DryRunOperation if the call is allowed, otherwise with UnauthorizedOperation. Errors with
+other codes concern the values of the call, not permissions. A dry run of a call that changes an
+object needs an existing object. AWS services other than EC2 have no dry run.
 """
 
 import asyncio

@@ -65,7 +65,8 @@ class AwsStatus:
         self, regions: Sequence[str], name: str | None
     ) -> tuple[list[GangSeen], Mapping[str, ProviderError]]:
         """Return the gangs that EC2 lists or the ledger records in the regions that answer; also
-        return the errors of the other regions. Raises TryAgain or Refused if no region answers.
+        return the errors of the regions that do not answer. Raises TryAgain or Refused if no region
+        answers.
         """
         patience = _PATIENCE_S if len(regions) > 1 else None
         answers = await asyncio.gather(*(self._hear(each, name, patience) for each in regions))
@@ -161,7 +162,7 @@ class AwsStatus:
 
     async def _rate(self, record: AwsGangRecord) -> AwsGangRecord:
         """Update the spot prices in a gang's record: periodically while the gang runs, and once
-        after its end.
+        after the gang has ended.
         """
         if not record.spot or not record.zone:
             return record

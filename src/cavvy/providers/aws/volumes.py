@@ -150,7 +150,7 @@ class GangVolumes:
         return record
 
     async def attach(self, record: AwsGangRecord) -> None:
-        """Attach the gang's remaining disks to the running node. If EC2 cannot attach a disk yet,
+        """Attach the gang's unattached disks to the running node. If EC2 cannot attach a disk yet,
         the next call tries again. Raises TryAgain, Refused.
         """
         instance = next((each.id for each in record.instances if each.ended_at is None), None)
@@ -296,8 +296,8 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """Return the disks, each with two device paths under which it may appear on the node: one
-    contains the id of the NVMe disk, the other the device name.
+    """Return the disks, each with two device paths under which the disk may appear on the node: the
+    first path contains the id of the NVMe disk, and the second path contains the device name.
     """
     return [
         NodeDisk(

@@ -36,7 +36,7 @@ class AzureNetworks:
 
     def forget(self, region: str) -> None:
         """Discard the region's cached network, because a person may have deleted it. The next
-        launch finds or creates the network again.
+        launch looks the network up, and creates it if it does not exist.
         """
         self._made.pop(region, None)
 

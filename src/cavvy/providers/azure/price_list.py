@@ -145,8 +145,8 @@ SOURCE: PriceSource = AzurePrices()
 
 
 def _is_sold_by_the_hour(item: Item) -> bool:
-    """Return whether an item is a Linux machine with an hourly price, as opposed to Windows
-    licences, old services and development offers.
+    """Return whether an item is a Linux machine with an hourly price; the list also contains
+    Windows licences, old services and development offers.
     """
     product, sku = str(item.get("productName")), str(item.get("skuName"))
     return (

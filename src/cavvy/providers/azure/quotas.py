@@ -30,7 +30,7 @@ class AzureQuotas:
 
     @property
     def problem(self) -> str:
-        """Why quotas could not be read, or "" if all quotas were read."""
+        """The reason why some quotas could not be read, or "" if all quotas were read."""
         faults = self._cache.faults
         told = (f"{region}: {faults[region]}" for region in sorted(faults))
         return f"cannot be read: {'; '.join(told)}" if faults else ""

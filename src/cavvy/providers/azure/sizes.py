@@ -104,8 +104,8 @@ def _read(told: Json, find_instance: FindInstance) -> AzureSize:
 
 def _find_chip(name: str, can: dict[str, str], known: Offer | None) -> tuple[str | None, int, int]:
     """Return the accelerator, the number of accelerators, and the memory of each in MiB, from the
-    catalog or, failing that, from the size's name, such as Standard_NC4as_T4_v3. Azure's API does
-    not report an accelerator's product name.
+    catalog or, for sizes that the catalog does not contain, from a name such as
+    Standard_NC4as_T4_v3. Azure's API does not report an accelerator's product name.
     """
     if known is not None and known.accelerator:
         return known.accelerator, known.accelerator_count, known.accelerator_memory_mib

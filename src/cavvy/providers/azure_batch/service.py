@@ -181,7 +181,8 @@ class AzureBatchService:
 
     async def _read(self, told: Mapping[str, Any]) -> ServiceJob | None:
         """Return the state of the job that Azure describes in `told`, or None if the job has been
-        deleted in the meantime. After its end, a reclaimed job still reports why it was reclaimed.
+        deleted in the meantime. If Azure reclaimed the job's nodes, the returned state contains the
+        reason even after the job has ended.
         """
         name = str(told["id"])
         if name in self._ended:

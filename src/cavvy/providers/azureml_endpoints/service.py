@@ -151,7 +151,7 @@ class AzureMlEndpoints:
         return None if told is None else await self._read(told)
 
     async def scoring_url(self, job: str) -> str:
-        """Return the address of an endpoint for requests. Raises CloudFault."""
+        """Return the address that accepts requests for an endpoint. Raises CloudFault."""
         told = await self._api.endpoint(job)
         if told is None:
             raise CloudFault(404, "ended", "the endpoint does not exist")

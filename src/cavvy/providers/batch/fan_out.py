@@ -18,7 +18,7 @@ _BRIEF_S = 1.0
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
     """Wait until the removal from every cluster has finished. Each removal returns True if its
-    cluster had the gang. Raises the first error, unless another cluster had the gang.
+    cluster had the gang. Raises the first error if no cluster had the gang.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:

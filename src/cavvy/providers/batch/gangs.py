@@ -83,7 +83,9 @@ class BatchGangs:
         return name in await self._remembered(await self._grounded())
 
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
-        """See `Provider.gangs`. Calls during a poll wait for the next poll and share its result."""
+        """See `Provider.gangs`. A call during a poll waits until the next poll has finished, and
+        returns the result of the next poll.
+        """
         asked = self._looks
         async with self._looking:
             if self._last[0] <= asked:  # the last poll began before this call
@@ -157,8 +159,8 @@ class BatchGangs:
         await workspace.note_job(gang.name, job)
 
     async def _was_submitted(self, workspace: SharedWorkspace, name: str, now: datetime) -> bool:
-        """Return whether a recorded gang has a job, or no longer needs a job. Raises TryAgain if
-        it is not yet certain whether the gang has a job.
+        """Return True if a recorded gang has a job or no longer needs a job. Raises TryAgain if it
+        is not yet certain whether the gang has a job.
         """
         record = await workspace.record(name)
         if (
@@ -236,8 +238,8 @@ class BatchGangs:
     async def _deliver(
         self, workspace: SharedWorkspace, record: BatchGangRecord, agent: str, begun: Sequence[int]
     ) -> None:
-        """Deliver the ranks' reports to the control plane. As with other providers, reports are
-        lost if three attempts to deliver the reports fail.
+        """Deliver the ranks' reports to the control plane. Reports are lost if three attempts to
+        deliver the reports fail.
         """
         python = str(self._context.settings.get("python", "python3"))
         command = [python, "-I", "-S", f"{agent}/agent/__main__.py", "--deliver"]

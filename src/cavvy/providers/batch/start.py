@@ -69,7 +69,7 @@ def find_devices(count: int) -> "dict[str, object]":
 
 def find_address() -> str:
     """Return the address at which the gang's other nodes reach this node. The address is looked up
-    by the batch system's name of this node or, failing that, by the host name.
+    by the batch system's name of this node or, if that lookup fails, by the host name.
     """
     for name in (os.environ.get("SLURMD_NODENAME"), os.uname().nodename):
         try:

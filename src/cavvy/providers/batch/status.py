@@ -74,7 +74,7 @@ def judge_forgotten(
     began_at: datetime | None,
     ended_at: datetime,
 ) -> JobEnd:
-    """Determine how a job ended from the files that the job wrote, because the batch system no
+    """Use the files that the job wrote to determine how the job ended, because the batch system no
     longer lists the job.
     """
     began = record.seen

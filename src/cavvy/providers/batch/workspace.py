@@ -232,7 +232,7 @@ class SharedWorkspace:
         await self._login_session.drop([self.gang(name), *letters], f"{self._own}/trash")
 
     async def close(self, ended: BatchGangEnd, nodes: int) -> None:
-        """Record the gang's end, then remove its files."""
+        """Record that the gang has ended, then remove the gang's files."""
         await self._login_session.write(
             {self.ended(ended.name): msgspec.json.encode(ended)}, keep=True
         )

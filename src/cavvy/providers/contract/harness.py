@@ -354,7 +354,8 @@ class ContractHarness:
 
     def nodes(self, seen: GangSeen) -> Sequence[NodeSeen]:
         """Return the gang's nodes without the time of the poll, so that tests can compare them. If
-        the infrastructure revises reported times, omit start and end times too.
+        the infrastructure revises reported times, the start and end times of the nodes are also
+        omitted.
         """
         nodes = [replace(node, seen_at=None) for node in seen.nodes]
         if not self._revises:
@@ -387,7 +388,7 @@ class ContractHarness:
         await self._lose_reply(self.place, self.ours, gang)
 
     async def a_moment(self, seconds: float = 0) -> None:
-        """Let other tasks send their calls. Sleep for at least `seconds` seconds."""
+        """Let other asyncio tasks send their calls. Sleep for at least `seconds` seconds."""
         await asyncio.sleep(seconds)  # noqa: TID251 - of the test, not of a provider
 
     async def ended(self, name: str) -> None:

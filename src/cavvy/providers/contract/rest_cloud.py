@@ -217,7 +217,7 @@ class RestContract(VmContract):
     def test_a_recorded_launch_has_no_secrets_and_can_be_replayed(
         self, account: RestPlace, rest_server: RestServer
     ) -> None:
-        """Launch a gang with the label of `check --live`, so that its calls are recorded. When the
+        """Launch a gang with the label of `check --live`, so that the calls are recorded. When the
         recording is replayed, the provider must behave as it did in the recorded launch.
         """
         path = "/subscriptions/s-1/resourceGroups/crew/providers/x/virtualMachines"
@@ -253,7 +253,9 @@ class RestContract(VmContract):
 async def _play(
     account: RestPlace, provider: Provider, gang: GangSpec
 ) -> list[tuple[GangState, int]]:
-    """Launch and remove the gang. Returns the observed states, each with the number of nodes."""
+    """Launch and remove the gang. Returns pairs: an observed state of the gang, and the number of
+    nodes that the report contains.
+    """
     await provider.offers()
     for _ in range(20):  # some clouds need several calls, as the control plane makes them
         try:

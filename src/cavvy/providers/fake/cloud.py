@@ -189,7 +189,7 @@ class FakeCloud:
         return replace(told, nodes=tuple(self._report(node, now) for node in told.nodes))
 
     def _report(self, node: NodeSeen, now: datetime) -> NodeSeen:
-        """Return the node as the cloud reports it; its reported times may differ from the billed
+        """Return the node as the cloud reports it; the reported times may differ from the billed
         times.
         """
         records = self.script.records

@@ -20,8 +20,8 @@ class ContainerSize(Struct, frozen=True, kw_only=True):
 
 def choose_size(task: TaskSpec, machine: Machine | None) -> ContainerSize:
     """Return the CPUs, memory and accelerators that the container reserves. A task that requests
-    accelerators or an instance type gets the machine's CPUs and memory by default. Other tasks get
-    one CPU, and 2 GiB of memory for each CPU.
+    accelerators or an instance type gets the machine's CPUs and memory by default. All other tasks
+    get one CPU by default, and 2 GiB of memory for each CPU.
     """
     need = task.resources
     offer = machine.offer if machine else None

@@ -40,7 +40,7 @@ def make_program(task: TaskSpec, prepare: Sequence[str] = (), finish: Sequence[s
 
 def escape_references(text: str) -> str:
     """Escape a text for services such as Kubernetes and Vertex AI, which replace `$(NAME)` with the
-    value of a variable, and `$$` with `$`. The container receives the original text.
+    value of a variable, and `$$` with `$`. The container receives the unescaped text.
     """
     return re.sub(r"\$(?=[$(])", "$$", text)
 

@@ -77,7 +77,7 @@ class GcpApi:
     async def aggregated_parts(
         self, kind: str, **query: str
     ) -> tuple[Sequence[Json], Sequence[str]]:
-        """Like `aggregated`, but also return the zones that Google did not reach."""
+        """Return the items that `aggregated` returns, and the zones that Google did not reach."""
         pages = await self._pages(f"aggregated/{kind}", query)
         scopes = [scope for page in pages for scope in page.get("items", {}).items()]
         lost = [each for page in pages for each in page.get("unreachables", ())]

@@ -1,7 +1,7 @@
 """Implements `Cloud` for Google Compute Engine.
 
 One `instances.insert` call creates one machine; the call's token (`requestId`) is derived from the
-machine's name. The request starts an operation, and only the operation reports a zone without
+machine's name. The request starts an operation, and only the operation reports that a zone has no
 capacity. A launch is complete only when all its operations have succeeded. While an operation is
 running, `create` raises a fault that leaves the result open, and the next call of `create` queries
 the operations again.
@@ -237,7 +237,9 @@ class GcpCloud:
             await self.delete(machine)
 
     async def _read_end(self, machine: str) -> CloudMachine | None:
-        """Return a deleted machine in its final state, or None if no operation reports its end."""
+        """Return a deleted machine in its final state, or None if no operation reports that the
+        machine ended.
+        """
         zone, _, name = machine.partition("/")
         project = await self._api.project()
         link = f"projects/{project}/zones/{zone}/instances/{name}"

@@ -2,8 +2,8 @@
 
 Each connection is one local process, which runs a shell on the host. `start` replaces the shell
 with a program, which exchanges frames over the process's standard input and output. If `control` is
-set, the process is also an OpenSSH master: other commands, forwarded sockets and probes share its
-connection.
+set, the process is also an OpenSSH master: later commands, forwarded sockets and probes use the
+connection of this process.
 
 The connection raises these errors, grouped by the caller's reaction:
 
@@ -119,8 +119,8 @@ class HostConnection:
                     yield frame
 
     async def run(self, argv: Sequence[str], given: bytes = b"", *, timeout_s: float) -> bytes:
-        """Run another command on the host and return its output, at most `_STDOUT_BYTES`. Raises
-        CannotConnect.
+        """Run a command on the host over this connection and return the command's output, at most
+        `_STDOUT_BYTES`. Raises CannotConnect.
         """
         process = await self._share(shlex.join(argv))
         try:
@@ -234,8 +234,9 @@ async def open_connection(address: HostAddress, *, timeout_s: float) -> HostConn
 
 
 def write_rules(checking: str, known_hosts: Iterable[str]) -> str:
-    """Return Cavvy's requirements as the start of an OpenSSH configuration. `checking` is the value
-    of StrictHostKeyChecking; `known_hosts` lists the paths of files with known host keys.
+    """Return the first lines of an OpenSSH configuration, which contain Cavvy's requirements.
+    `checking` is the value of StrictHostKeyChecking; `known_hosts` lists the paths of files with
+    known host keys.
     """
     return _RULES.format(
         connect_s=CONNECT_TIMEOUT_S,

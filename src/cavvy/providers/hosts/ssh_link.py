@@ -169,13 +169,13 @@ class SshLink(Generic[_H]):
 
     async def reaches(self, address: str, port: int) -> bool:
         """Check from this host whether the SSH port of another host answers. If the port answers,
-        the other host is alive although the server cannot reach it.
+        the host with this port is alive although the server cannot reach that host.
         """
         return self.host is not None and await self.host.reaches(address, port)
 
     async def can_relay(self) -> str:
-        """Return the reason why agents on the host cannot reach the server, or "" if they can or if
-        this is unknown.
+        """Return the reason why agents on the host cannot reach the server, or "" if the agents can
+        reach the server or if the answer is unknown.
         """
         if self.setup is None or self.host is None:
             return ""

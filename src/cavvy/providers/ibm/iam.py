@@ -22,7 +22,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class IamTokens:
-    """Requests tokens, and caches one until shortly before it expires."""
+    """Requests tokens, and caches each token until shortly before the token expires."""
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:
         self._settings, self._now = settings, now

@@ -82,8 +82,8 @@ class IbmMarket:
         return found
 
     async def _list_profiles(self, region: str) -> Sequence[tuple[str, Json]]:
-        """Return the profiles to offer in a region, each as a pair with the region. Profiles of
-        bare metal servers are converted to the form of instances' profiles.
+        """Return the profiles to offer in a region, as pairs (region, profile). Profiles of bare
+        metal servers are converted to the form of instances' profiles.
         """
         plain = list_setting(self._settings, "cpu_profiles")
         listed = await self._api.list(region, "/instance/profiles", "profiles")

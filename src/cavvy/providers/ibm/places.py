@@ -56,7 +56,7 @@ class IbmPlaces:
         raise Refused(f"[providers.ibm] subnet: {offer.zone} needs one subnet, but has {problem}")
 
     async def image(self, gang: GangSpec) -> str:
-        """Return the id of the image of the gang's instances."""
+        """Return the id of the image that the gang's instances boot."""
         named = str(gang.options.get("image") or self._settings.get("image") or "")
         if _IMAGE_ID.fullmatch(named):
             return named

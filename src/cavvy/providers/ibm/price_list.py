@@ -36,7 +36,9 @@ class IbmPrices:
         self.close = self._api.close
 
     async def read(self, profiles: Collection[str]) -> ProfilePrices:
-        """Return the prices of the given profiles that the catalog contains."""
+        """Return the prices of the given profiles; profiles that the catalog does not contain are
+        omitted.
+        """
         services = [
             service
             for service, wanted in zip(_SERVICES, (False, True), strict=True)

@@ -158,8 +158,9 @@ class JarvislabsCloud:
         return 400 <= fault.status < 500 and _FULL.search(fault.message) is not None
 
     def _template(self) -> str:
-        """Return the template of instances. Raises Refused if the template creates virtual
-        machines."""
+        """Return the template that instances are created from. Raises Refused if the template
+        creates virtual machines.
+        """
         template = str(self.account.settings["template"])
         if template == _VIRTUAL_MACHINE:
             raise Refused(

@@ -189,8 +189,8 @@ class JoinLink:
         self._changed(None)
 
     def tick(self) -> bool:
-        """Update how long the machine has been silent. Return True if the machine has just become
-        silent.
+        """Update the time for which the machine has been silent. Return True if the machine has
+        just become silent.
         """
         now = asyncio.get_running_loop().time()
         passed, self._looked = min(now - (self._looked or now), _COUNTED_S), now

@@ -304,7 +304,7 @@ class JoinProvider:
 
     def _list_servers(self) -> Sequence[str]:
         """Return the addresses of all servers. The result is empty if machines connect through a
-        load balancer, because they may be unable to reach the servers directly.
+        load balancer, because such machines may be unable to reach the servers directly.
         """
         servers = self._context.servers
         addresses = sorted(servers.addresses) if servers is not None else []
@@ -462,8 +462,8 @@ class JoinProvider:
         return JoinLink(name, changed, self._now, self._sessions)
 
     async def _tick(self) -> None:
-        """Update how long each machine has been silent, and announce the machines that have been
-        silent for too long.
+        """Update the time for which each machine has been silent, and announce the machines that
+        have been silent for too long.
         """
         await self._ready()
         for name, line in list(self._lines.items()):

@@ -98,7 +98,7 @@ class MachineSessions:
         return found
 
     def is_mine(self, name: str, session: str) -> bool:
-        """Return False if another server has begun a later session of the machine."""
+        """Return False if another server has begun a newer session of the machine."""
         found = self._ledger.get(name)
         return (
             self._servers is None

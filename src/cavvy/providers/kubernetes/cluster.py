@@ -103,8 +103,8 @@ _NOTHING = ResourceAmount()
 
 
 class NodeMachine(NamedTuple):
-    """A node's machine: the cloud's name in the catalog, the instance type and the region. All
-    three fields are "" if the cloud is unknown or the node has several kinds of accelerators.
+    """A node's machine: the cloud's name in the catalog, the instance type and the region. Cloud,
+    type and region are "" if the cloud is unknown or the node has several kinds of accelerators.
     """
 
     cloud: str = ""
@@ -159,8 +159,8 @@ def read_nodes(
 ) -> Sequence[KubernetesNode]:
     """Return the nodes that jobs may use, with one entry for each kind of accelerator on a node.
 
-    The resources of Cavvy's own pods that are not scheduled yet are deducted from nodes where the
-    pods fit.
+    Resources that unscheduled pods of Cavvy will use are deducted from nodes on which these pods
+    fit.
     """
     by_node: dict[str, list[Object]] = {}
     unplaced = []
@@ -300,7 +300,8 @@ def requested(pod: Object, resource: str) -> ResourceAmount:
 
     The scheduler uses the larger of two amounts: the requests of all containers and sidecars, and
     the largest request of an init container plus the requests of the sidecars that start before it.
-    If the pod as a whole requests CPUs or memory, that request replaces the larger amount.
+    If the pod as a whole requests CPUs or memory, that request replaces the amount for the
+    containers.
     """
     spec = pod["spec"]
     sides, peak = ResourceAmount(), ResourceAmount()

@@ -106,8 +106,8 @@ class ClusterContext:
         return {"labelSelector": mark if gang is None else f"{mark},{pods.GANG}={gang}"}
 
     def note(self, pod: Object, *, gone: bool) -> None:
-        """Handle a pod reported by a watch. A deleted pod is remembered until the end of its gang
-        is recorded.
+        """Handle a pod reported by a watch. A deleted pod is remembered until the record of its
+        gang states that the gang has ended.
         """
         name = pod["metadata"]["name"]
         if gone or name in self._last:
@@ -353,8 +353,8 @@ class ClusterContext:
         """Return one of the offer's nodes. Raises NoCapacity if the gang's pods no longer fit on
         the nodes.
 
-        The resources are reserved for the gang until its pods exist, so that concurrent launches
-        do not count them as free.
+        The resources are reserved for the gang until its pods exist, so that concurrent launches do
+        not count these resources as free.
         """
         part = part_of_offer(spec.offer)
         for age in (_NODES_AGE, timedelta(0)):
@@ -458,7 +458,7 @@ class ClusterContext:
         seen: GangSeen,
         stopped: Sequence[str],
     ) -> GangSeen:
-        """Record the end of the gang, then delete its pods.
+        """Record that the gang has ended, then delete its pods.
 
         Pods in which nothing runs are deleted without a grace period. With a grace period, old
         kubelets keep ended pods for up to a minute, during which the pods' names cannot be used

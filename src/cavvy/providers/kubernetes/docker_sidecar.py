@@ -123,8 +123,8 @@ def make_docker_fields(option: object, project: str) -> Object:
     """Return the fields of a pod whose work can call `docker` (mode `all`) or only `docker buildx
     build` (mode `build`). The engine is a sidecar, which starts before the work and stops after the
     work; an init container provides the client. If the option names a claim as `cache`, the claim
-    keeps the engine's data for the project's later pods; otherwise the data is lost with the pod.
-    Returns {} if the task does not set the option.
+    keeps the engine's data for the project's later pods; otherwise the data is deleted with the
+    pod. Returns {} if the task does not set the option.
     """
     if option is None:
         return {}

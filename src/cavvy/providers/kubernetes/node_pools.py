@@ -148,7 +148,7 @@ def _read_machines(item: Object) -> Iterator[PoolTemplate]:
 
 
 def read_declared(path: str, find: FindInstance) -> Sequence[PoolTemplate]:
-    """Return the templates in the file of the setting `pools`. Raises Refused."""
+    """Return the templates in the file that the setting `pools` names. Raises Refused."""
     what = f"[providers.kubernetes] pools: {path}"
     try:
         documents = list(yaml.safe_load_all(Path(path).expanduser().read_text("utf-8")))

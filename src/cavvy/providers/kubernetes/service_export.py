@@ -47,7 +47,7 @@ def make_service(pod: Object, service: ServiceSpec) -> list[Object]:
 
 
 def list_service_notes(service: ServiceSpec) -> list[str]:
-    """List the features that the objects lack without Cavvy's gateway and autoscaler."""
+    """List the features that the exported objects lack without Cavvy's gateway and autoscaler."""
     notes = {
         "service.replicas: the cluster scales by CPU use, not by the service's target": (
             service.replicas.most > max(1, service.replicas.least)

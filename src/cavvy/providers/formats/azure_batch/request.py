@@ -136,8 +136,8 @@ def make_gang_tasks(job: Mapping[str, Any], ranks: Iterable[int]) -> dict[str, A
 
 def make_gang_formula(nodes: int, *, spot: bool) -> str:
     """Return an autoscale formula for the pool of one gang: the pool starts with all nodes, keeps
-    them while a task waits or runs, and then removes them. The pool is therefore empty soon after
-    the last task has ended, even if no request deletes the pool.
+    them while a task waits or runs, and then removes them. The pool is empty soon after the last
+    task has ended, even if no request deletes the pool.
     """
     kind = "$TargetLowPriorityNodes" if spot else "$TargetDedicatedNodes"
     return "\n".join(

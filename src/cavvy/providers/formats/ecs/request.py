@@ -41,7 +41,7 @@ class EcsFolder(Struct, frozen=True, kw_only=True):
 
 class EcsTaskRequest(Struct, frozen=True, kw_only=True):
     """The values of a request to ECS for one task with one container. `instance_types` are the
-    instance types on which the task may run; () for all types of the cluster. `capacity` is the
+    instance types on which the task may run; () allows all types of the cluster. `capacity` is the
     capacity provider to use; if it is None, the launch type and `spot` select the capacity.
     """
 

@@ -47,9 +47,9 @@ class DataChannel(Struct, frozen=True, kw_only=True):
 
 
 class TrainingJobRequest(Struct, frozen=True, kw_only=True):
-    """The values of a request to SageMaker. `longest_wait` limits the time that a job on spot
-    instances waits and runs. `warm` is how long SageMaker keeps the instances for the next job;
-    SageMaker bills this time.
+    """The values of a request to SageMaker. `longest_wait` limits the total time for which a job on
+    spot instances waits and runs. `warm` is how long SageMaker keeps the instances for the next
+    job; SageMaker bills this time.
     """
 
     name: str

@@ -51,8 +51,8 @@ class Strategy(StrEnum):
 
 
 class CustomJobRequest(Struct, frozen=True, kw_only=True):
-    """The values of a request to Vertex AI. All machines are equal; the first machine is in its own
-    worker pool. `waits` applies to FLEX_START.
+    """The values of a request to Vertex AI. All machines have the same type; the first machine is
+    in its own worker pool. `waits` applies to FLEX_START.
     """
 
     image: str

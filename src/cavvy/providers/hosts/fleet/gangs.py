@@ -364,8 +364,8 @@ class HostFleet:
                     )
 
     async def _glance(self, host: str) -> HostLook | SilentHost:
-        """Return the current state of a host. Calls during a poll wait for the next poll and share
-        its result.
+        """Return the current state of a host. A call during a poll waits until the next poll has
+        finished, and returns the result of the next poll.
         """
         glance = self._glances.setdefault(host, _Glance())
         asked = asyncio.get_running_loop().time()

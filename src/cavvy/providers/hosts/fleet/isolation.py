@@ -1,9 +1,9 @@
 """Determines which hosts of a fleet separate the jobs of different projects: each host tests
 whether it can separate jobs, and reports any obstacle.
 
-A host is queried when its last answer is a minute old, and before every launch. A host that no
-longer separates jobs therefore gets no job of another project, even if the scheduler has planned
-one.
+A host is queried when its last answer is a minute old, and before every launch. A host that has
+stopped separating jobs gets no job of a second project, even if the scheduler has assigned such a
+job to the host.
 """
 
 import asyncio

@@ -36,8 +36,8 @@ class FleetIntent(Struct, frozen=True, kw_only=True):
 
 
 class FleetGangEnd(Struct, frozen=True, kw_only=True):
-    """The record of an ended gang. `owing` names the hosts that have not confirmed the end yet. The
-    gang's agents that still run on the hosts in `owing` are killed.
+    """The record of an ended gang. `owing` names the hosts that have not confirmed yet that the
+    gang has ended. The gang's agents that still run on the hosts in `owing` are killed.
     """
 
     name: str
@@ -87,6 +87,6 @@ class FleetLedger:
         await self._intents.drop(name)
 
     async def end(self, ended: FleetGangEnd) -> None:
-        """Record the final end of a gang. Raises TryAgain."""
+        """Record that a gang has ended. Raises TryAgain."""
         await self._ended.put(ended)
         await self.drop(ended.name)

@@ -40,8 +40,8 @@ class HostEntry(Protocol):
 
     @property
     def node_address(self) -> str | None:
-        """The host's address for the other ranks of a gang; if None, the address from the host's
-        facts is used.
+        """The address at which the other ranks of a gang reach the host; if None, the address from
+        the host's facts is used.
         """
 
     @property
@@ -159,8 +159,9 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
-    """Fill the local folder `root` with copies of the files that a host's supervisor has read. The
-    code that reads this machine's hardware can then read the host's hardware from the folder.
+    """Fill the local folder `root` with copies of the files that a host's supervisor has read.
+    Cavvy can then read the host's hardware from these copies, with the code that reads this
+    machine's hardware.
     """
     for link, target in facts.links.items():
         (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -260,7 +261,7 @@ def _offer(
 
 def list_shapes(machine: ThisMachine) -> Sequence[DeviceShape]:
     """Return (model, count) for each model of the machine and each count up to the number of
-    installed accelerators, and (None, 0) for no accelerator.
+    installed accelerators. The result also contains (None, 0), which requests no accelerator.
     """
     models = count_models(machine).items()
     return [(None, 0), *((model, n + 1) for model, total in models for n in range(total))]

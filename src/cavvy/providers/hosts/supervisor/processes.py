@@ -61,8 +61,8 @@ def read_stat(pid: int | str) -> list[str] | None:
 
 def list_marked(gang: str, rank: str) -> list[int]:
     """Return the PIDs of a rank's running processes: this user's processes with the rank's
-    environment variables, the descendants of these processes, and all processes in the same
-    sessions.
+    environment variables, the descendants of these processes, and all processes in the sessions of
+    these processes.
     """
     stats: dict[int, list[str]] = {}
     for name in own_pids():

@@ -96,7 +96,7 @@ class HostSupervisor:
         self._kill_all_at: float | None = None
 
     def serve(self) -> None:
-        """Serve until standard input ends."""
+        """Answer requests until standard input ends."""
         self._succeed()
         os.set_blocking(0, False)
         os.set_blocking(1, False)
@@ -248,7 +248,7 @@ class HostSupervisor:
         return {}
 
     def do_try_separation(self, asked: Fields) -> Fields:
-        """Have the agent test whether this host can separate the jobs of projects."""
+        """Let the agent test whether this host can separate the jobs of different projects."""
         return {"obstacle": try_separation(asked["command"], self._root, make_environ())}
 
     # Launching
@@ -467,8 +467,8 @@ class HostSupervisor:
         return min(pauses, default=None)
 
     def _find_pause(self, seen: Fields, watched: bool) -> list[float]:
-        """Return a list with the seconds until the gang must be polled again. The list is empty if
-        no poll is needed, because an event, such as an agent's exit, will wake the supervisor.
+        """Return a list with the seconds until the next poll of the gang. The list is empty if no
+        poll is needed, because an event, such as an agent's exit, will wake the supervisor.
         """
         states = {rank["state"] for rank in seen["ranks"]}
         killing = any(
@@ -553,7 +553,7 @@ class HostSupervisor:
 def find_death(folder: str, alive_at: float | None) -> float:
     """Return the time when a rank's agent exited, in seconds since the epoch. The time is the first
     of the following that is known: the time in the agent's own record; `alive_at`, when the agent
-    was last seen running; the time of its last written file.
+    was last seen running; the time of the agent's last written file.
     """
     for name in ("exit.json", "left"):
         if os.path.exists(f"{folder}/{name}"):
@@ -585,8 +585,8 @@ def make_environ() -> dict[str, str]:
 def check_free(shared: str, wanted: set[str]) -> None:
     """Raise LockBusy if a running rank of any installation on this host uses a wanted device.
 
-    Normally the control plane never assigns a device twice. A device can be assigned twice if two
-    control planes use one host, or if the control plane has lost its database.
+    Normally the control plane never assigns a device to two gangs. Two gangs can get the same
+    device if two control planes use one host, or if the control plane has lost its database.
     """
     for path in glob.glob(glob.escape(shared) + "/*/*/gangs/*/*/devices"):
         held = wanted & set(read_text(path).split())

@@ -217,7 +217,7 @@ class PodInit:
             self.send(DATA, number, data)
 
     def take_tunnel(self, tunnel: socket.socket) -> None:
-        """Use a new tunnel in place of the last tunnel. The agent repeats the requests that were in
+        """Replace the last tunnel with a new tunnel. The agent repeats the requests that were in
         flight.
         """
         self.lose_tunnel()
