@@ -115,8 +115,8 @@ class AnswersRequests(Protocol):
 
     async def invoke(self, gang: str, request: ReplicaRequest) -> ReplicaAnswer:
         """Pass a request to the gang's endpoint once. Raises NotFound and Refused. Raises TryAgain
-        if the endpoint is not ready, or if the answer was lost. After a lost answer, it is unknown
-        whether the endpoint received the request.
+        if the endpoint is not ready, or if the answer was lost. If the answer is lost, the caller
+        cannot determine whether the endpoint received the request.
         """
 
 
@@ -236,8 +236,8 @@ class ServesNodes(Protocol):
 
 class KeepsNodes(Protocol):
     """A provider whose infrastructure keeps a gang's nodes running for the next gang after the work
-    has ended, and bills the nodes in the meantime. A gang counts as ended when its nodes have ended
-    or the next gang uses them.
+    has ended, and bills the nodes in the meantime. A gang counts as ended when the gang's nodes
+    have ended or the next gang uses these nodes.
     """
 
     async def release(self, name: str) -> None:
@@ -251,8 +251,8 @@ class Closeable(Protocol):
     `close`."""
 
     async def close(self) -> None:
-        """Close the files and connections. Call this method last, and in the event loop that used
-        the provider.
+        """Close the files and connections. Call this method after all other methods, in the event
+        loop in which the provider was used.
         """
 
 

@@ -239,9 +239,9 @@ class Provider(Protocol):
         ended.
 
         Raises NoCapacity or Refused if no node keeps running. Raises TryAgain if the gang may have
-        started; `gangs` then reports whether it has. If the provider started machines and deleted
-        them again, `gangs` reports these machines as `GangSeen.rolled_back` after the gang is
-        removed.
+        started; a later call of `gangs` reports whether the gang has started. If the provider
+        started machines and deleted them again, `gangs` reports these machines as
+        `GangSeen.rolled_back` after the gang is removed.
         """
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:

@@ -298,8 +298,8 @@ class AwsLauncher:
         launch_options: LaunchOptions,
         tags: Sequence[Mapping[str, str]],
     ) -> tuple[AwsGangRecord, Sequence[str]]:
-        """Create the security group and the placement group that the record requires. Return the
-        record with the security group's id, and the nodes' security groups.
+        """Create the security group and the placement group that the record requires. Return a
+        pair: the record with the id of the security group, and the nodes' security groups.
         """
         if record.makes_placement:
             await self._networks.make_placement(record.region, record.name, tags)

@@ -88,7 +88,7 @@ class AwsGangRecord(Struct, frozen=True, kw_only=True):
 
 
 def is_over(record: AwsGangRecord) -> bool:
-    """Return whether all instances of the gang have ended, or the gang was removed before any
+    """Return True if all instances of the gang have ended, or if the gang was removed before any
     instance existed.
     """
     return record.ended_at is not None or (record.removed and not record.instances)

@@ -1,5 +1,5 @@
-"""Reads EC2's current offers. Instance types and on-demand prices are read once a day, spot prices
-every few minutes.
+"""Reads EC2's current offers. Instance types and on-demand prices are read once a day, and spot
+prices are read every few minutes.
 """
 
 import asyncio

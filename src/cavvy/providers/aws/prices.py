@@ -84,9 +84,9 @@ async def _products(account: AwsAccount, region: str, types: Sequence[str]) -> A
 
 
 async def fetch_extras(account: AwsAccount, region: str) -> Sequence[ExtraPrice]:
-    """Return the prices of EBS volumes by type, and of a public IPv4 address that is in use. AWS
-    bills volumes and addresses for at least a minute: https://aws.amazon.com/ebs/pricing/ and
-    https://aws.amazon.com/vpc/pricing/.
+    """Return the prices of EBS volumes by type, and the price of a public IPv4 address that is in
+    use. AWS bills volumes and addresses for at least a minute: https://aws.amazon.com/ebs/pricing/
+    and https://aws.amazon.com/vpc/pricing/.
     """
     found: dict[tuple[ChargeKind, str], Money] = {}
     for service, filters in (
@@ -154,8 +154,8 @@ def read_reserved(item: Json) -> Mapping[int, HourlyRate]:
 
 
 def read_hourly(term: Json) -> HourlyRate | None:
-    """Return the hourly price in dollars in a term of the price list, or None if the term states no
-    price.
+    """Return the hourly price in dollars that a term of the price list states, or None if the term
+    states no price.
     """
     usd = _price(term, "Hrs")
     return None if usd is None else parse_rate(usd)

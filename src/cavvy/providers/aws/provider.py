@@ -258,7 +258,7 @@ class AwsProvider:
 
     async def _region_facts(self, region: str, offers: Sequence[Offer]) -> list[tuple[str, str]]:
         """Return the facts of one region for `cavvy check`. Check the account's permissions only in
-        a region with offers, because other regions may not answer.
+        a region with offers, because a region without offers may not answer.
         """
         kinds = len({offer.instance_type for offer in offers})
         facts = [(f"offers in {region}", f"{len(offers)}, of {kinds} instance types")]
@@ -377,8 +377,8 @@ class AwsProvider:
                 break
 
     async def _terminate(self, region: str, ids: Sequence[str]) -> bool:
-        """Terminate instances. Return False if at least one id does not exist in EC2. EC2 then
-        terminates none of the instances.
+        """Terminate instances. Return False if at least one id does not exist in EC2. If an id does
+        not exist, EC2 terminates none of the instances.
         """
         if not ids:
             return True

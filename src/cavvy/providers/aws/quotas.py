@@ -41,7 +41,7 @@ async def fetch_instances(account: AwsAccount, region: str) -> Sequence[Json]:
 
 def read_quotas(told: Sequence[Json], region: str, instances: Sequence[Json] | None) -> Quotas:
     """Parse AWS's list of quotas. `instances` are the instances that use the quotas; if None, the
-    use is unknown.
+    quotas' use is unknown.
     """
     found: dict[tuple[str, bool], Quota] = {}
     for each in told:

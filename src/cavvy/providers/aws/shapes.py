@@ -107,8 +107,8 @@ def _bandwidth(network: Json) -> int | None:
 
 
 def _list_fabric(network: Json) -> Sequence[int]:
-    """Return the indices of the network cards that support an Elastic Fabric Adapter, up to the
-    type's maximum number of adapters.
+    """Return the indices of the network cards that support an Elastic Fabric Adapter, but at most
+    as many indices as the type supports adapters.
     """
     if not network.get("EfaSupported"):
         return ()

@@ -87,8 +87,8 @@ class GangVolumes:
         return found
 
     async def plan(self, gang: GangSpec) -> tuple[tuple[AwsDisk, ...], str | None]:
-        """Return the gang's disks, and the zone that they require, or None if they require no zone.
-        Raises NoCapacity, Refused, TryAgain.
+        """Return the gang's disks, and the zone that the disks require (None if the disks require
+        no zone). Raises NoCapacity, Refused, TryAgain.
         """
         region, zone, by = gang.offer.region, gang.offer.zone, ""
         disks: list[AwsDisk] = []

@@ -150,7 +150,9 @@ class AzureAccount:
         return await self._pages(f"{await self.subscription()}/{path}?{query}")
 
     async def follow(self, url: str) -> Json:
-        """Return the object at an address of Azure Resource Manager, such as an operation."""
+        """Return an object, such as an operation, from the object's address in Azure Resource
+        Manager.
+        """
         return (await self._ask(self._api.pages(url, lambda _: None)))[0]
 
     async def _pages(self, path: str) -> list[Json]:

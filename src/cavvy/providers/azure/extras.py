@@ -51,9 +51,10 @@ def make_filter(region: str) -> str:
 def read_extras(
     items: Iterable[Item], settings: Mapping[str, Scalar], today: date
 ) -> tuple[ExtraPrice, ...]:
-    """Return the prices of disks by type and size, and of an address. Each price also states the
-    amount that a node uses by default. If the list contains several prices for one meter, such as
-    an old and a new price, use the highest, so that no bill exceeds its estimate.
+    """Return the prices of disks by type and size, and the price of an address. Each price also
+    states the amount that a node uses by default. If the list contains several prices for one
+    meter, such as an old and a new price, use the highest price, so that no bill exceeds its
+    estimate.
     """
     kind, size = str(settings["disk_type"]), int(settings["disk_gib"])
     found: dict[tuple[ChargeKind, str, int], ExtraPrice] = {}

@@ -159,11 +159,11 @@ def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
 
 
 def read_failure(machine: CloudMachine, view: Json | None, full: Collection[str]) -> CloudMachine:
-    """Return `machine` with the state and the reason that follow from the failure of its last
-    operation. `view` contains the cause of the failure; `full` is the set of error codes that mean
-    missing capacity. If the machine runs and its system has booted, the machine counts as running
-    despite the failure. The failed operation may have been unimportant, such as the installation of
-    an extension by a policy of the subscription.
+    """Return `machine` with the state and the reason that follow from the failure of the machine's
+    last operation. `view` contains the cause of the failure; `full` is the set of error codes that
+    mean missing capacity. If the machine runs and its system has booted, the machine counts as
+    running although an operation failed. The failed operation may have been unimportant, such as
+    the installation of an extension by a policy of the subscription.
     """
     codes = [str(each.get("code")) for each in _statuses(view)]
     causes = [found[1] for each in codes if (found := _FAILED.fullmatch(each))]

@@ -34,8 +34,9 @@ FindInstance = Callable[[str, str], Offer | None]
 
 
 class AzureSize(Struct, frozen=True, kw_only=True):
-    """A size in one region. `why_not` is the reason why the size is not offered, or "" if it is
-    offered."""
+    """A VM size in one region. `why_not` is the reason why the size is not offered, or "" if it is
+    offered.
+    """
 
     name: str
     family: str = ""  # Azure's name of the family, which is also the name of its quota

@@ -18,7 +18,7 @@ _AGE = timedelta(hours=1)
 
 class SpotPrices:
     """Reads and caches the spot offers of a region. If the list cannot be read, the prices from the
-    last successful read stay in use, and `fault` contains the reason.
+    last successful read are still used, and `fault` contains the reason.
     """
 
     def __init__(self, settings: Mapping[str, Scalar], now: Callable[[], datetime]) -> None:

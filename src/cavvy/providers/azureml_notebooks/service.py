@@ -182,7 +182,9 @@ def _read_state(status: str, provisioning: str) -> JobState:
 
 
 def read_jupyter(told: Json) -> str:
-    """Return the address of a compute instance's own Jupyter, or "" until the instance has one."""
+    """Return the address of the Jupyter server on a compute instance, or "" until the instance has
+    one.
+    """
     inner: Mapping[str, Any] = (told.get("properties") or {}).get("properties") or {}
     found = {
         str(each.get("displayName")): str(each.get("endpointUri"))

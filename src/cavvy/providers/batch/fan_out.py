@@ -17,8 +17,9 @@ _BRIEF_S = 1.0
 
 
 async def remove_from_all(asked: Iterable[Awaitable[bool]]) -> None:
-    """Wait until the removal from every cluster has finished. Each removal returns True if its
-    cluster had the gang. Raises the first error if no cluster had the gang.
+    """Wait until the removal from every cluster has finished. Each removal concerns one cluster,
+    and returns True if this cluster had the gang. Raises the first error if no cluster had the
+    gang.
     """
     answers = await asyncio.gather(*asked, return_exceptions=True)
     for answer in answers:
@@ -125,8 +126,8 @@ class FanOut(Generic[_T]):
     def _ask(
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
     ) -> "asyncio.Task[_T | ProviderError]":
-        """Return the unanswered query to a cluster, or start a new one. If the last answer arrived
-        after the time limit, discard it and send a new query.
+        """Return the unanswered query to a cluster, or start a new query. If the last answer
+        arrived after the time limit, discard it and send a new query.
         """
         task = self._asking.get(name)
         if task is not None and not task.done():

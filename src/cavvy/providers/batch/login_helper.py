@@ -36,7 +36,7 @@ class HelperRefused(Exception):
 
 
 class FileMissing(OSError):
-    """Raised if a file or folder is missing, perhaps only until a file system is mounted again."""
+    """Raised if a file or folder is missing, for example while a file system is not mounted."""
 
 
 class LoginHelper:

@@ -1,5 +1,5 @@
 """Runs on each node as a step of the batch job: adapts the gang's configuration to this rank, then
-becomes the agent.
+replaces its own process with the agent.
 
 Usage: python start.py AGENT GANG_FOLDER RANK. The program needs the standard library of Python 3.8
 or newer. Older versions of Python can also parse this file, so the program can report that the

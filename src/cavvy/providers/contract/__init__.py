@@ -31,6 +31,6 @@ __all__ = [
 
 class ProviderContract(OfferTests, LaunchTests, LookTests, EndTests):
     """The rules that every provider must follow. Override `place`; override `run_scenario` and
-    `lose_reply` if their defaults do not fit. Add `FaultTests` as a second base class for a
-    provider that starts a gang with several requests.
+    `lose_reply` if the default methods do not fit the infrastructure. Add `FaultTests` as a second
+    base class for a provider that starts a gang with several requests.
     """

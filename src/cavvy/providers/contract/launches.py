@@ -229,7 +229,9 @@ class LaunchTests(ScenarioSuite):
     async def test_gangs_with_similar_names_and_any_labels_are_two(
         self, harness: ContractHarness, words: tuple[str, str], labels: dict[str, str]
     ) -> None:
-        """Launch two gangs with these labels and end the first; the second must keep running."""
+        """Launch two gangs with these labels and end the first gang; the second gang must keep
+        running.
+        """
         first, second = [replace(await harness.spec(word), labels=labels) for word in words]
         await harness.launch(first)
         await harness.start(second)

@@ -102,8 +102,9 @@ class DigitalOceanCloud:
         await self._api.send("DELETE", f"/droplets/{machine}")
 
     def is_full(self, fault: CloudFault) -> bool:
-        """Return whether the message says that a size or region is not available. Other messages
-        with the status 422 report an invalid value, so a request for another size would also fail.
+        """Return whether the message says that a size or region is not available. Messages with the
+        status 422 that mention no shortage report an invalid value, so a request for a different
+        size would also fail.
         """
         return fault.status == 422 and _FULL.search(fault.message) is not None
 

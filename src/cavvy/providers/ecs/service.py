@@ -273,8 +273,8 @@ class EcsService:
 
 def read_task(told: Mapping[str, Any]) -> ServiceJob:
     """Parse a task in a reply of DescribeTasks. Billing starts when the pull of the task's image
-    starts. An instance that already has the image may skip the pull (`ECS_IMAGE_PULL_BEHAVIOR`);
-    billing then starts when the task starts.
+    starts. An instance that already has the image may skip the pull (`ECS_IMAGE_PULL_BEHAVIOR`); in
+    this case, billing starts when the task starts.
     """
     pulled, stopped = told.get("pullStartedAt") or told.get("startedAt"), told.get("stoppedAt")
     code, reason = str(told.get("stopCode") or ""), str(told.get("stoppedReason") or "")

@@ -82,7 +82,7 @@ def copy_output(source: str, folder: str, file: str) -> list[str]:
 def split_program(program: str, length: int, count: int) -> Sequence[str] | None:
     """Split the program into at most `count` arguments without line breaks, each of at most
     `length` characters. `printf %b` joins the arguments to form the program. Cut the program at
-    line breaks if the result is at most `count` arguments; otherwise cut the program into pieces of
+    line breaks if this produces at most `count` arguments; otherwise cut the program into pieces of
     maximum length. Returns None if the program is too long.
     """
     lines = [

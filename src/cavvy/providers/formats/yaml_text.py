@@ -1,4 +1,6 @@
-"""Writes YAML with readable multi-line strings and the same values in YAML 1.1 and YAML 1.2."""
+"""Writes YAML that has readable multi-line strings, and that parsers of YAML 1.1 and YAML 1.2 read
+identically.
+"""
 
 from typing import Any
 

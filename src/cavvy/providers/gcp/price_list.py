@@ -2,8 +2,9 @@
 spot, and with commitments of one and three years.
 
 Google lists the prices of parts: one vCPU, one GiB of memory, one GPU, one GiB of local SSD. The
-price of a machine is the sum of the prices of its parts. A commitment covers the same parts for its
-whole term: https://cloud.google.com/compute/docs/instances/committed-use-discounts-overview.
+price of a machine is the sum of the prices of its parts. A commitment covers a fixed set of parts
+for its whole term:
+https://cloud.google.com/compute/docs/instances/committed-use-discounts-overview.
 """
 
 import http.client

@@ -22,8 +22,9 @@ _AGE = timedelta(hours=1)
 
 
 class IbmPlaces:
-    """Finds subnets and images, and caches them for `_AGE`. Methods raise CloudFault and
-    Refused."""
+    """Finds subnets and images, and caches them for the time `_AGE`. Methods raise CloudFault and
+    Refused.
+    """
 
     def __init__(
         self, api: IbmApi, settings: Mapping[str, Scalar], now: Callable[[], datetime]

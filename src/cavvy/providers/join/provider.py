@@ -481,8 +481,8 @@ class JoinProvider:
         self._fleet.announce_lost()
 
     async def _note(self, name: str, line: JoinLink) -> None:
-        """Record when a machine last called and whether it is connected. A server that starts waits
-        for the machines that the records show as connected.
+        """Record when a machine last called and whether it is connected. When a server starts, the
+        server waits for the machines that the records show as connected.
         """
         self._noted[name] = self._now()
         member = self._members.all.get(name)

@@ -517,8 +517,8 @@ class ClusterContext:
         await asyncio.gather(*(self.api.drop(self._path("pods", name), options) for name in names))
 
     async def _leave_queue(self, record: PodGangRecord) -> None:
-        """Delete Kueue's workload object, because it keeps the gang's place in the queue and
-        prevents the deletion of pods that Kueue has not admitted.
+        """Delete Kueue's workload object, because the object keeps the gang's place in the queue
+        and prevents the deletion of pods that Kueue has not admitted.
         """
         if not self._terms.options.queue:
             return

@@ -4,7 +4,8 @@ caller passes the functions that read the catalog.
 A node's machine is identified by the provider ID that the cloud's controller sets
 (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1) and the label
 `node.kubernetes.io/instance-type`. CoreWeave's nodes are recognized by their labels. CoreWeave's
-price list uses different names for machines, so a price is looked up by the machine's accelerators.
+price list and CoreWeave's nodes use different names for machines, so a price is looked up by the
+machine's accelerators.
 """
 
 from collections.abc import Callable, Sequence

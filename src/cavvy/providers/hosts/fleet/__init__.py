@@ -1,2 +1,3 @@
-"""Runs gangs on hosts that have a supervisor. The control plane may reach the hosts in any way,
-such as SSH."""
+"""Runs gangs on hosts that have a supervisor. The control plane may reach the hosts by any
+protocol, such as SSH.
+"""

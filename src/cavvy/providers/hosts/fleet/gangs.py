@@ -6,8 +6,8 @@ found. Each host of a gang has a folder with the gang's name, so a repeated requ
 twice.
 
 While a host does not answer, the state of its gangs is unknown. A host counts as dead if it has
-been silent for a long time and no answering host can reach it. If all other hosts are silent too,
-the host does not count as dead, because the server's own network may be down. If a dead host
+been silent for a long time and no answering host can reach it. A silent host does not count as dead
+if all other hosts are also silent, because the server's own network may be down. If a dead host
 answers again, Cavvy kills the agents that still run on the host, because the job may already run on
 other hosts.
 """

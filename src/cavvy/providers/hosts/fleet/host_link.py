@@ -7,7 +7,7 @@ The link raises these errors, grouped by the caller's reaction:
 * LoginRefused(Refused): a person must act
 * LinkLost(TryAgain): the link broke after a request was sent; the host may have carried out the
   request
-* TryAgain, NoCapacity, Refused: the supervisor answered with this error
+* TryAgain, NoCapacity, Refused: the supervisor answered with one of these errors
 """
 
 from pathlib import PurePosixPath

@@ -160,8 +160,8 @@ def make_machine(entry: HostEntry, facts: SupervisorFacts) -> ThisMachine:
 
 def _mirror(root: Path, facts: SupervisorFacts) -> None:
     """Fill the local folder `root` with copies of the files that a host's supervisor has read.
-    Cavvy can then read the host's hardware from these copies, with the code that reads this
-    machine's hardware.
+    Cavvy reads the host's hardware from these copies with the code that reads this machine's
+    hardware.
     """
     for link, target in facts.links.items():
         (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Identifies processes, and finds them by environment variables that mark them. A process is
+"""Identifies processes, and finds processes by marks in their environment variables. A process is
 identified by PID, start time and boot, because PIDs are reused.
 """
 

@@ -77,8 +77,8 @@ def start_agent(listeners: "list[socket.socket]", *options: str) -> int:
 
 
 def write_termination_message() -> None:
-    """Copy the agent's exit record to the termination message, which Kubernetes keeps after the
-    pod's end.
+    """Copy the agent's exit record to the termination message, which Kubernetes keeps after the pod
+    has ended.
     """
     try:
         with open(HOME + "/exit.json", "rb") as file:
