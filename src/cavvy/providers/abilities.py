@@ -114,9 +114,9 @@ class AnswersRequests(Protocol):
         """
 
     async def invoke(self, gang: str, request: ReplicaRequest) -> ReplicaAnswer:
-        """Pass a request to the gang's endpoint once. Raises NotFound and Refused. Raises TryAgain
-        if the endpoint is not ready, or if the answer was lost. If the answer is lost, the caller
-        cannot determine whether the endpoint received the request.
+        """Send a request to the gang's endpoint, without retries. Raises NotFound and Refused.
+        Raises TryAgain if the endpoint is not ready, or if the answer was lost. If the answer is
+        lost, the caller cannot determine whether the endpoint received the request.
         """
 
 
@@ -229,7 +229,7 @@ class ServesNodes(Protocol):
 
     async def answer_server(self, call: str, body: bytes) -> bytes:
         """Answer a request that the same provider on another server sent with `OtherServers.ask`.
-        The request may concern a machine that is connected to this server. Raises Refused,
+        The request can concern a machine that is connected to this server. Raises Refused,
         NotFound, TryAgain.
         """
 

@@ -235,9 +235,9 @@ class AwsLauncher:
         *,
         chooses: bool,
     ) -> tuple[Sequence[Json], bool]:
-        """Return the subnets to try, one for each zone, and whether EC2 may choose among them.
-        `chooses` is True if Cavvy must choose the subnet because it creates disks in the zone
-        before the launch. Raises NoCapacity, Refused, TryAgain.
+        """Return the subnets to try, one for each zone, and whether EC2 may choose one of these
+        subnets. `chooses` is True if Cavvy must choose the subnet because it creates disks in the
+        zone before the launch. Raises NoCapacity, Refused, TryAgain.
         """
         asked, region = launch_options, gang.offer.region
         zones = self._zones(gang.offer, zone)

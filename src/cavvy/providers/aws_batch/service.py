@@ -184,8 +184,8 @@ class BatchService:
         await self._forget(region, some)
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
-        """Deregister a job's definitions. Ignore failed calls, because definitions that remain cost
-        nothing.
+        """Deregister a job's definitions. Failed calls are ignored, because definitions that were
+        not deregistered cost nothing.
         """
         for each in definitions:
             with suppress(CloudFault):

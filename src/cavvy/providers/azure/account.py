@@ -47,7 +47,7 @@ class Credential(Protocol):
     """A credential of azure-identity, which caches tokens."""
 
     def get_token(self, *scopes: str) -> AccessToken:
-        """Return a token that is still valid."""
+        """Return a valid access token."""
 
 
 class AzureAccount:
@@ -136,7 +136,9 @@ class AzureAccount:
         await self._ask(self._api.send("DELETE", f"{path}?{_version(kind)}{query}"))
 
     async def post(self, kind: str, name: str) -> None:
-        """Run an action of a resource. `name` ends with the action, such as "NAME/cancel"."""
+        """Call an action of a resource, such as `cancel`. `name` ends with the action, such as
+        "NAME/cancel".
+        """
         path = await self.path(kind, name)
         await self._ask(self._api.send("POST", f"{path}?{_version(kind)}"))
 

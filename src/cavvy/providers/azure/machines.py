@@ -30,8 +30,8 @@ _FAILED = re.compile(r"ProvisioningState/failed/(\w+)")
 
 def make_id(name: str, *, spot: bool) -> str:
     """Return the id of a machine, which consists of the machine's name and, for a spot machine, a
-    mark. The id shows whether a machine that is missing from Azure's list may have been evicted,
-    because Azure does not list evicted machines.
+    mark. Azure does not list evicted machines; the id shows whether a machine that is missing from
+    the list can have been evicted.
     """
     return f"{name}{_SPOT_MARK}" if spot else name
 

@@ -56,8 +56,8 @@ class AzureSize(Struct, frozen=True, kw_only=True):
 def read_sizes(
     told: Sequence[Json], patterns: Sequence[str], find_instance: FindInstance
 ) -> Sequence[AzureSize]:
-    """Return the sizes of a region that the patterns select. Sizes that the subscription may not
-    use are omitted.
+    """Return the sizes of a region that the patterns select. Sizes that the subscription is not
+    allowed to use are omitted.
     """
     return [
         _read(each, find_instance)

@@ -96,8 +96,8 @@ class AzureBatchService:
         return facts
 
     async def offers(self) -> Sequence[Offer]:
-        """Return the offers. Cached offers expire after ten minutes, because the catalog may have
-        been refreshed.
+        """Return the offers. Cached offers expire after ten minutes, because the catalog is
+        refreshed from time to time.
         """
         now = self._now()
         if self._offers is None or now - self._offers[0] >= _AGE:
@@ -239,8 +239,8 @@ class AzureBatchService:
         return job
 
     def _remember_start(self, job: ServiceJob) -> ServiceJob:
-        """Return the job with the first start time that Azure reported. Azure reports no start time
-        while it briefly lists no nodes.
+        """Replace the job's start time with the first start time that Azure reported, and return
+        the job. Azure reports no start time while it briefly lists no nodes.
         """
         if job.name not in self._started:
             return job

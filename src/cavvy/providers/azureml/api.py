@@ -150,7 +150,7 @@ class WorkspaceApi:
         await self._account.post(_KIND, f"{self._workspace}/jobs/{name}/cancel")
 
     async def archive(self, name: str) -> None:
-        """Archive an ended job, so that lists omit it. The run history of the job is not deleted."""
+        """Archive an ended job, so that lists omit it. The run history is not deleted."""
         told = await self.job(name)
         if told is None:
             return

@@ -62,7 +62,7 @@ def list_offers(
     accelerators, return one offer for each part that `list_parts` lists. Each accelerator has an
     equal share of the node's CPUs and memory.
 
-    If `queue` is True, jobs may wait in the batch system's own queue, so offers have no capacity
+    If `queue` is True, jobs can wait in the batch system's own queue, so offers have no capacity
     limit.
     """
     kinds: dict[tuple[str, NodeShape], list[ClusterNode]] = {}

@@ -52,7 +52,7 @@ class AcceleratorRates:
 
 
 class OfferLocation(Struct, frozen=True, kw_only=True):
-    """The location of an offer. `taken` states whether the nodes may be reclaimed. `widest` is the
+    """The location of an offer. `taken` states whether the nodes can be reclaimed. `widest` is the
     highest number of CPUs of any node. `pool` is the name that `name_pool` returns for the group of
     nodes.
     """
@@ -144,7 +144,7 @@ def gpu_of(offer: Offer) -> str:
 
 def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
     """Return whether a node of this shape can be one of the offer's nodes. `spot` states whether
-    jobs on the node may be preempted.
+    jobs on the node can be preempted.
     """
     return (
         shape.gpus >= offer.accelerator_count

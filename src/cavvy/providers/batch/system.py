@@ -43,7 +43,7 @@ class BatchSystem(Protocol):
     job_options: JobOptions
 
     async def read_cluster(self) -> BatchCluster:
-        """Return all queues that this user may submit to, and all nodes."""
+        """Return all queues to which this user may submit jobs, and all nodes."""
 
     async def jobs(self, uid: int, mark: str) -> Sequence[BatchJobRow]:
         """Return the jobs with this installation's mark, including jobs that ended recently."""

@@ -140,7 +140,8 @@ class RestStandIn(ABC):
     @abstractmethod
     def answer(self, request: RestRequest) -> tuple[int, object]:
         """Return the status and the body of a reply. Bytes are sent unchanged, None means no body,
-        and any other value is sent as JSON. A body may be a `WithHeaders`. Raises CloudFault.
+        and any other value is sent as JSON. A body can be a `WithHeaders` object. Raises
+        CloudFault.
         """
 
     @abstractmethod

@@ -21,7 +21,7 @@ from cavvy.providers.vm.cloud import CloudTraits
 
 
 class VmContract(ProviderContract, FaultTests):
-    """Each scenario must leave nothing that is billed."""
+    """After a scenario, no resource that is billed may remain."""
 
     traits: CloudTraits
 

@@ -222,7 +222,8 @@ class EcsService:
 
     async def _forget(self, region: str, definitions: Sequence[str]) -> None:
         """Deregister and delete at most `_MOST_DELETED` definitions of tasks that have ended or
-        were not started. Ignore failed calls, because definitions that remain cost nothing.
+        were not started. Failed calls are ignored, because definitions that were not deleted cost
+        nothing.
         """
         inactive = []
         for each in definitions:
@@ -273,7 +274,7 @@ class EcsService:
 
 def read_task(told: Mapping[str, Any]) -> ServiceJob:
     """Parse a task in a reply of DescribeTasks. Billing starts when the pull of the task's image
-    starts. An instance that already has the image may skip the pull (`ECS_IMAGE_PULL_BEHAVIOR`); in
+    starts. An instance that already has the image can skip the pull (`ECS_IMAGE_PULL_BEHAVIOR`); in
     this case, billing starts when the task starts.
     """
     pulled, stopped = told.get("pullStartedAt") or told.get("startedAt"), told.get("stoppedAt")

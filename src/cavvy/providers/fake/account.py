@@ -11,7 +11,7 @@ from cavvy.providers.fake.cloud import FakeCloud
 
 
 class FakeAccount:
-    """A provider on a fake cloud that other installations may share."""
+    """A provider on a fake cloud, which several installations can use."""
 
     def __init__(self, cloud: FakeCloud, installation: str) -> None:
         abilities = [each for each in cloud.manifest.abilities if each is not SHARES_HOSTS]

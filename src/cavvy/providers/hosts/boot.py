@@ -63,7 +63,9 @@ def read(name: str) -> Any:
 
 
 def mount(disk: dict[str, Any], until: float) -> None:
-    """Wait for a disk, format it if it is blank and may be formatted, and mount it."""
+    """Wait for a disk, format the disk if it is blank and formatting is allowed, and mount the
+    disk.
+    """
     device = None
     while device is None:
         device = next((each for each in disk["devices"] if os.path.exists(each)), None)

@@ -117,7 +117,7 @@ class SshLink(Generic[_H]):
 
     @property
     def due(self) -> bool:
-        """Whether the link may now try to connect."""
+        """Whether the link is down and the pause after the last failed attempt is over."""
         return not self.up and asyncio.get_running_loop().time() >= self._failed_at + self._pause_s
 
     @property

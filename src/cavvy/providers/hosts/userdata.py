@@ -69,8 +69,8 @@ class KnownEnd(Struct, frozen=True, kw_only=True):
 
 def make_key_script(public_key: str, *, engine: bool) -> str:
     """Return the user data of a machine that the server reaches by SSH. The script permits root to
-    log in with this key. If `engine` is True, the script first installs a container engine, because
-    the server logs in and starts the agent as soon as the key is accepted.
+    log in with this key. If `engine` is True, the script installs a container engine before it
+    accepts the key, because the server logs in and starts the agent as soon as the key is accepted.
     """
     key = shlex.quote(public_key)
     return (

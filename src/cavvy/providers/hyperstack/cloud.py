@@ -191,7 +191,7 @@ class HyperstackCloud:
 
 
 def _is_spot(flavor: Json) -> bool:
-    """Return whether machines of the flavor, such as `n3-RTX-A6000x1-spot`, may be reclaimed."""
+    """Return whether Hyperstack can reclaim machines of a flavor such as `n3-RTX-A6000x1-spot`."""
     return str(flavor["name"]).endswith(_SPOT) or str(flavor["gpu"]).endswith(_SPOT)
 
 

@@ -103,8 +103,8 @@ async def delete_server(api: IbmApi, region: str, path: str) -> None:
 
 async def _read_status(api: IbmApi, region: str, path: str) -> str:
     """Return the status of a server, or "pending" if the API does not return the server yet. The
-    result is also "pending" for a deleted server, because the API's reply is the same; only a
-    request to delete the server shows that it no longer exists.
+    result is also "pending" for a deleted server, because the API's replies for the two cases are
+    the same; only a request to delete the server shows that it no longer exists.
     """
     try:
         return str((await api.get(region, path))["status"])

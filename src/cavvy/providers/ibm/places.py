@@ -74,7 +74,7 @@ class IbmPlaces:
             self.forget()
 
     async def _list_subnets(self, region: str) -> Sequence[Json]:
-        """Return the subnets of a region that instances may use."""
+        """Return the region's subnets that instances can use."""
         self._forget_old()
         if region not in self._subnets:
             wanted = str(self._settings.get("subnet") or "")

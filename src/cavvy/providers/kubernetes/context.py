@@ -129,7 +129,8 @@ class ClusterContext:
 
     async def _list_pools(self) -> Sequence[PoolTemplate]:
         """Return the nodes that autoscalers can add; the responses may be up to _POOLS_AGE old. A
-        kind of pool is omitted if the cluster does not support it or the user may not read it.
+        kind of pool is omitted if the cluster does not support this kind, or if the user has no
+        permission to read the pools.
         """
         now, find = self._terms.now(), self._terms.find_instance
         if self._pools is None or now - self._pools[0] > _POOLS_AGE:
@@ -148,8 +149,8 @@ class ClusterContext:
         return nodes_for(self._nodes[1], offer) if self._nodes is not None else ()
 
     async def _everybody(self) -> Sequence[Object]:
-        """Return the pods of all namespaces, or of this namespace if the user may not list pods of
-        other namespaces.
+        """Return the pods of all namespaces, or of this namespace if the user has no permission to
+        list the pods of all namespaces.
         """
         try:
             return await self.api.items("/api/v1/pods", {"fieldSelector": _NOT_OVER})
@@ -159,8 +160,9 @@ class ClusterContext:
         return await self.api.items(self._path("pods"))
 
     async def quotas(self) -> Sequence[Object]:
-        """Return the namespace's quotas that apply to every pod, or () if the user may not list
-        quotas."""
+        """Return the namespace's quotas that apply to every pod, or () if the user has no
+        permission to list quotas.
+        """
         async with _sorted("the namespace's quotas cannot be listed"):
             try:
                 found = await self.api.items(self._path("resourcequotas"))
@@ -338,8 +340,8 @@ class ClusterContext:
         return status.read_record(raw) if raw is not None and self._is_ours(raw) else None
 
     async def _check_queue(self) -> None:
-        """Raise NoCapacity or Refused if Kueue's queue would not admit the pods. If the user may
-        not read queues, the queue is not checked.
+        """Raise NoCapacity or Refused if Kueue's queue would not admit the pods. If the user has no
+        permission to read queues, the queue is not checked.
         """
         if not self._terms.options.queue:
             return

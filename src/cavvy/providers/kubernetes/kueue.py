@@ -19,7 +19,7 @@ async def probe_queue(api: KubernetesApi, queue: str) -> None:
 
     Raises Refused if the cluster has no such queue (pods would wait forever) or no Kueue (pods
     would bypass the queue). Raises NoCapacity while Kueue reports the queue as inactive, and
-    ApiServerRefused if the user may not read the queue.
+    ApiServerRefused if the user has no permission to read the queue.
     """
     namespace = api.context.namespace
     try:

@@ -65,7 +65,8 @@ class PodOptions(Struct, frozen=True, kw_only=True):
 def object_to_tunnel(task: TaskSpec, pod: object) -> Objection | None:
     """Return why the task's pods cannot encrypt the traffic between them, or None if encryption may
     be possible. `pod` contains the fields that the task or the settings merge into the pods. If
-    `pod` contains fields, the result is None, because the fields may add the capability NET_ADMIN.
+    `pod` contains fields, the result is None, because the fields may add the required capability
+    NET_ADMIN.
     """
     if not task.encrypt or task.nodes == 1 or pod:
         return None

@@ -254,7 +254,7 @@ def make_volumes(volumes: Sequence[Volume]) -> tuple[list[Object], list[Object]]
 
 def make_source(volume: Volume) -> Object:
     """Return the source of a volume's files, as a field of a pod's spec. Raises ValueError for a
-    folder volume, because the agent provides such folders.
+    folder volume, because the agent provides folder volumes.
     """
     match volume.kind:
         case VolumeKind.NAMED:

@@ -280,8 +280,8 @@ def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
 
 
 def why_hopeless(pods: Sequence[Object], now: datetime, *, waits: bool) -> str:
-    """Return the reason why a gang will never start, or "" if it may still start. If `waits` is
-    True, a pod may stay unscheduled indefinitely.
+    """Return the reason why a gang will never start, or "" if the gang can still start. If `waits`
+    is True, pods are allowed to stay unscheduled indefinitely.
     """
     for pod in pods:
         if read_pod(pod, {}, now).started_at:

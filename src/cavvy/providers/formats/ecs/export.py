@@ -61,7 +61,7 @@ def _choose_launch_type(task: TaskSpec) -> LaunchType:
 def _choose_size(
     task: TaskSpec, launch_type: LaunchType, find_offers: FindOffers
 ) -> tuple[ContainerSize, list[str]]:
-    """Return the size of the container, and the instance types that it may run on."""
+    """Return the size of the container, and the instance types on which the container can run."""
     if launch_type is LaunchType.FARGATE:
         size = choose_size(task, None)
         rounded = request.round_size(size.cpus, size.memory_mib)

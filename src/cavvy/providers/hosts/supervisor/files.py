@@ -71,7 +71,8 @@ def open_own(path: str, flags: int) -> int:
 
 def read_own(path: str) -> str:
     """Read a file like `read_text`, but return "" if the path is a symbolic link, because jobs may
-    create links there."""
+    create symbolic links.
+    """
     try:
         with open(path, errors="replace", opener=open_own) as file:
             return file.read().strip()

@@ -52,8 +52,8 @@ def send(pid: int, number: int) -> None:
 
 
 def read_stat(pid: int | str) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third on (see proc(5)), because the second
-    field, the command's name, may contain spaces. Returns None if no such process exists.
+    """Return the fields of /proc/PID/stat from the third field on (see proc(5)); the second field,
+    the command's name, may contain spaces. Returns None if no such process exists.
     """
     text = read_text(f"/proc/{pid}/stat")
     return text[text.rindex(")") + 2 :].split() if ")" in text else None
