@@ -1,8 +1,8 @@
 """The optional abilities of providers, beyond the four methods of the provider interface.
 
-A provider lists its abilities in `Manifest.abilities`; callers get an ability by `ability(provider,
-WHO_AM_I)`. The contract suite checks that a provider implements exactly the abilities that it
-declares.
+A provider lists its abilities in `Manifest.abilities`; callers request an ability with
+`ability(provider, WHO_AM_I)`. The contract suite checks that a provider implements exactly the
+abilities that it declares.
 """
 
 from collections.abc import Mapping, Sequence
@@ -131,7 +131,7 @@ class WhoAmI(Protocol):
     """A provider that can report the identity it uses; `cavvy check` shows the identity."""
 
     async def whoami(self) -> Sequence[tuple[str, str]]:
-        """Return pairs (label, value), such as ("user", "ann"), ("GPUs", "8 x H100"). Raises
+        """Return pairs (label, value), such as ("user", "ann") and ("GPUs", "8 x H100"). Raises
         TryAgain, Refused.
         """
 
@@ -172,8 +172,8 @@ class RelaysAgents(Protocol):
     plane.
 
     The provider creates the tunnels, mailboxes or streams that its nodes need. The provider passes
-    each request to `ProviderContext.server_address` unchanged. The provider writes into each
-    agent's configuration the address of the relay on the agent's node.
+    each request to `ProviderContext.server_address` unchanged. The provider writes the address of
+    the relay on the agent's node into each agent's configuration.
     """
 
     async def relay(self) -> None:
@@ -223,8 +223,8 @@ class ServesNodes(Protocol):
         """Return the join command's script, which contains no secret."""
 
     async def answer(self, call: str, token: str, body: bytes) -> bytes:
-        """Answer a machine's request; the answer may take as long as a long poll. Raises NotFound
-        or TryAgain, or Refused if the machine must disconnect permanently.
+        """Answer a machine's request; the call can last as long as a long poll. Raises NotFound or
+        TryAgain, or Refused if the machine must disconnect permanently.
         """
 
     async def answer_server(self, call: str, body: bytes) -> bytes:

@@ -235,12 +235,12 @@ class Provider(Protocol):
         Refused."""
 
     async def launch(self, gang: GangSpec) -> None:
-        """Request all nodes or none. Does nothing if a gang with this name exists, running or
-        ended.
+        """Request all nodes of the gang or none of the nodes. Does nothing if a gang with this name
+        exists, running or ended.
 
         Raises NoCapacity or Refused if no node keeps running. Raises TryAgain if the gang may have
         started; a later call of `gangs` reports whether the gang has started. If the provider
-        started machines and deleted them again, `gangs` reports these machines as
+        started machines and then deleted the machines, `gangs` reports these machines as
         `GangSeen.rolled_back` after the gang is removed.
         """
 

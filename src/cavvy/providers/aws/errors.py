@@ -125,8 +125,8 @@ def translate(fault: AwsFault, what: str, *, making: bool = False) -> ProviderEr
     message.
 
     Set `making` to True if the call creates an object for a launch. If `making` is True, the result
-    is NoCapacity for a code in ELSEWHERE, so that Cavvy tries another offer, and Refused for a
-    missing object.
+    is NoCapacity for a code in ELSEWHERE and Refused for a missing object; after NoCapacity, Cavvy
+    tries another offer.
     """
     limit = fault.code.endswith("LimitExceeded") and fault.code not in LATER
     hint = _HINTS.get(fault.code) or (_LIMIT if limit else "")

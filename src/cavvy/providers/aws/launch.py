@@ -540,8 +540,8 @@ def make_interfaces(
     first: int = 0,
 ) -> list[Mapping[str, object]]:
     """Return the network interfaces of a node: one for each network card if the node has EFA,
-    otherwise one. Network cards numbered `first` or higher get an Elastic Fabric Adapter. Network
-    card 0 has the node's address.
+    otherwise one interface. Network cards numbered `first` or higher get an Elastic Fabric Adapter.
+    Network card 0 has the node's address.
 
     Devices are numbered within each card, and some cards support only one device:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html

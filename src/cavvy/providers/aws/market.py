@@ -367,7 +367,7 @@ class AwsMarket:
 
     def unknown(self, region: str) -> Sequence[str]:
         """Return the accelerators that EC2 offers in the region but the catalog does not contain.
-        The result reflects the last call of `offers`.
+        The method uses the data that the last call of `offers` read.
         """
         known = self._regions.get(region)
         return known.facts.unknown if known and known.facts else ()

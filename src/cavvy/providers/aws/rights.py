@@ -2,9 +2,10 @@
 reports whether it would allow the call, but does not execute the call.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html: a dry run ends with
-the error DryRunOperation if the call is allowed, otherwise with UnauthorizedOperation. Errors with
-other codes concern the values of the call, not permissions. A dry run of a call that changes an
-object needs an existing object. AWS services other than EC2 have no dry run.
+the error DryRunOperation if the call is allowed, otherwise with UnauthorizedOperation. All errors
+except DryRunOperation and UnauthorizedOperation concern the values of the call, not permissions. A
+dry run of a call that changes an object needs an existing object. AWS services other than EC2 have
+no dry run.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ async def find_refused_launches(
 
 
 def describe_rights(refused: Sequence[str]) -> str:
-    """Write one line for `cavvy check` about the refused calls."""
+    """Return one line for `cavvy check` that lists the refused calls."""
     if not refused:
         return "EC2 allows all calls that a dry run can check"
     return f"refused: {', '.join(refused)}; `cavvy check aws --policy` prints the required policy"

@@ -103,7 +103,7 @@ class AwsStatus:
             return error
 
     async def describe(self, region: str, name: str | None) -> list[Json]:
-        """Return the instances with this installation's tags, including terminated ones."""
+        """Return the instances with this installation's tags, including terminated instances."""
         told = await self._account.items(
             region, "describe_instances", filters(self._mark, name), field="Reservations"
         )
@@ -289,8 +289,8 @@ def _read_end(text: str, now: datetime) -> datetime | None:
 
 
 def _recall(name: str, shown: Sequence[Json], now: datetime) -> AwsGangRecord:
-    """Create a record for a gang that EC2 lists but the ledger does not contain because the ledger
-    or a reply was lost.
+    """Create a record for a gang that EC2 lists but that is missing from the ledger because the
+    ledger or a reply was lost.
     """
     first = shown[0]
     return AwsGangRecord(

@@ -273,7 +273,7 @@ class GangVolumes:
 
     def _check_free(self, name: str, told: Json, gang: str) -> None:
         """Raise NoCapacity if another gang or instance uses the volume. Instances of gangs that are
-        ending are ignored, because they will soon release the volume.
+        ending are ignored, because these instances will soon release the volume.
         """
         leaving = set()
         for record in self._ledger.records.values():
@@ -296,8 +296,8 @@ class GangVolumes:
 
 
 def list_node_disks(record: AwsGangRecord) -> Sequence[NodeDisk]:
-    """Return the disks, each with two device paths under which the disk may appear on the node: the
-    first path contains the id of the NVMe disk, and the second path contains the device name.
+    """Return the disks. Each disk has two possible device paths on the node: a path with the id of
+    the NVMe disk, and a path with the device name.
     """
     return [
         NodeDisk(

@@ -291,9 +291,9 @@ class AzureCloud:
 
     async def _read_power(self) -> Mapping[str, MachineState | None]:
         """Return the power state of each machine in the subscription; the keys are resource ids in
-        lower case. The list of a resource group does not contain the power state. If Azure does not
-        respond, the power states of its last response are used, so that machines can still be
-        listed and deleted.
+        lower case. Azure's list of the machines in a resource group does not contain power states.
+        If Azure does not respond, the power states of its last response are used, so that machines
+        can still be listed and deleted.
         """
         now = self._now()
         at, power = self._power

@@ -30,8 +30,8 @@ _FAILED = re.compile(r"ProvisioningState/failed/(\w+)")
 
 def make_id(name: str, *, spot: bool) -> str:
     """Return the id of a machine, which consists of the machine's name and, for a spot machine, a
-    mark. Azure does not list evicted machines; the id shows whether a machine that is missing from
-    the list can have been evicted.
+    mark. Azure does not list evicted machines; the id shows whether a missing machine was a spot
+    machine, which Azure may have evicted.
     """
     return f"{name}{_SPOT_MARK}" if spot else name
 
@@ -135,7 +135,7 @@ def _make_interface(
 
 def read_machine(told: Json, power: MachineState | None) -> CloudMachine:
     """Parse a machine in the API's list. `power` is the machine's power state, or None if the power
-    state is unknown. Azure deletes an evicted spot machine itself.
+    state is unknown. Azure itself deletes an evicted spot machine.
     """
     properties, name = told["properties"], str(told["name"])
     spot = properties.get("priority") == "Spot"

@@ -16,8 +16,8 @@ _SUBNET, _ADDRESSES = "nodes", "10.77.0.0/16"
 
 
 class AzureNetworks:
-    """Finds and creates subnets. The network security groups have only Azure's default rules, which
-    let nodes of the network reach each other and refuse connections from the Internet:
+    """Finds and creates subnets. The network security groups have only Azure's default rules: nodes
+    of the network can reach each other, and connections from the Internet are refused; see
     https://learn.microsoft.com/azure/virtual-network/network-security-groups-overview
     """
 

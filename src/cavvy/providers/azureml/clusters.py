@@ -116,7 +116,7 @@ class Clusters:
 
     async def _read_catalog(self) -> Mapping[tuple[str, str], Offer]:
         """Return the catalog's on-demand offers by region and VM size. The keys contain VM sizes in
-        lower case, because clusters and the catalog use different cases.
+        lower case, because clusters and the catalog use different letter cases.
         """
         now = self._now()
         if self._catalog is None or now - self._catalog[0] >= _AGE:

@@ -205,8 +205,8 @@ class AzureMlEndpoints:
         return code, str(error.get("message") or "Azure reports no reason")
 
     async def _tidy(self, unused: Sequence[Json]) -> None:
-        """Delete old endpoints without a deployment. An endpoint stays without a deployment if the
-        server stops, or the replica is no longer needed, before the deployment is created.
+        """Delete old endpoints without a deployment. An endpoint stays without a deployment if,
+        before the deployment is created, the server stops or the replica is no longer needed.
         """
         now = self._now()
         if not self._leftovers.is_due("", now):
@@ -288,7 +288,7 @@ def read_deployment(endpoint: Json, deployment: Json, error: tuple[str, str]) ->
 
 
 def name_fault(fault: CloudFault) -> CloudFault:
-    """Set a fault's status and code according to its reason, which Azure states only in the
+    """Set a fault's status and code according to the fault's reason, which Azure states only in the
     message. The fault must be from a request for a deployment.
     """
     if fault.status == 400 and _BUSY.search(fault.message):

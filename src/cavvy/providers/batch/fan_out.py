@@ -127,7 +127,7 @@ class FanOut(Generic[_T]):
         self, name: str, ask: Callable[[], Coroutine[Any, Any, _T]]
     ) -> "asyncio.Task[_T | ProviderError]":
         """Return the unanswered query to a cluster, or start a new query. If the last answer
-        arrived after the time limit, discard it and send a new query.
+        arrived after the time limit, discard this answer and send a new query.
         """
         task = self._asking.get(name)
         if task is not None and not task.done():

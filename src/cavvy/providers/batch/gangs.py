@@ -217,10 +217,10 @@ class BatchGangs:
         return seen
 
     async def _has_delivered(self, workspace: SharedWorkspace, record: BatchGangRecord) -> bool:
-        """Return whether all reports of the gang's agents have been delivered. Agents leave
-        undelivered reports if they were killed, if they exited while the server was down, or if
-        Cavvy cancelled their job while they were still sending. The first call starts the delivery
-        of undelivered reports on the login node.
+        """Return whether all reports of the gang's agents have been delivered. Reports stay
+        undelivered if the agent is killed, if the agent exits while the server is down, or if Cavvy
+        cancels the job before the agent has sent all reports. The first call starts the delivery of
+        undelivered reports on the login node.
         """
         if record.refusal:
             return True
@@ -268,9 +268,9 @@ class BatchGangs:
     async def _close_forgotten(
         self, workspace: SharedWorkspace, record: BatchGangRecord
     ) -> BatchGangEnd:
-        """Record the end of a gang whose job the batch system no longer lists. Read how the gang
-        ended from the accounting data or, if the accounting data does not contain the job, from the
-        file that the job wrote.
+        """Record the end of a gang whose job the batch system no longer lists. Read from the
+        accounting data how the gang ended; if the accounting data does not contain the job, read
+        the file that the job wrote.
         """
         accounted = await self._system.accounted(record.job) if record.job else None
         if accounted is not None and accounted.phase is BatchPhase.OVER:

@@ -158,7 +158,7 @@ class LoginHelper:
         return os.path.exists(path)
 
     def do_read(self, data: bytes, paths: list[str]) -> dict[str, str]:
-        """Return the contents of those files in `paths` that exist, as {path: content}."""
+        """Return the contents of the existing files in `paths`, as {path: content}."""
         found = {}
         for path in paths:
             try:

@@ -1,5 +1,5 @@
 """A session with the login node. The session starts `login_helper.py`, on this machine or through
-SSH, and sends requests to it.
+SSH, and sends requests to this program.
 
 The session is opened when it is needed, and opened again after its connection has broken. If the
 connection breaks, all unanswered requests raise TryAgain.

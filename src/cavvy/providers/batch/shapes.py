@@ -156,8 +156,8 @@ def is_of(shape: NodeShape, offer: Offer, *, spot: bool) -> bool:
 
 
 def identify_gpu(word: str) -> tuple[str, int]:
-    """Return the canonical name and the memory (MiB) of a GPU, from the cluster's name for it. The
-    memory is 0 if it is unknown or varies.
+    """Return the canonical name and the memory (MiB) of a GPU, from the cluster's name for the GPU.
+    The memory is 0 if it is unknown or varies.
     """
     known = find_accelerator(word) if word else None
     if known is None:

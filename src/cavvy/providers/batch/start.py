@@ -2,7 +2,7 @@
 replaces its own process with the agent.
 
 Usage: python start.py AGENT GANG_FOLDER RANK. The program needs the standard library of Python 3.8
-or newer. Older versions of Python can also parse this file, so the program can report that the
+or newer. Versions of Python before 3.8 can also parse this file, so the program can report that the
 version is too old.
 """
 

@@ -50,7 +50,7 @@ class BatchIntent(Struct, frozen=True, kw_only=True):
 
 
 class ReclaimConfig(Struct, frozen=True, kw_only=True):
-    """The rules by which the batch system reclaims nodes, for the agent's configuration."""
+    """The agent's configuration of the rules by which the batch system reclaims nodes."""
 
     unless: str
     seconds: float
@@ -135,8 +135,8 @@ class SharedWorkspace:
         return f"{self._own}/ended/{name}"
 
     async def place_agent(self, archive: bytes) -> str:
-        """Copy the agent to the shared folder unless this version already exists there. Returns its
-        folder.
+        """Copy the agent to the shared folder unless the folder already contains this version of
+        the agent. Returns its folder.
         """
         if self._placed is None:
             folder = f"{self._folder}/agents/{hashlib.sha256(archive + _START).hexdigest()[:16]}"
@@ -214,9 +214,7 @@ class SharedWorkspace:
         return [each for each in exits if each is not None]
 
     async def ranks_with(self, file: str, name: str, nodes: int) -> Sequence[int]:
-        """Return the ranks whose agents have written a file with the name `file` to their home
-        folders.
-        """
+        """Return the ranks whose agents have written the file `file` into their home folders."""
         paths = {f"{self.gang(name)}/{rank}/{file}": rank for rank in range(nodes)}
         return [paths[path] for path in await self._login_session.read(list(paths))]
 

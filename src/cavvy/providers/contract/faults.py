@@ -1,5 +1,5 @@
-"""Rules for faults in the middle of a launch: nodes of an incomplete gang must not be billed for
-long.
+"""Rules for faults in the middle of a launch: nodes of an incomplete gang must not be billed for a
+long time.
 
 These tests need infrastructure that can fail (`FaultyPlace`). The tests are for providers that
 start a gang with several requests.

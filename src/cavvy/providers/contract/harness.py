@@ -71,7 +71,7 @@ class LaunchFault(StrEnum):
 
 @runtime_checkable
 class FaultyPlace(Protocol):
-    """Infrastructure that starts nodes one by one, and whose failures tests can trigger.
+    """Infrastructure that starts nodes one by one, and in which tests can trigger failures.
     `FaultTests` needs these methods in addition to the methods of `ProviderUnderTest`.
     """
 
@@ -140,8 +140,8 @@ class ScenarioSuite:
         )
 
     def run_scenario(self, scenario: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine of one test. Test classes for infrastructure on virtual time override
-        this method to use their own event loop.
+        """Run the coroutine of one test. Test classes whose infrastructure uses virtual time
+        override this method to use their own event loop.
         """
         asyncio.run(scenario)
 

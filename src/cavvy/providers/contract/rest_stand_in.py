@@ -58,7 +58,7 @@ class RestServer:
         self._origin = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def add(self, stand_in: "RestStandIn") -> str:
-        """Serve another stand-in. Returns the base of the stand-in's URLs."""
+        """Serve another stand-in. Returns the common prefix of the stand-in's URLs."""
         self._stand_ins.append(stand_in)
         return f"{self._origin}/{len(self._stand_ins) - 1}"
 
@@ -261,7 +261,7 @@ def id_of(number: str) -> str:
 
 
 def text(most: int, pattern: str = r"[\s\S]*") -> Check:
-    """Return a check that accepts strings of at most `most` bytes that match the pattern."""
+    """Return a check that accepts strings that match the pattern and have at most `most` bytes."""
     return lambda value: (
         isinstance(value, str)
         and len(value.encode()) <= most

@@ -3,8 +3,8 @@
 One `instances.insert` call creates one machine; the call's token (`requestId`) is derived from the
 machine's name. The request starts an operation, and only the operation reports that a zone has no
 capacity. A launch is complete only when all its operations have succeeded. While an operation is
-running, `create` raises a fault that leaves the result open, and the next call of `create` queries
-the operations again.
+running, `create` raises a fault that means that the result is unknown, and the next call of
+`create` queries the operations again.
 """
 
 import uuid

@@ -51,8 +51,8 @@ _Key = tuple[str, ChargeKind, str]
 
 class LivePrices(Struct):
     """Prices from Google's price list. `extras` contains the prices of disks and addresses by
-    region. Each address price is stored under the purchase option of the machine that uses the
-    address.
+    region. The price of each address is stored under the purchase option of the machine that uses
+    the address.
     """
 
     today: date
@@ -116,7 +116,9 @@ def read_live(skus: Iterable[Sku], today: date) -> LivePrices:
 
 
 def _read_extra(sku: Sku) -> ExtraPrice | None:
-    """Return the price of a disk or an address, or None for other SKUs and other units."""
+    """Return the price of a disk or an address, or None if the SKU has a different purpose or an
+    unknown unit.
+    """
     description, category = str(sku.get("description") or ""), sku.get("category")
     usage = category.get("usageType") if isinstance(category, dict) else ""
     disk, address = _DISK.fullmatch(description), _ADDRESS.fullmatch(description)

@@ -189,8 +189,8 @@ def add_rate(rates: Rates, sku: Sku) -> None:
 
 
 def _read_part(description: str, *, committed: bool) -> _Part | None:
-    """Return the machine part that the SKU prices (GPU, SSD, core or memory), or None for licences
-    and other services.
+    """Return the machine part whose price the SKU states (GPU, SSD, core or memory), or None for
+    licences and other services.
     """
     found = _GPU.fullmatch(description)
     if found:

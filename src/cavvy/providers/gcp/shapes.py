@@ -30,8 +30,8 @@ class MachineShape(Struct, frozen=True):
 
 
 def find_shape(name: str) -> MachineShape | None:
-    """Return the shape for a catalog name that is not a Compute Engine machine type, such as
-    n1-standard-8-t4x1 or tpu-v6e-8. Returns None for a Compute Engine machine type.
+    """Return the shape for a catalog name such as n1-standard-8-t4x1 or tpu-v6e-8, which is not a
+    Compute Engine machine type. Returns None for a Compute Engine machine type.
     """
     if name in _TPUS:
         return MachineShape(_TPUS[name])

@@ -4,7 +4,7 @@ from cavvy.providers.hosts.devices import DeviceReading, HostDevice, MachineSour
 
 
 def find_apple(sources: MachineSources) -> DeviceReading:
-    """Return one GPU if Apple made the chip, otherwise none."""
+    """Return one GPU if Apple made the chip, otherwise return no GPU."""
     if sources.system != "Darwin":
         return DeviceReading()
     try:

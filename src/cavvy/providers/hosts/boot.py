@@ -135,8 +135,8 @@ def make_command(python: str) -> list[str]:
 
 
 def work(command: list[str], path: str, lease_s: float) -> None:
-    """Run the agent. If the agent's reports were not delivered, retry until the lease ends, when
-    the machine shuts down in any case.
+    """Run the agent. If the agent's reports were not delivered, retry until the lease ends; the
+    machine then shuts down even if reports remain undelivered.
     """
     code = subprocess.call([*command, path])
     until = time.monotonic() + lease_s

@@ -2,8 +2,8 @@
 without Python. A file's name depends on the file's content.
 
 The Python runtime is copied from this machine: the Python program, the standard library, the shared
-libraries that they need, and the loader. The copied runtime runs on any Linux of the same
-architecture, with any C library.
+libraries that they need, and the loader. The copied runtime runs on any Linux that has this
+machine's architecture, with any C library.
 """
 
 import gzip

@@ -145,7 +145,7 @@ class HostConnection:
         return out
 
     async def forward(self, path: str, address: str, *, cancel: bool = False) -> None:
-        """Forward a socket on the host, with this path, to a local address: unix:/path or
+        """Forward the socket with this path on the host to a local address: unix:/path or
         http(s)://host:port. Raises Refused.
         """
         local = address.removeprefix("unix:").partition("://")

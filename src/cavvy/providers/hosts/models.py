@@ -36,7 +36,7 @@ def count_models(machine: ThisMachine) -> Mapping[DeviceModel, int]:
 
 
 def instance_type(model: DeviceModel | None) -> str:
-    """Return the instance type for a model, such as "H100-80GB"; "cpu" for None."""
+    """Return the instance type for a model, such as "H100-80GB", or "cpu" if the model is None."""
     return f"{model.name}-{model.memory_mib // 1024}GB" if model else NO_DEVICE
 
 

@@ -47,7 +47,7 @@ class MetadataService(Struct, frozen=True, kw_only=True):
 
 
 class NodeDisk(Struct, frozen=True, kw_only=True):
-    """A disk that is attached after boot, under one of the names in `devices`, and is mounted
+    """A disk that is attached under one of the names in `devices` after boot, and that is mounted
     before any work starts.
     """
 

@@ -1,7 +1,7 @@
 """Calls Hyperstack's API, version 1 (https://docs.hyperstack.cloud/docs/api-reference).
 
 Each machine is created in an environment. An environment belongs to one region and has its own SSH
-keys. Cavvy uses a region if the account has an environment with an SSH key there.
+keys. Cavvy uses a region if the account has an environment with an SSH key in that region.
 """
 
 import re

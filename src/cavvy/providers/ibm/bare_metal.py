@@ -1,7 +1,7 @@
 """Facts about bare metal servers for VPC, and the two calls that differ from the calls for
 instances.
 
-IBM documents a start within 10 minutes
+According to IBM, a server starts within 10 minutes
 (https://cloud.ibm.com/docs/vpc?topic=vpc-about-bare-metal-servers, of 2025-06-09). IBM bills by the
 hour from provision to cancellation, also while a server is powered off
 (https://cloud.ibm.com/docs/vpc?topic=vpc-bare-metal-server-faq, of 2024-11-05;

@@ -1,6 +1,6 @@
 """The link to one joined machine. The machine sends requests, which carry numbered lines to and
-from its supervisor. If the machine is connected to another server, requests to the machine's
-supervisor go through that server (`sessions`).
+from the machine's supervisor. If the machine is connected to another server, requests to the
+machine's supervisor go through that server (`sessions`).
 
 A session is one run of the supervisor on the machine. Lines are numbered in each direction and
 repeated until they are confirmed, so that no line is lost if a request fails. When a new session

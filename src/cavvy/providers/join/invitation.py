@@ -1,4 +1,4 @@
-"""Builds the commands that users paste into a machine's shell to make the machine join."""
+"""Builds the commands that users paste into a machine's shell to join the machine."""
 
 import json
 import shlex

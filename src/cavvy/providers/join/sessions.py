@@ -3,8 +3,8 @@ server the machine is connected. Other servers reach a machine through
 the server to which it is connected.
 
 The server that has the session writes the machine's record when the session begins, and when the
-machine falls silent, calls again or leaves. A session's record is valid only while the server that
-wrote the record is alive.
+machine falls silent, resumes its calls or leaves. A session's record is valid only while the server
+that wrote the record is alive.
 """
 
 from collections.abc import Mapping

@@ -35,8 +35,8 @@ def make_bundle(archive: bytes) -> dict[str, Any]:
 
 
 def compile_archive(archive: bytes) -> bytes:
-    """Return the archive with a compiled module next to each source file. Other Python versions
-    ignore the compiled modules.
+    """Return the archive with a compiled module next to each source file. Only this server's
+    version of Python uses the compiled modules.
     """
     packed = io.BytesIO()
     with (

@@ -185,7 +185,9 @@ def read_nodes(
 
 
 def _resources_of(pod: Object) -> Sequence[str]:
-    """Return the accelerator resources that a pod requests; [""] if it requests none."""
+    """Return the accelerator resources that a pod requests, or [""] if the pod requests no
+    accelerators.
+    """
     asked = {
         name
         for container in pod["spec"]["containers"]
@@ -412,8 +414,8 @@ def _price(
     alike: Sequence[KubernetesNode], gpu_rate: HourlyRate, node_rate: HourlyRate
 ) -> PartPrices:
     """Return the hourly prices of one GPU and of one whole node in a group of similar nodes. If the
-    settings have no price for a GPU (0), a GPU costs its share of the machine's own price. If the
-    settings have no price for a node (0), a node costs the machine's own price.
+    price of a GPU in the settings is 0, a GPU costs its share of the machine's own price. If the
+    price of a node in the settings is 0, a node costs the machine's own price.
     """
     whole = max(node.rate for node in alike)
     part = HourlyRate(whole.micros_per_hour // max(1, alike[0].shape.gpus))

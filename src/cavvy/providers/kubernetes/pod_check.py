@@ -38,8 +38,8 @@ async def _try(
     fields: Mapping[str, Any],
     leaves: Sequence[tuple[Path, Any]],
 ) -> Sequence[str]:
-    """Return the problems of the pod with these fields, or () if the API server accepts the pod or
-    cannot check the pod.
+    """Return the problems of a pod that contains these fields, or () if the API server accepts the
+    pod or cannot check the pod.
     """
     names = ", ".join(_write(leaf) for leaf, _ in leaves)
     try:

@@ -1,5 +1,5 @@
-"""Looks up the prices of a cluster's machines in the catalog of the cloud that rents them out. The
-caller passes the functions that read the catalog.
+"""Looks up the prices of a cluster's machines in the catalog of the cloud that provides the
+machines. The caller passes the functions that read the catalog.
 
 A node's machine is identified by the provider ID that the cloud's controller sets
 (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/node-v1) and the label
@@ -37,8 +37,8 @@ class MachinePrices:
         self._known_since = now()
 
     def put(self, nodes: Sequence[KubernetesNode]) -> Sequence[KubernetesNode]:
-        """Return the nodes, with the prices of their machines if known. A node that a pool can add
-        is assumed to be in the region of the existing nodes. May block.
+        """Return the nodes, with the known prices of the nodes' machines. A node that a pool can
+        add is assumed to be in the region of the existing nodes. May block.
         """
         now = self._now()
         if not timedelta(0) <= now - self._known_since < _AGE:

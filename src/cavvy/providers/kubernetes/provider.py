@@ -1,4 +1,4 @@
-"""The Kubernetes provider: each context is a region, each gang is a group of bare pods."""
+"""The Kubernetes provider: each context is a region, and each gang is a group of bare pods."""
 
 import asyncio
 import hashlib

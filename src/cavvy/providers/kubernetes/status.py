@@ -83,7 +83,7 @@ class PodGangRecord(Struct, frozen=True, kw_only=True):
     ended: PodGangEnd | None = None
 
     def waits_at(self, now: datetime) -> bool:
-        """Return whether Cavvy is still waiting at this time for the gang's pool to add nodes."""
+        """Return whether Cavvy still waits at the time `now` for the gang's pool to add nodes."""
         return bool(self.pool) and now - self.asked_at < _SCALES
 
     @property
@@ -138,7 +138,7 @@ def read_time(text: object) -> datetime | None:
 
 
 def read_pod(pod: Object, lost: Mapping[str, str], now: datetime) -> PodRank:
-    """Derive the state of one pod. `lost` maps each node that does not answer to the reason."""
+    """Derive the state of one pod. `lost` contains a reason for each node that does not answer."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     state = _state(status)
     terminated, running = state.get("terminated") or {}, state.get("running") or {}

@@ -20,7 +20,7 @@ _OVER = ("Succeeded", "Failed")
 
 class PodWatch:
     """Runs a task that watches the pods until `close` is called. When the API server ends a watch,
-    the task starts a new one.
+    the task starts a new watch.
     """
 
     def __init__(self, cluster: ClusterContext, mark: str, changed: Callable[[str], None]) -> None:

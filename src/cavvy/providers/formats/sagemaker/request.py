@@ -85,7 +85,7 @@ def is_training_type(instance_type: str) -> bool:
 
 
 def make_texts(values: Mapping[Any, Any]) -> dict[str, str]:
-    """Convert hyperparameters to the texts that SageMaker accepts."""
+    """Convert hyperparameters to the strings that SageMaker accepts."""
     return {
         str(key): str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in values.items()

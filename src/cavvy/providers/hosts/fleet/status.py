@@ -80,8 +80,8 @@ class RankStatus(Struct, frozen=True, kw_only=True):
 def view_ranks(
     intent: FleetIntent, looks: Mapping[str, HostLook | SilentHost], now: datetime
 ) -> Sequence[RankStatus] | None:
-    """Return the status of every rank. Return None if an answering host never received the request
-    to launch the gang.
+    """Return the status of every rank. Return None if a host that answers never received the
+    request to launch the gang.
     """
     views = [_view(intent, rank, looks[host], now) for rank, host in enumerate(intent.hosts)]
     return (

@@ -7,8 +7,8 @@ A request `{"id", "do", ...}` is answered by `{"id", "answer"}` or `{"id", "erro
 The supervisor stores these files:
 
 * `ROOT/gangs/NAME/gang.json` contains the control plane's intent and the agent's command.
-* `ROOT/gangs/NAME/removing.json` exists during the removal of a gang, and contains the time of the
-  kill.
+* `ROOT/gangs/NAME/removing.json` exists during the removal of a gang, and contains the time when
+  the agents are killed.
 * `ROOT/gangs/NAME/RANK/config.json` contains the agent's configuration; `devices` lists the rank's
   devices.
 * `ROOT/gangs/NAME/RANK/run.json` describes the process that runs the agent and writes the agent's

@@ -1,5 +1,5 @@
-"""The main program of a joined machine. The program joins once, and then relays its supervisor's
-lines to the control plane until the machine leaves.
+"""The main program of a joined machine. The program joins once, and then relays the lines of the
+machine's supervisor to the control plane until the machine leaves.
 """
 
 from __future__ import annotations
@@ -244,8 +244,8 @@ class SupervisorSession:
     def _ask(
         self, calls: ServerCalls, call: str, fields: Fields, wait_s: float = 0
     ) -> Fields | None:
-        """Send a request of this session, repeatedly if necessary. Return the answer, or None if
-        the session has ended.
+        """Send a request of this session, and repeat the request if necessary. Return the answer,
+        or None if the session has ended.
         """
         answer = None
         try:

@@ -306,8 +306,8 @@ class KubeLogin:
             return known
 
     def forget(self, rejected: LoginProof) -> bool:
-        """Discard credentials that the API server rejected. Return False if no other credentials
-        can be obtained.
+        """Discard credentials that the API server rejected. Return False if the rejected
+        credentials cannot be replaced.
         """
         if self._proof is not rejected:  # another request has already replaced these credentials
             return True

@@ -2,10 +2,10 @@
 control plane stays silent.
 
 The process runs until the agent has exited. Requests pass as frames through the tunnel that
-`tunnel.py` opens. A frame consists of its kind, the number of one of the agent's connections, a
-length in bytes, and data of this length. This program needs only the standard library of Python 3.8
-or newer. On an older Python, the program runs `boot.sh bring` to wait for a newer Python. The agent
-is a fork of this process, so that the tunnel can open while the agent still loads.
+`tunnel.py` opens. A frame consists of a kind, the number of an agent's connection, a length in
+bytes, and data of this length. This program needs only the standard library of Python 3.8 or newer.
+On an older Python, the program runs `boot.sh bring` to wait for a newer Python. The agent is a fork
+of this process, so that the tunnel can open while the agent still loads.
 """
 
 import os
