@@ -1,4 +1,4 @@
-"""Builds the commands that users paste into a machine's shell to join the machine."""
+"""Builds the commands that users paste into a machine's shell to join the machine to Cavvy."""
 
 import json
 import shlex
