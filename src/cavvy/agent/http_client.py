@@ -237,8 +237,8 @@ class TransferClient:
 
     def abort(self, ask: dict[str, object]) -> None:
         """Make the storage delete the parts of an aborted upload, because the user pays for stored
-        parts. The parts remain if the server is too old for this request or the storage does not
-        respond.
+        parts. The parts stay in the storage if the server does not support this request or the
+        storage does not respond.
         """
         with suppress(TransferFailed):
             self._ask(RetryBudget(tries=1), "POST", "/abort", json.dumps(ask).encode())

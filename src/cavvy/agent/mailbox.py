@@ -30,7 +30,7 @@ class AgentMailbox:
         self._path = path
 
     def post(self, request: bytes) -> str:
-        """Send a request; return the number that its response will have."""
+        """Send a request, and return the number of the expected answer."""
         AgentMailbox._count += 1
         number = f"{os.getpid()}-{time.monotonic_ns():x}-{AgentMailbox._count}"
         os.makedirs(self._path, mode=0o700, exist_ok=True)

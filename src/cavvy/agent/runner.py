@@ -177,8 +177,8 @@ class RankRunner:
         self._loop.after(KILL_WAIT_S, self._leave)
 
     def delivered(self) -> None:
-        """Continue after messages or output were delivered. Once the whole log is delivered, send
-        the exit message, which is the last message. Once all messages are delivered, exit.
+        """Handle the delivery of messages or output. Once the whole log is delivered, send the exit
+        message, which is the last message. Once all messages are delivered, exit.
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
@@ -229,7 +229,7 @@ class RankRunner:
             self.warned()
 
     def warned(self) -> None:
-        """Handle the provider's warning, by file or signal, that its time limit is near."""
+        """Handle the provider's file or signal, which warns that the job's time limit is near."""
         taken = self._config.taken
         if taken is not None and self._work is not None and not self._over:
             self._move(AgentState.RECLAIMED)
@@ -250,8 +250,8 @@ class RankRunner:
         self.ordered("notice", seconds, reason)
 
     def advised(self, source: str, reason: str) -> None:
-        """Handle a warning that the node is at risk. The task may save a checkpoint, which the
-        agent uploads soon. The work continues.
+        """Handle a warning that the node is at risk. The work continues. If the task saves a
+        checkpoint, the agent uploads the checkpoint early.
         """
         if self._ending is None:
             self.say("event", name="advice", text=reason)

@@ -101,7 +101,7 @@ class SidecarProcess(ABC):
 
     @abstractmethod
     def _over(self) -> None:
-        """Handle the end of the process."""
+        """Handle the exit of the helper process."""
 
     @abstractmethod
     def _finish(self, done: Callable[[], None]) -> None:

@@ -6,8 +6,8 @@ transaction of the request's first write. For a request that changes something o
 database, the record is written before the answer is sent. Routes can describe the change by
 `note_change`.
 
-Requests of nodes are recorded only if they are refused. Nodes only report facts, which are kept as
-events of their jobs.
+Requests of nodes are recorded only if they are refused. Nodes only report facts, which the server
+stores as events of the nodes' jobs.
 """
 
 import logging
@@ -35,8 +35,8 @@ def note_change(
     before: Mapping[str, object] | None = None,
     after: Mapping[str, object] | None = None,
 ) -> None:
-    """Describe what a request changes. Call this function before the store writes. Values must not
-    be secret; they are strings, numbers, lists of these, or None.
+    """Describe what a request changes. Call this function before the store writes the change.
+    Values must not be secret; they are strings, numbers, lists of these, or None.
     """
     request.scope["audit_change"] = (before, after)
 
@@ -83,8 +83,8 @@ class AuditMiddleware:
             PENDING.reset(token)
 
     async def _settle(self, pending: "_RequestEntry", scope: Scope, status: int) -> None:
-        """Record a refusal, or a change without a database write. The store records changes in the
-        database when it writes them.
+        """Record a refusal, or a change without a database write. When the store writes a change to
+        the database, the store also records the change in the audit log.
         """
         try:
             if status < 400:

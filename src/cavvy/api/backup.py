@@ -107,7 +107,7 @@ def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path, Bucke
 
 
 def _check_keys(root: Path, tables: Sequence[TableDigest], settings: Settings) -> None:
-    """Raise StateDirError if a key that the server of these tables has used is missing."""
+    """Raise StateDirError if the folder lacks a key that the server of these tables has used."""
     rows = {each.table: each.rows for each in tables}
     needed = {"agents.key": rows["attempts"]}
     if not settings.text("secrets.key"):
@@ -181,9 +181,9 @@ def _check_revision(revision: str) -> None:
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> str:
-    """Add a file with its current length, and return its hash, or "" if the file was removed
-    meanwhile. Logs may grow during the copy; the new bytes are left out. Raises OSError if the file
-    becomes shorter.
+    """Add a file to the archive with its current length. Return the file's hash, or "" if the file
+    was removed meanwhile. Logs may grow during the copy; the new bytes are left out. Raises OSError
+    if the file becomes shorter.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115

@@ -95,8 +95,8 @@ def open_bucket(url: str, root: str, environment: Mapping[str, str] = os.environ
 
 async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
     """Check that the files of this database are in this bucket. A new database is bound to the
-    bucket, unless the bucket has files of another database, because the garbage collection would
-    delete these files. Raises StateDirError, StoreUnusable.
+    bucket. A bucket with files of another database is rejected, because the garbage collection
+    would delete these files. Raises StateDirError, StoreUnusable.
     """
     url, mine = bucket.url, await store.bind("database", secrets.token_hex(16))
     owner = (await to_thread(bucket.get, _OWNER) or b"").decode()

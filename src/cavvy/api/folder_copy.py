@@ -1,5 +1,5 @@
-"""The files of a state folder that belong to its database: the files that a backup or a move
-includes.
+"""Lists and copies the files in a state folder that a backup or a move must include with the
+database.
 """
 
 import os

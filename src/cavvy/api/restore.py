@@ -1,11 +1,11 @@
-"""`cavvy server restore`: restores a server from an archive, or checks a server whose database was
-restored by other means.
+"""`cavvy server restore`: restores a server from an archive, or checks a server whose database
+other software has restored.
 
 The archive is unpacked next to its final location and checked there. The database is compared with
 the providers and marked as restored before it is moved to its final location. A server therefore
-never uses a database that was not compared with the providers. The file `cavvy.db`, or the rows in
-PostgreSQL, are written last. The command can be repeated if it fails before the database is
-written.
+uses only a database that was compared with the providers. The database is written last: the file
+`cavvy.db`, or the rows in PostgreSQL. The command can be repeated if it fails before the database
+is written.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ _UNPACKED = "restore.part"
 
 class RestoreReport(Struct, frozen=True, kw_only=True):
     """The restored data (with a dry run, the data to restore), its differences from the nodes that
-    the providers report, and the providers that did not answer. `made_at` is None if
-    the database was restored by other means.
+    the providers report, and the providers that did not answer. `made_at` is None if the database
+    was not restored from an archive.
     """
 
     made_at: datetime | None
@@ -100,8 +100,8 @@ def restore(
 
 
 def check_restored(home: StateDir, settings: Settings, *, dry_run: bool) -> RestoreReport:
-    """Compare the server's database, which was restored by other means, with the providers, and
-    mark the database as restored. Raises StateDirError, StoreError, ProviderError.
+    """Check a database that other software has restored: compare the database with the providers,
+    and mark the database as restored. Raises StateDirError, StoreError, ProviderError.
     """
     home.claim_idle()
     url = choose_database(home, settings)

@@ -1,7 +1,7 @@
 """Lets connections that have shown no token use the event loop in turn: one step for each address,
-with a pause after each batch. Turns prevent many connections, or much data, from one address from
-blocking the clients at other addresses. Many clients at different addresses are still served
-quickly.
+with a pause after each batch. Turns prevent an address with many connections or much data from
+blocking the clients at other addresses. Many clients with different addresses are served quickly
+despite the turns.
 """
 
 import asyncio

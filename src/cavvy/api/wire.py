@@ -1,5 +1,5 @@
-"""Decodes requests and encodes answers with msgspec. Limits the size of bodies, and the time until
-they arrive."""
+"""Decodes requests and encodes answers with msgspec. Limits the size of request bodies, and the
+time in which a body must arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

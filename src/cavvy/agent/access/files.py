@@ -29,8 +29,8 @@ _FLAGS = {"read": os.O_RDONLY, "write": os.O_WRONLY, "both": os.O_RDWR}
 
 
 def answer(root: Callable[[], str], payload: bytes) -> bytes:
-    """Execute one encoded call and return the encoded answer. The answer reports an error of the
-    call."""
+    """Execute one encoded call and return the encoded answer. If the call fails, the answer
+    contains the error."""
     line, _, data = payload.partition(b"\n")
     try:
         asked = json.loads(line)

@@ -4,8 +4,9 @@ correctly, and reaches the required memory speed.
 The check allocates blocks that fill nearly all of the free memory. The check writes random bytes to
 the first block and copies the bytes from block to block. Each block is a copy of the block before
 it, so an error in any block also appears in the last block. A second pass writes and copies the
-same bytes with all bits inverted. GPU events measure the time of the copies. The check computes the
-memory's speed from the time of the copies. Each copied byte counts twice: as a read and as a write.
+same bytes with all bits inverted. The check measures the duration of each copy with GPU events, and
+computes the memory's speed from the durations. Each copied byte counts twice: as a read and as a
+write.
 """
 
 from __future__ import annotations

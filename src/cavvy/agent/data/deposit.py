@@ -80,8 +80,8 @@ class ResultsDeposit:
 
     def is_complete(self) -> bool:
         """Return whether the results are in the bucket and the server is still silent. The method
-        is called once per second. Each call also starts to store the results if the server has been
-        silent for long enough.
+        is called once per second. If the server has been silent for long enough, a call also starts
+        storing the results.
         """
         now = time.monotonic()
         valid = len(self._uploads) > 1 and now < self._valid_until

@@ -1,8 +1,8 @@
 """Makes the task's volumes visible to the work: volumes that the provider has mounted, folders of
 the node, and NFS exports.
 
-Without a container, a volume's path becomes a link to its files; in a container, the files are
-bind-mounted.
+Without a container, a volume's path becomes a link to the volume's files; in a container, the files
+are bind-mounted.
 """
 
 from __future__ import annotations

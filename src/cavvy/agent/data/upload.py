@@ -99,8 +99,8 @@ def list_files(
 def is_due(
     folders: AllowedFolders, path: str, name: str, known: dict[str, list[int]], still_s: float
 ) -> bool:
-    """Return whether to send a file. A file is sent if it has changed since it was last sent, but
-    not within the last `still_s` seconds."""
+    """Return whether to send a file. A file is sent if it has changed since its last upload and has
+    been unchanged for `still_s` seconds."""
     try:
         seen = folders.stat(path)
     except OSError:

@@ -55,8 +55,8 @@ def pull(
     env: dict[str, str],
     find_login: FindLogin = find_own_login,
 ) -> None:
-    """Pull the work's image with the login that the task names. Without a login in the task, try
-    the node's own identity at a cloud's registry, then no login. Raises CannotBuild.
+    """Pull the work's image with the login that the task names. If the task names no login, try the
+    node's own identity at a cloud's registry, then try without a login. Raises CannotBuild.
     """
     image, known = work.image or "", ""
     if work.image_login:

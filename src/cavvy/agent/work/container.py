@@ -207,8 +207,8 @@ def list_mounts(config: AgentConfig, work: WorkConfig) -> list[str]:
 
 def _ways(engine: str, config: AgentConfig) -> list[list[str]]:
     """Return lists of options to add to the command, the best list first. If the container does not
-    start with the options of one list, the next list is tried. If the work uses devices, the
-    options in the first list permit the work to lock all memory, as RDMA requires.
+    start with the options of one list, the next list is tried. If the work uses devices, the first
+    list of options permits the work to lock all memory, as RDMA requires.
     """
     memory = ["--memory", f"{config.memory_mib}m"] if config.memory_mib else []
     locks = ["--ulimit", "memlock=-1:-1"] if make_device_flags(engine, config) else []

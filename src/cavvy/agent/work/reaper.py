@@ -3,10 +3,10 @@ processes of the work if the agent dies.
 
 The reaper is a fork of the agent, and adopts all orphans of the work. The agent and the reaper
 communicate over a socket pair. The agent sends the letter T or K to request SIGTERM or SIGKILL for
-the work. The end of the stream means that the agent is dead. When the work's first process has
-ended, the reaper reports one line, `exit CODE OOM ASKED`. CODE is the process's exit code. OOM is
-the number of processes that the kernel killed because the work used too much memory. ASKED is 1 if
-the work received SIGTERM before it ended, else 0.
+the work. If the agent's end of the socket pair closes, the agent is dead. When the work's first
+process has ended, the reaper reports one line, `exit CODE OOM ASKED`. CODE is the process's exit
+code. OOM is the number of processes that the kernel killed because the work used too much memory.
+ASKED is 1 if the work received SIGTERM before it ended, else 0.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ def list_covers(folder: str, uid: int) -> list[str]:
 
 def list_programs() -> list[str]:
     """Return the paths of this Python and of this program, which may be an archive. The returned
-    paths stay visible even if they are below a hidden folder. The work cannot change the files at
-    these paths, which the server and the agents run.
+    paths stay visible even if they are below a hidden folder. The server and the agents run the
+    files at these paths, which the work cannot change.
     """
     agent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     package = agent if os.path.isfile(agent) else os.path.dirname(agent)

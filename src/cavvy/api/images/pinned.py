@@ -28,7 +28,7 @@ class ImageVerifier:
     async def pin(
         self, task: TaskSpec, policies: Sequence[BoundPolicy], login: str | None
     ) -> TaskSpec:
-        """Return the task with its image's digest and the keys that signed it. A task is not
+        """Return the task with the image's digest and the keys that signed the image. A task is not
         changed if no policy requires signatures, or if it has no image. `login` is the login at the
         image's registry, in the form USER:PASSWORD. Raises ApiProblem.
         """

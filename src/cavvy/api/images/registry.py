@@ -80,7 +80,7 @@ class OciManifest(Struct, frozen=True, kw_only=True):
 
 
 def parse_image(image: str) -> ImageName:
-    """Return the parts of an image's name, as container engines read it. The tag is `latest` if the
+    """Split an image's name into its parts, as container engines do. The tag is `latest` if the
     name has no tag, and is ignored if the name has a digest.
     """
     registry, _, repository = name_image(image).partition("/")

@@ -107,7 +107,7 @@ def listen_for_nodes(
 
 
 def _explain(error: OSError | ValueError) -> str:
-    """Return the reason of an error in plain words. Python adds the address to some reasons."""
+    """Return the error's reason without the address that Python adds to some error messages."""
     number = getattr(error, "errno", None) or 0
     return os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
 
@@ -141,7 +141,7 @@ def told_address(settings: Settings, host: str, port: int) -> str:
 
 def _reachable(host: str) -> str:
     """Return the host name or address at which nodes can reach the server: `host` or, if `host`
-    stands for all addresses, the address from which this machine sends.
+    stands for all addresses, the address from which this machine sends data.
     """
     if host not in ("", "0.0.0.0", "::"):
         return f"[{host}]" if ":" in host else host

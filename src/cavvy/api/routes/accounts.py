@@ -506,7 +506,7 @@ async def _note_roles(
     account: str,
     change: Callable[[frozenset[Role]], frozenset[Role]],
 ) -> None:
-    """Note the account's own roles in a project for the audit log, before and after a change."""
+    """Note for the audit log the account's own roles in a project before and after a change."""
     bindings = await app_state_of(request).store.roles(project)
     own = (each for each in bindings if each.account == account and not each.trust)
     had = frozenset(each.role for each in own)

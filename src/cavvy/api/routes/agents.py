@@ -372,7 +372,7 @@ async def _send_blob(app_state: AppState, attempt: Attempt, blob: str) -> Respon
 
 
 async def _folder_parts(app_state: AppState, attempt: Attempt) -> Collection[str]:
-    """Return the blobs in the snapshot of the job's working folder, including its manifest."""
+    """Return the blobs of the snapshot of the job's working folder, including the manifest."""
     snapshot = (await app_state.store.job(attempt.job_id)).origin.snapshot
     with suppress(RowNotFound):
         if snapshot is not None:

@@ -159,7 +159,7 @@ async def approve(request: Request, name: NamePath) -> Response:
 
 
 async def _swap(request: Request, before: SpendingBudget, budget: SpendingBudget) -> Response:
-    """Store the budget, unless it has changed since it was read."""
+    """Store the budget, unless the stored budget has changed since the request read it."""
     note_change(request, before=_facts(before), after=_facts(budget))
     if not await app_state_of(request).store.budgets.swap(before, budget):
         raise ApiProblem("conflict", f"the budget {budget.name} has changed meanwhile")

@@ -135,8 +135,8 @@ async def give(
     offset: PositionQuery = 0,
     end: bool = False,
 ) -> Response:
-    """Accept input. The answer contains the offset of the next expected byte. The client must send
-    the input from that offset on.
+    """Accept input. The answer contains the offset of the next expected byte. The client's next
+    request must begin with the byte at the offset in the answer.
     """
     note_reading(request)  # the session is recorded once, not each key press
     app_state = app_state_of(request)

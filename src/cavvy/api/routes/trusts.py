@@ -1,4 +1,4 @@
-"""Routes to manage which issuers' ID tokens are accepted."""
+"""Routes to manage the issuers whose ID tokens are accepted."""
 
 from collections.abc import Iterator
 from datetime import timedelta

@@ -38,7 +38,7 @@ class EndpointRelay:
     def __init__(
         self, service: str, replica: ServiceReplica, find: Callable[[], AnswersRequests | None]
     ) -> None:
-        """`find` returns the provider, which changes with a project's credentials."""
+        """`find` returns the current provider: new credentials create a new provider."""
         self.service, self.id = service, replica.id
         self._gang, self._find = replica.gang, find
         held = hold_port()
@@ -78,8 +78,8 @@ class EndpointRelay:
             self._server.close()
 
     def _refuse(self) -> None:
-        """Stop listening. The gateway notices the closed port before the end of the connection
-        whose answer was lost, so the gateway does not repeat the request on this port.
+        """Stop listening. The gateway notices that the port is closed before it notices that the
+        answer was lost, so the gateway does not repeat the request on this port.
         """
         if self._server is not None:
             self._server.close()
@@ -207,8 +207,8 @@ def _explain(status: int, text: str) -> ReplicaAnswer:
 
 
 def _write_answer(answer: ReplicaAnswer, got: _Incoming) -> bytes:
-    """Return the bytes of an answer. An answer to HEAD has no body, so its reader would parse any
-    further bytes as another answer: https://www.rfc-editor.org/rfc/rfc9110#section-9.3.2
+    """Return the bytes of an answer. An answer to HEAD has no body, so the client would parse any
+    bytes after the head as another answer: https://www.rfc-editor.org/rfc/rfc9110#section-9.3.2
     """
     headers: Mapping[str, str] = {
         **answer.headers,

@@ -75,8 +75,8 @@ class ExecCarrier:
 
     def _announce(self) -> float:
         """Notify the other servers about the session until the node's agent has accepted it. The
-        agent may be connected to another server, and signals may be lost. Returns the time to wait
-        in seconds.
+        notification is repeated, because the agent can be connected to another server and signals
+        can be lost. Returns the time to wait in seconds.
         """
         session, peers = self._session, self._peers
         if session.taken or peers is None or not peers.exist:

@@ -261,8 +261,8 @@ class GatewayFront:
             await self._child.end(_DRAIN_S)
 
     async def _follow(self, link: GatewayLink) -> None:
-        """Wake the reconciler for services that get requests, until the gateway ends. Raises
-        OSError, GatewayLost.
+        """Until the gateway ends, wake the reconciler for each service that receives requests.
+        Raises OSError, GatewayLost.
         """
         cold = await self._child.open_another()
         listening = asyncio.create_task(self._listen(cold, link))

@@ -15,7 +15,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GatewayLost(Exception):
-    """Raised if the gateway does not answer, or refused a line."""
+    """Raised if the gateway does not answer, or refuses a line."""
 
 
 class GatewayLink:

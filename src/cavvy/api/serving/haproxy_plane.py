@@ -72,7 +72,8 @@ class HaproxyPlane:
         replicas: Mapping[str, tuple[ReplicaAddress, ...]],
         gateway_port: int,
     ) -> None:
-        """Serve these services with these replicas. Raises OSError, HaproxyRefused."""
+        """Configure HAProxy to serve the services in `routes` with their replicas. Raises OSError,
+        HaproxyRefused."""
         async with self._turn:
             routes = list(routes)
             requests = await self._open_requests()
@@ -224,15 +225,15 @@ class HaproxyPlane:
         return file
 
     def _read_stamps(self) -> tuple[object, ...]:
-        """Return values that change when a certificate is renewed."""
+        """Return the certificate files' paths and times, which change with a renewal."""
         files = [Path(each) for each in (self._listener.certificate, self._listener.key) if each]
         if self._listener.folder:
             files += sorted(Path(self._listener.folder).glob("*.pem"))
         return tuple((str(each), each.stat().st_mtime_ns) for each in files)
 
     def _find_port(self) -> int:
-        """Return the port in the settings. If the settings name no port, return the last port if it
-        is free or used by this server's HAProxy, otherwise any free port.
+        """Return HAProxy's port from the settings. If the settings name no port, return the last
+        port if it is free or used by this server's HAProxy, otherwise any free port.
         """
         if self._listener.port:
             return self._listener.port
@@ -250,7 +251,7 @@ class HaproxyPlane:
 
 
 def add_load(counted: DirectCount, load: HaproxyLoad) -> DirectCount:
-    """Return the counts, updated by HAProxy's current statistics. The counters of a new HAProxy
+    """Return the counts after adding HAProxy's current statistics. The counters of a new HAProxy
     process start at 0.
     """
     last = counted.last if load.arrivals >= counted.last.arrivals else HaproxyLoad()

@@ -107,9 +107,9 @@ class ReplicaRelays:
 
 
 class ReplicaRelay:
-    """One replica's port on this machine. The port stays the same when the tunnel is opened again.
-    While the tunnel is closed, no other program can use the port, because the gateway still uses
-    it.
+    """One replica's port on this machine. The port stays the same when the tunnel is reopened. The
+    port stays reserved while the tunnel is closed, because the gateway can still send requests to
+    the port.
     """
 
     def __init__(
@@ -205,8 +205,8 @@ class ReplicaRelay:
         self, tunnel: NodeTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Relay one connection. If the program has ended, the port refuses new connections before
-        the gateway sees the end of this connection. A request that fails because the program ended
-        is therefore not repeated on the same port.
+        the gateway notices that this connection has ended. The closed port prevents the gateway
+        from repeating a failed request on this port.
         """
         self._writers.add(writer)
         sending = None

@@ -68,8 +68,7 @@ class SharedTraffic:
 
     async def read_work(self, service: str, mine: RequestWork | None) -> RequestWork | None:
         """Return the request counts of all gateways, including gateways of ended servers, or None
-        without any counts. `mine` contains the counts of this server's gateway. Raises
-        StoreError.
+        if no counts exist. `mine` contains the counts of this server's gateway. Raises StoreError.
         """
         told = [_decode(each.document).traffic.work for each in await self._reports.list(service)]
         if mine is not None:
