@@ -114,8 +114,8 @@ class ConfigRecord:
 
 class ReclaimSignal(ConfigRecord):
     """How the provider reclaims nodes: a SIGTERM to the agent means that the node is being
-    reclaimed, unless the file `unless` exists. The provider may warn before the SIGTERM, by
-    creating the file `warning` or by sending `signal`.
+    reclaimed, unless the file `unless` exists. Before the SIGTERM, the provider can warn the agent
+    by creating the file `warning` or by sending `signal`.
     """
 
     source: str

@@ -59,8 +59,8 @@ def judge(code: int, ending: tuple[str, str] | None) -> tuple[str, int, str]:
     """Return the outcome, exit code and reason of work that has ended. `ending` is the outcome and
     reason if the agent ended the work, or None if the agent did not end the work.
 
-    If the agent has sent the work a signal, this function does not treat exit code 0 as success,
-    because the control plane decides from the work's reports.
+    If the agent has sent the work a signal, exit code 0 does not mean success: the control plane
+    judges by the work's reports.
     """
     if ending is not None:
         return ending[0], code, ending[1]
@@ -86,8 +86,8 @@ def describe_notice(seconds: float, reason: str) -> dict[str, object]:
 
 def serve_on(work: WorkConfig | None, seconds: float) -> float:
     """Return how many seconds the work continues after a notice of `seconds`: 0, unless the work
-    answers requests. The control plane stops the work before this time if the work has answered all
-    of its requests.
+    answers requests. The control plane stops the work earlier than that if the work has answered
+    all of its requests.
     """
     if work is None or not work.serves:
         return 0.0

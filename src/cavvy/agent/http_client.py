@@ -185,8 +185,8 @@ class BlockingClient:
             self._connection = None
 
     def wait(self) -> None:
-        """Wait before the next try. This process may block, because the agent kills this process
-        when the work stops.
+        """Wait before the next try. The process can safely block, because the agent kills this
+        process when the work stops.
         """
         self.drop()
         time.sleep(self._delay.next())

@@ -82,8 +82,8 @@ class LogSpool:
 
     def pieces(self) -> Iterator[tuple[int, int, int, Callable[[int, int], bytes]]]:
         """Yield the undelivered output in pieces. Each piece consists of its position, the number
-        of bytes lost just before it, its size, and a function that reads bytes of it. Nothing is
-        deleted.
+        of bytes lost just before it, its size, and a function that reads the piece's bytes. Nothing
+        is deleted.
         """
         end = self._acked
         for position, size in self._segments:

@@ -74,7 +74,8 @@ class Redactor:
         return self._pattern.sub(MASK, held) if self._pattern else held
 
     def text(self, text: str) -> str:
-        """Redact the secrets in a text such as a reason or an event, and repair its Unicode."""
+        """Redact the secrets in a text such as a reason or an event, and repair the text's
+        Unicode."""
         data = text.encode("utf-8", "replace")
         return (self._pattern.sub(MASK, data) if self._pattern else data).decode("utf-8", "replace")
 

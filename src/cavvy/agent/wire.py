@@ -233,7 +233,7 @@ class LoopConnection(RequestConnection):
             self._loop.watch(connection.fileno(), WRITE, self._step)
 
     def _flush(self) -> None:
-        """Send as much as the peer accepts now, then wait until the peer accepts more or
+        """Send as much data as the peer accepts now, then wait until the peer accepts more data or
         responds.
         """
         assert self._socket is not None
@@ -461,7 +461,7 @@ def check_pin(connection: ssl.SSLSocket, address: ServerAddress) -> None:
 
 def _wants(error: OSError) -> int:
     """Return the poll event that a TLS connection is waiting for according to `error`, or 0 for any
-    other error. Only TLS sockets raise errors with a poll event.
+    other error. Only the errors of TLS sockets correspond to a poll event.
     """
     kind = type(error).__name__
     return READ if kind == "SSLWantReadError" else WRITE if kind == "SSLWantWriteError" else 0

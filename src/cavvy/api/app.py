@@ -143,9 +143,7 @@ def add_routes(app: FastAPI) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    """Answer a request whose route raised an error, which may be documented in the API or
-    unexpected.
-    """
+    """Answer a request whose route raised a documented or unexpected error."""
     problem = error if isinstance(error, ApiProblem) else explain(error)
     if problem is None:
         _log.error(

@@ -3,8 +3,9 @@ middleware creates the request's principal, which the rules of routes check, and
 the last request of a user.
 
 /v1/health, /v1/sign-in, webhooks, files by hash and the script that joins a machine need no token.
-/agent/v1 accepts only tokens of gangs, /nodes/v1 accepts only tokens of joined machines, and all
-other routes accept the token of the state folder and the tokens of accounts.
+The routes below /agent/v1 accept only tokens of gangs. The routes below /nodes/v1 accept only
+tokens of joined machines. All other routes accept the token of the state folder and the tokens of
+accounts.
 """
 
 import time

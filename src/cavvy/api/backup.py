@@ -219,8 +219,8 @@ def _describe(name: str, size: int) -> tarfile.TarInfo:
 
 
 class _HashingReader:
-    """Reads a file for `tarfile`, which requests exactly the bytes that it then writes to the
-    archive.
+    """Reads a file for `tarfile`, which requests exactly the bytes that `tarfile` then writes to
+    the archive.
     """
 
     def __init__(self, file: BinaryIO) -> None:

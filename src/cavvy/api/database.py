@@ -180,7 +180,7 @@ async def join_servers(
 @asynccontextmanager
 async def hold_alone(url: str, home: StateDir) -> AsyncIterator[Fence]:
     """Exclude all servers from the database, for a command that changes the whole database. The
-    fence permits writes only while it is certain that no server has joined. Raises StoreError, or
+    fence permits writes only while no server can have joined the database. Raises StoreError, or
     StateDirError if a server uses the database.
     """
     me = Replica(

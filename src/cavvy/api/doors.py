@@ -170,8 +170,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._wait(timed=not self._whole)
 
     def _has_place(self) -> bool:
-        """Return whether the connection may wait for another request. If too many connections
-        already wait, this connection is closed.
+        """Return whether the connection may stay open to wait for the next request. If too many
+        connections already wait, this connection is closed.
         """
         tls = self.place is not self
         if self._proven or self.waiting.make_room(self._address, patient=tls):
@@ -181,8 +181,8 @@ class BoundedHttp(HttpToolsProtocol):
         return False
 
     def send_400_response(self, msg: str) -> None:
-        """Send the response with the status 400. The server calls this method when the parser
-        fails, or when `_count` makes the parser fail.
+        """Send the response with the status 400. Uvicorn calls this method when the parser fails,
+        or when `_count` makes the parser fail.
         """
         if self._refusal:
             self._refuse(self._refusal)

@@ -46,7 +46,7 @@ class ApiProblem(Exception):
 
 
 class RetryLater(ApiProblem):
-    """Raised if a request failed, but may succeed later."""
+    """Raised if a request failed, but the same request can succeed later."""
 
     def __init__(self, code: str, message: str, *, after_s: int = 1) -> None:
         super().__init__(code, message, headers={"Retry-After": str(after_s)})

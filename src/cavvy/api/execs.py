@@ -1,8 +1,8 @@
 """Keeps track of the commands that users run in the environment of a job. Agents run these
 commands; the server keeps their output in memory until users read it.
 
-When the server stops, all running commands end. The command-line tools that wait for these commands
-are notified, and start the commands again on the next server.
+When the server stops, all running commands end. The server notifies the command-line tools that
+wait for these commands; the tools start the commands again on the next server.
 """
 
 import time

@@ -123,8 +123,8 @@ async def bind_bucket(store: BindsFiles, bucket: BucketFolder) -> None:
 
 
 def refuse_other_form(folder: str, bucket: BucketFolder | None) -> None:
-    """Raise StateDirError if an archive of a folder would be restored into a bucket, or the
-    reverse, because buckets and folders store logs in different formats.
+    """Raise StateDirError if an archive of a folder would be restored into a bucket, or an archive
+    of a bucket into a folder, because buckets and folders store logs in different formats.
     """
     if is_bucket(folder) != (bucket is not None):
         raise StateDirError(

@@ -41,9 +41,9 @@ def list_files(root: Path) -> Iterator[Path]:
 
 
 def copy_files(source: Path, target: Path) -> int:
-    """Copy a state folder's files to another state folder and compare the copies. Files that
-    already exist in `target` with the same content are not copied. Returns the number of copied
-    files. Raises OSError.
+    """Copy a state folder's files to another state folder and compare the copies with the
+    originals. Files that already exist in `target` with the same content are not copied. Returns
+    the number of copied files. Raises OSError.
     """
     count = 0
     for name in [*list_keys(source), *list_files(source)]:

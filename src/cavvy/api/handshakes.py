@@ -1,6 +1,6 @@
-"""Accepts the connections of a TLS listener. uvloop's own listener reports a connection only after
-its handshake, but connections must be counted before their handshakes, and handshakes must take
-turns.
+"""Accepts the connections of a TLS listener. The listener of uvloop reports a connection only after
+the connection's handshake. This module counts connections before their handshakes, and lets
+handshakes take turns.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Verifies ID tokens of OpenID Connect.
 
-A token is accepted only with an algorithm of ALGORITHMS and a key that its issuer publishes; the
-token's header cannot name or contain any other key. Keys are requested only from issuers that an
-admin trusts.
+A token is accepted only if it uses an algorithm in ALGORITHMS and a key that the token's issuer
+publishes. The token's header cannot name or contain any other key. Keys are requested only from
+issuers that an admin trusts.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class IssuerSilent(Exception):
 
 class VerifiedToken(Struct, frozen=True, kw_only=True):
     """The claims of a valid ID token, the trusts of its issuer and audience, and the time until
-    which it can be used.
+    which the token can be used.
     """
 
     claims: Mapping[str, object]
@@ -230,8 +230,8 @@ def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
 
 
 def check_issuer(url: str) -> str:
-    """Return why the URL cannot be an issuer's URL, or "" if the URL is valid. Issuers on this
-    machine, for tests, need no TLS.
+    """Return why the URL cannot be an issuer's URL, or "" if the URL is valid. For tests, issuers
+    on this machine need no TLS.
     """
     try:
         parts = urlsplit(url)

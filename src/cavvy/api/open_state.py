@@ -70,7 +70,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotifyingStore:
-    """A store that wakes waiting requests after each write to a job that they wait for."""
+    """A store that, after each write to a job, wakes the requests that wait for the job."""
 
     def __init__(self, inner: Store, watch: ChangeNotifier) -> None:
         self._inner = inner
@@ -89,7 +89,7 @@ class NotifyingStore:
 
 
 def watched(store: Store, watch: ChangeNotifier) -> Store:
-    """Wrap the store so that each write wakes the requests that wait for it."""
+    """Wrap the store so that each write wakes the requests that wait for a change."""
     return cast(Store, NotifyingStore(store, watch))
 
 
@@ -186,7 +186,7 @@ class _ServerParts(Struct, frozen=True):
 
     @property
     def on_network(self) -> bool:
-        """Whether the files are on another machine, so that each access sends a request."""
+        """Whether each access to the files sends a request to another machine."""
         return self.files.shared or self.bucket is not None
 
     @property

@@ -76,7 +76,7 @@ class PeerServers:
 
     @property
     def exist(self) -> bool:
-        """Whether the database may have other servers."""
+        """Whether other servers can use the database."""
         return self._share is not None
 
     def make_id(self) -> str:
@@ -226,7 +226,7 @@ class PeerServers:
 
 
 def is_passed_on(scope: Scope) -> bool:
-    """Return whether a request is marked as forwarded by a peer, and may be forwarded."""
+    """Return whether a peer has marked the request as forwarded and the path permits forwarding."""
     return passed_token(scope) is not None and bool(_OF_USERS.fullmatch(scope["path"]))
 
 
@@ -237,7 +237,7 @@ def passed_token(scope: Scope) -> bytes | None:
 
 def _signed(target: str, body: bytes) -> str:
     """Return the text that a server signs for a request. Two different requests never have the same
-    text, because no target contains a space.
+    signed text, because the target of a request contains no space.
     """
     return f"{target} {sha256(body).hexdigest()}"
 
@@ -253,7 +253,7 @@ def _of_agent(request: Request) -> dict[str, str]:
 
 
 def _read_answer(data: bytes) -> Response:
-    """Return the peer's answer in the form in which it is forwarded. Raises ValueError."""
+    """Return the peer's answer in the form that this server forwards. Raises ValueError."""
     head, end, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     status = first.split(" ")[1:2]

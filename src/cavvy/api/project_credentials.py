@@ -131,8 +131,8 @@ class ProjectCredentials:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Open the stored credentials, and regularly retry the credentials that fail. At the end,
-        close all credentials.
+        """Open the stored credentials, and regularly retry the credentials that fail. When the
+        context ends, close all credentials.
         """
         await self.open_changed()
         retrying = asyncio.create_task(self._keep_open())

@@ -2,7 +2,7 @@
 
 Nodes are not trusted. After an error, an agent would send the same message again and again, so the
 server accepts every batch that is valid JSON. The invalid fields of a message are listed in its
-`fault`, and the module `control` applies the other fields.
+`fault`, and the module `control` applies the valid fields.
 """
 
 import json

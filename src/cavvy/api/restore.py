@@ -53,9 +53,9 @@ _UNPACKED = "restore.part"
 
 
 class RestoreReport(Struct, frozen=True, kw_only=True):
-    """The restored data (with a dry run, the data to restore), its differences from the nodes that
-    the providers report, and the providers that did not answer. `made_at` is None if the database
-    was not restored from an archive.
+    """The restored data (in a dry run, the data to restore), the differences between the data and
+    the nodes that the providers report, and the providers that did not answer. `made_at` is None if
+    the database was not restored from an archive.
     """
 
     made_at: datetime | None

@@ -25,8 +25,8 @@ _MANIFEST_BYTES = 1 << 30
 
 
 def unpack(archive: BinaryIO, target: Path, *, whole: bool) -> ArchiveManifest:
-    """Unpack an archive into an empty folder, and compare it with its manifest. Unless `whole` is
-    set, large files are verified but not written. Raises StateDirError, OSError.
+    """Unpack an archive into an empty folder, and compare the files with the archive's manifest.
+    Unless `whole` is set, large files are verified but not written. Raises StateDirError, OSError.
     """
     found: dict[str, str] = {}
     manifest: ArchiveManifest | None = None

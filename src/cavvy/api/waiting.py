@@ -63,8 +63,8 @@ class Waiting:
 
 def find_origin(peer: object) -> str:
     """Return the address for which a connection is counted: the peer's address or, for IPv6, the
-    peer's /64 network. One machine may have all addresses of a /64 network. Returns "" for
-    a Unix socket.
+    peer's /64 network. One machine can have all addresses of a /64 network. Returns "" for a Unix
+    socket.
     """
     if not isinstance(peer, tuple) or not peer:
         return ""

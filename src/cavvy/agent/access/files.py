@@ -89,8 +89,8 @@ class NodeFileCalls:
 
     @contextmanager
     def hold(self, asked: Fields) -> Iterator[str]:
-        """Yield the same file as `find`, by a path that stays valid in a container even if the work
-        later renames or replaces the file. Raises OSError.
+        """Yield a path of the file that `find` finds. In a container, this path stays valid even if
+        the work later renames or replaces the file. Raises OSError.
         """
         with self.find(asked) as path:
             if not self.root:

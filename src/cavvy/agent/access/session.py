@@ -53,7 +53,8 @@ FROM_HERE = 1 << 31
 
 
 class SessionTarget:
-    """The environment of the session's commands and files: this node or a container on it."""
+    """The environment of the session's commands and files: this node or a container on this
+    node."""
 
     def __init__(
         self, env: dict[str, str], folder: str, prefix: list[str], root: Callable[[], str]

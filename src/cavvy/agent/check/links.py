@@ -1,5 +1,5 @@
-"""Measures the network speed between the nodes of a gang. The ranks form a ring, and each rank
-sends to the next rank for two seconds, all ranks at the same time.
+"""Measures the network speed between the nodes of a gang. The ranks form a ring. All ranks
+simultaneously send data to the next rank for two seconds.
 
 Each rank uses several TCP streams, because one stream does not fill a fast link. A peer must prove
 that it knows the gang's key; connections without this proof are dropped. The receiving rank decides

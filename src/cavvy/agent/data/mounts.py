@@ -215,8 +215,8 @@ def link(config: AgentConfig, source: str, path: str) -> None:
 
 
 def remove_links(config: AgentConfig) -> None:
-    """Remove the links that the ended work used, if their targets belong to the gang. Only the last
-    rank of a gang that ends on this machine removes links.
+    """Remove the links that the ended work used, if their targets belong to the gang. If several
+    ranks of a gang run on this machine, only the rank that ends last removes links.
     """
     gang = os.path.dirname(config.home)
     try:

@@ -43,7 +43,7 @@ def find_certain_vendor(config: AgentConfig, dev: str = "/dev") -> str:
 
 def list_vendors(dev: str = "/dev") -> list[str]:
     """Return the vendors of all accelerators of this node. TPUs since v5e appear only as VFIO
-    groups. Devices other than TPUs may also have VFIO groups, so a group counts as a TPU only if
+    groups. Devices other than TPUs can also have VFIO groups, so a group counts as a TPU only if
     the node has no other accelerator.
     """
     found = [name for name, files in FILES.items() if _list_files(files[:1], dev)]

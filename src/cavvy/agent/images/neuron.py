@@ -1,4 +1,4 @@
-"""Checks before the work starts whether this node's Neuron driver supports its chips."""
+"""Checks before the work starts whether this node's Neuron driver supports the node's chips."""
 
 from __future__ import annotations
 

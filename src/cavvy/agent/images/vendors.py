@@ -58,7 +58,7 @@ _FILE = re.compile(r"(?:^|\s)(?:-r|--requirements?)[\s=]+(\S+)")
 
 def find_packages(text: str) -> dict[str, list[str]]:
     """Return, for each vendor, the arguments of those setup commands that install the vendor's
-    packages. The result is {} if the setup may choose its packages by conditions.
+    packages. The result is {} if conditions in the setup can decide which packages are installed.
     """
     text = _strip(text)
     if _CHOOSES.search(text):
@@ -76,8 +76,8 @@ def find_required(text: str) -> dict[str, list[str]]:
 
 
 def list_requirement_files(setup: str) -> list[str]:
-    """Return the paths of the requirements files that a setup installs; [] if the setup may choose
-    its packages by conditions."""
+    """Return the paths of the requirements files that a setup installs, or [] if conditions in the
+    setup can decide which packages are installed."""
     text = _strip(setup)
     if _CHOOSES.search(text):
         return []

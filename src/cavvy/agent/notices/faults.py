@@ -57,7 +57,7 @@ def find_sign(text: bytes) -> str:
 
 def read_kernel(since_s: float, path: str = _KERNEL_LOG) -> str:
     """Return the first sign of a broken GPU in the kernel's log since `since_s` (monotonic
-    seconds). Returns "" without a sign, or if the log cannot be read.
+    seconds). Returns "" if the log contains no sign or cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -121,9 +121,7 @@ def clone(url: str, commit: str, folder: str, env: dict[str, str]) -> None:
 
 
 def check_seen(config: AgentConfig, path: str) -> None:
-    """Raise CannotBuild if the path is in a folder that is hidden from the work, or contains such a
-    folder.
-    """
+    """Raise CannotBuild if the path is in or above a folder that is hidden from the work."""
     if config.hides and is_hidden(config.hides, config.shown, path):
         raise CannotBuild(
             f"{os.path.realpath(path)} is in Cavvy's folder or contains it; "
@@ -150,7 +148,8 @@ def transfer(
     refuse: Callable[[str], None] | None = None,
 ) -> None:
     """Copy one input or output; existing files are overwritten. The target must be in one of
-    `targets`. If `targets` is None, the user has named the target, and its path may contain links.
+    `targets`. If `targets` is None, the user has named the target, and the target's path may
+    contain links.
 
     Links are copied as links. If `refuse` is given, links that lead out of `sources` are omitted,
     and `refuse` is called for each of them. Raises CannotBuild, LeadsOutside, OSError.

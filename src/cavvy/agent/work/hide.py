@@ -47,7 +47,8 @@ def hide(folder: str, shown: list[str]) -> None:
 
 
 def enter(folder: str, find: Callable[[], int]) -> None:
-    """Wait until the process that `find` returns has hidden `folder`, then enter its namespaces.
+    """Wait until the process that `find` returns has hidden `folder`, then enter that process's
+    namespaces.
 
     The caller must have only one thread. Raises OSError.
     """
@@ -71,7 +72,7 @@ def wait_until_hidden(folder: str, find: Callable[[], int]) -> int:
 
 
 def _has_hidden(pid: int, folder: str) -> bool:
-    """Return whether a process has its own namespaces and the folder is hidden in them."""
+    """Return whether a process has its own namespaces in which the folder is hidden."""
     try:
         with open(f"/proc/{pid}/gid_map") as ids:
             return (

@@ -1,5 +1,5 @@
-"""Computes means and totals of the work's resource use since it began, for advice about its
-costs."""
+"""Computes means and totals of the work's resource use since the work began, for advice about the
+work's costs."""
 
 from __future__ import annotations
 

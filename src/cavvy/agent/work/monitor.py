@@ -234,8 +234,8 @@ def written(folder: str, entries: list[FileEntry], since: int, watched: int) -> 
     write them.
 
     The time runs from the creation of the first file to the last change of any file. If a file's
-    creation time is unknown, its last change is used instead. Files created before `watched` belong
-    to earlier attempts. `since` and `watched` are in ns since the epoch.
+    creation time is unknown, the time of the file's last change is used instead. Files created
+    before `watched` belong to earlier attempts. `since` and `watched` are in ns since the epoch.
     """
     fresh = [entry for entry in entries if entry.mtime_ns > since and not entry.link]
     if not fresh:
@@ -307,7 +307,7 @@ def _is_value(value: object) -> bool:
 
 
 def _may_begin(line: bytes) -> bool:
-    """Return whether a line that is not complete yet may be a progress line."""
+    """Return whether an incomplete line can become a progress line."""
     return (
         bool(line) and len(line) < LONGEST_LINE and (line.startswith(MARK) or MARK.startswith(line))
     )

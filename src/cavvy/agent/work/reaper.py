@@ -362,7 +362,7 @@ def _tell(text: str) -> None:
 
 
 def _pass_on(agent: int) -> None:
-    """Forward SIGTERM to the agent. A signal that is meant for the agent may reach the reaper,
+    """Forward SIGTERM to the agent. A signal that is meant for the agent can reach the reaper,
     because the agent and the reaper have the same command line.
     """
     if os.getppid() == agent:

@@ -1,5 +1,5 @@
-"""Finds the folder that keeps the results of a setup, for the agent and the programs that it
-starts. The module `prepare` describes the contents of a setup's folder.
+"""Finds the folder with the results of a setup, for the agent and the agent's child programs. The
+module `prepare` describes the contents of a setup's folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def find_setup(config: AgentConfig, work: WorkConfig) -> str:
     """Return the folder that contains the work's setup. The folder's name contains the host's name,
-    because hosts may share the cache while a setup may install files on the host itself.
+    because hosts can share the cache, but a setup can install files on a single host.
     """
     folder = work.workdir.snapshot if work.workdir else work.git.commit if work.git else None
     key = work.setup_key or hashlib.sha256(json.dumps([work.setup, folder]).encode()).hexdigest()

@@ -1,5 +1,5 @@
 """Copies files and folders. Copies share disk blocks with their originals if the file system
-supports it. Links are copied but not followed, because the work may still change the folders.
+supports it. Links are copied but not followed, because the work can still change the folders.
 """
 
 from __future__ import annotations

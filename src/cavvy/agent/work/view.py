@@ -1,6 +1,6 @@
-"""Describes the part of the machine that the work sees. A folder is hidden from the work. If the
-machine separates projects, processes outside the work and the folders through which processes
-communicate are hidden, too.
+"""Describes the part of the machine that the work sees. The folder `config.hides` is hidden from
+the work. If the machine separates projects, the view also hides processes outside the work and the
+folders through which processes communicate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class WorkView:
     """The part of the machine that the programs of one rank see. `folder` is hidden, except the
-    folders in `shown`. If `separated` is set, the work is separated as by `separate`, and the
+    folders in `shown`. If `separated` is set, the work is separated by `separate.separate`, and the
     device files in `devices` are hidden.
     """
 
@@ -55,7 +55,7 @@ def make_view(config: AgentConfig) -> WorkView | None:
 def list_shown(config: AgentConfig, work: WorkConfig) -> list[str]:
     """Return the folders below `config.hides` that the work sees: its setup, checkpoints and
     volumes, and the folders of all ranks of its gang on this machine. The folders of other ranks
-    are included because a rank may use links that lead to files of another rank.
+    are included because a rank can use links to another rank's files.
     """
     gang = os.path.dirname(config.home)
     # Show each rank's home folder separately, because the work cannot replace a mounted folder with

@@ -29,8 +29,8 @@ class ImageVerifier:
         self, task: TaskSpec, policies: Sequence[BoundPolicy], login: str | None
     ) -> TaskSpec:
         """Return the task with the image's digest and the keys that signed the image. A task is not
-        changed if no policy requires signatures, or if it has no image. `login` is the login at the
-        image's registry, in the form USER:PASSWORD. Raises ApiProblem.
+        changed if no policy requires signatures, or if the task has no image. `login` is the login
+        at the image's registry, in the form USER:PASSWORD. Raises ApiProblem.
         """
         keys = sorted({key for each in policies for key in each.policy.signed_by})
         if not keys or task.image is None:
@@ -54,8 +54,8 @@ class ImageVerifier:
 
 
 def _verify(image: str, login: str | None, keys: Sequence[str]) -> tuple[str, list[str], bool]:
-    """Return the image's name with its digest, the fingerprints of the keys that signed it, and
-    whether the image has a keyless signature. Raises RegistrySilent.
+    """Return the image's name with its digest, the fingerprints of the keys that signed the image,
+    and whether the image has a keyless signature. Raises RegistrySilent.
     """
     from cavvy.api.images.signatures import find_signatures, list_signers
 

@@ -200,7 +200,7 @@ def _upload(left: LeftUpload) -> wire.CleanupItem:
 
 def _over(orphan: OrphanGang) -> OrphanGang:
     """Return the description of the gang for the API's answer. If the gang's job has ended, the
-    given reason is that the gang is being removed; the gang is billed until its removal is
+    description says that the gang is being removed; the gang is billed until its removal is
     complete.
     """
     return (

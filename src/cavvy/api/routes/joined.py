@@ -1,5 +1,5 @@
 """Routes for machines that join the installation. Users invite and dismiss machines. Requests of
-joined machines are forwarded to the provider that they joined.
+joined machines are forwarded to the provider that the machines joined.
 """
 
 from datetime import timedelta

@@ -137,7 +137,8 @@ async def delete(request: Request, project: ProjectPath, name: ServicePath) -> R
 
 
 async def _start(app_state: AppState, project: str, ask: wire.SubmitRequest) -> ServiceStatus:
-    """Store the service, after the checks that its replicas' jobs would have to pass."""
+    """Run the checks that the jobs of the service's replicas would have to pass, then store the
+    service."""
     now, text = app_state.now(), submission.read_text(ask)
     origin = submission.read_origin(ask, text)
     task = submission.read_task(project, ask, text, origin, now, serves=True)

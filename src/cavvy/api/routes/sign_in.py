@@ -90,8 +90,8 @@ async def sign_in(request: Request) -> Response:
 
 
 async def _verify(request: Request, text: str) -> tuple[SignIn, datetime]:
-    """Return the account and trust of an ID token, and the time until which it can be used. Raises
-    ApiProblem.
+    """Return the account and trust of an ID token, and the time until which the token can be used.
+    Raises ApiProblem.
     """
     app_state = app_state_of(request)
     sign_ins = app_state.store.sign_ins

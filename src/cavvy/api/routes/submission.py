@@ -263,8 +263,8 @@ async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
 
 async def place_buckets(app_state: AppState, task: TaskSpec) -> tuple[TaskSpec, str]:
     """Return the task with the regions of its buckets, as the storage services report them. Also
-    return a warning about buckets that may be outside the allowed regions, or "" without such
-    buckets. Raises ApiProblem if a bucket is outside the allowed regions.
+    return a warning if buckets may be outside the allowed regions, else "". Raises ApiProblem if a
+    bucket is outside the allowed regions.
     """
     urls = list_unknown(task)
     if not urls:

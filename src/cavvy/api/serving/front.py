@@ -278,7 +278,8 @@ class GatewayFront:
             cold.close()
 
     async def _listen(self, cold: GatewayLink, link: GatewayLink) -> None:
-        """Wake services immediately when a request finds no replica. Raises GatewayLost."""
+        """Wake a service immediately when one of the service's requests finds no replica. Raises
+        GatewayLost."""
         while True:
             told = await cold.ask(AwaitCold(), timeout_s=None)
             if self._shared is not None:
@@ -288,7 +289,8 @@ class GatewayFront:
                     self._wake(self._published[name].service)
 
     async def _look(self, link: GatewayLink) -> None:
-        """Send changed tiers to the gateway, and wake the services whose traffic has changed."""
+        """Send changed network-distance tiers to the gateway, and wake the services with new
+        traffic."""
         await self._send_tiers(link)
         await self._keep_plane()
         done = dict(self._done)

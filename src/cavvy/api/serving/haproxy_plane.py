@@ -189,7 +189,7 @@ class HaproxyPlane:
         return await self._await_start(started, port)
 
     async def _await_start(self, started: asyncio.subprocess.Process, port: int) -> str:
-        """Return why HAProxy did not start, or "" when it answers. Raises OSError."""
+        """Return why HAProxy did not start, or "" once HAProxy answers. Raises OSError."""
         async with asyncio.timeout(_START_S):
             while await asyncio.to_thread(read_pid, self._runtime) != started.pid:
                 if started.returncode is not None:

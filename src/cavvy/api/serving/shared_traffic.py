@@ -30,8 +30,8 @@ class SharedTraffic:
         self._totals: dict[str, GatewayTotals] = {}
 
     async def tell(self, counted: Mapping[str, GatewayCount]) -> None:
-        """Store the new counts for the other servers. If the write fails, the next call stores the
-        counts.
+        """Store the new counts, which the other servers read. If the write fails, the next call
+        stores the counts.
         """
         news = {name: each for name, each in counted.items() if self._is_new(name, each)}
         if not news:
