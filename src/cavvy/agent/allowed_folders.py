@@ -219,8 +219,8 @@ class _Walk:
         self.enter(path)
 
     def step(self, name: str, *, make: bool) -> None:
-        """Open the folder `name` in the current folder; with `make`, create it if missing. Raises
-        LeadsOutside, OSError."""
+        """Open the folder `name` in the current folder; with `make`, create a missing folder.
+        Raises LeadsOutside, OSError."""
         if self._seen:
             path = os.path.join(self._allowed[self.folder], *self.names, name)
             if path in self._seen:

@@ -276,7 +276,7 @@ class AgentConfig(ConfigRecord, RankPaths):
 
 
 class CheckpointConfig(ConfigRecord):
-    """The task's checkpoint folder, which is kept after the work ends, and its storage location."""
+    """The task's checkpoint folder, which outlives the work, and the folder's storage location."""
 
     path: str
     storage: str | None

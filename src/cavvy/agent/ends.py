@@ -1,4 +1,4 @@
-"""Determines how the work of a rank ended, and when its agent may exit."""
+"""Determines how the work of a rank ended, and when the rank's agent may exit."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def describe_notice(seconds: float, reason: str) -> dict[str, object]:
 
 def serve_on(work: WorkConfig | None, seconds: float) -> float:
     """Return how many seconds the work continues after a notice of `seconds`: 0, unless the work
-    answers requests. The control plane stops the work earlier than that if the work has answered
-    all of its requests.
+    answers requests. The control plane stops the work before these seconds have passed if the work
+    has answered all of its requests.
     """
     if work is None or not work.serves:
         return 0.0

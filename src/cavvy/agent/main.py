@@ -65,8 +65,8 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
-    """Run the job's work, then the work of other jobs that arrives while the node is kept warm.
-    Each job's work gets a new runner, as if a new agent had been started.
+    """Run the job's work. While the node is kept warm, also run the work of other jobs. Each job's
+    work gets a new runner, as if a new agent had been started.
     """
     code, keep_s = act(config, lock, deliver, None)
     while keep_s > 0 and code == 0:

@@ -50,7 +50,7 @@ class TaskReports:
 
     def saw(self, seconds: float) -> None:
         """Count a checkpoint that the agent has found, and record how long the task took to write
-        it. Do nothing if the task reports its checkpoints itself.
+        the checkpoint. Do nothing if the task reports its checkpoints itself.
         """
         if self.cost_s is None:
             self._count(seconds)

@@ -371,7 +371,7 @@ class RankRunner:
             self._steps.run(work, self._env, reused=reused)
 
     def _may_go_on(self) -> WorkConfig | None:
-        """Return the work if its next step may start; otherwise end the work and return None."""
+        """Return the work if the next step may start; otherwise end the work and return None."""
         if self._work is None or self._state is AgentState.DISMISSED:
             self._leave()
         elif self._ending is not None:

@@ -6,8 +6,8 @@ from enum import Enum
 
 
 class AgentState(Enum):
-    """The state of one rank's agent. `RankRunner` makes only the changes of state in MOVES, and
-    ignores requests for any other change.
+    """The state of one rank's agent. `RankRunner` performs only the state changes in MOVES, and
+    ignores requests for any other state change.
     """
 
     WAITING = "waiting"  # waiting for its claim to be granted

@@ -2,8 +2,8 @@
 on the node and never leaves the node; the public key is sent to the control plane with the claim.
 
 The kernel's WireGuard is used if the kernel supports it, otherwise the program wireguard-go. No
-work runs without the tunnel: if a requirement is missing, the attempt ends and its reason names the
-requirement.
+work runs without the tunnel: if a requirement is missing, the attempt ends and the attempt's reason
+names the missing requirement.
 """
 
 from __future__ import annotations

@@ -382,7 +382,7 @@ def parse_reply(data: bytearray, ended: bool) -> tuple[int, bytes, bool] | None:
 
 
 def parse_headers(data: bytearray) -> dict[str, str]:
-    """Map the names of the headers, in lower case, to their values."""
+    """Return the headers as a mapping from lower-case names to values."""
     headers = {}
     for line in bytes(data[: data.find(b"\r\n\r\n")]).decode("latin-1").split("\r\n")[1:]:
         name, _, value = line.partition(":")

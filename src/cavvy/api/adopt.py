@@ -161,7 +161,7 @@ class _Move:
 
     def _refuse_running(self, session: DatabaseSession) -> None:
         """Raise StateDirError if gangs are running and the move would change the state folder of
-        their server.
+        the gangs' server.
         """
         if self._origin is self._home is self._files:
             return

@@ -47,7 +47,7 @@ def note_reading(request: Request, reading: bool = True) -> None:
 
 
 def note_project(request: Request, project: str | None) -> None:
-    """Name the project of a request, if its path does not contain the project."""
+    """Name the project of a request, if the request's path does not contain the project."""
     request.scope["audit_project"] = project or ""
 
 

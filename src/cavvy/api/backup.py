@@ -3,9 +3,9 @@
 The archive is a tar file. The archive contains `cavvy.db`, the keys, and the other files of the
 state folder or of `server.files`, which may be a bucket. The last file is `manifest.json`, with the
 SHA-256 of every file and of the rows of every table. An archive without `manifest.json` is
-incomplete. The database is copied first, so that all files to which its rows refer exist when the
-files are read. A PostgreSQL database is copied from one snapshot into a SQLite file, so an archive
-can be restored into PostgreSQL or SQLite.
+incomplete. The database is copied first, so that all files to which the database's rows refer exist
+when the files are read. A PostgreSQL database is copied from one snapshot into a SQLite file, so an
+archive can be restored into PostgreSQL or SQLite.
 
 The server may run during the backup.
 """
@@ -92,7 +92,8 @@ def back_up(home: StateDir, settings: Settings, target: BinaryIO) -> ArchiveMani
 
 
 def _find_database(home: StateDir, settings: Settings) -> tuple[str, Path, BucketFolder | None]:
-    """Return the URL of the server's database, and the folder and bucket that contain its files."""
+    """Return the URL of the server's database, and the folder and bucket that contain the server's
+    files."""
     if os.path.exists(home.file(DATABASE)):
         return f"sqlite:///{home.file(DATABASE)}", Path(home.path), None
     url = choose_database(home, settings)

@@ -107,8 +107,8 @@ def _files_setting(home: StateDir, settings: Settings) -> str:
 
 
 def refuse_used(files: StateDir) -> None:
-    """Raise StateDirError if a server has already used this folder for its files, because another
-    server would replace its keys and logs.
+    """Raise StateDirError if a server has already used this folder for its files, because a second
+    server would replace the first server's keys and logs.
     """
     for name in ("cavvy.db", _SERVERS):
         if os.path.exists(files.file(name)):

@@ -62,8 +62,9 @@ class HookLimits:
             self._wrong[key] = self._wrong.get(key, 0) + 1
 
     def _keys(self, address: str, webhook: str) -> Sequence[tuple[str, str]]:
-        """Return the keys under which a request is counted: one for its webhook, and one for its
-        address. If there are too many addresses, all further addresses share the same keys.
+        """Return the keys under which a request is counted: one for the webhook, and one for the
+        sender's address. If there are too many addresses, all further addresses share the same
+        keys.
         """
         known = (address, "") in self._wrong or len(self._wrong) < _MOST_KEYS
         return ((address, webhook), (address, "")) if known else (("", "-"), ("", ""))

@@ -1,6 +1,6 @@
 """The socket to which agents on this machine connect, if several servers share one database. One
-server on the machine serves this socket. When the serving server ends, another server on the
-machine takes over the socket, so agents need no new address.
+server on the machine serves this socket. When the server that serves the socket ends, another
+server on the machine takes over the socket, so agents need no new address.
 """
 
 import asyncio

@@ -52,8 +52,8 @@ _log = logging.getLogger(__name__)
 
 
 class CredentialContent(Struct, frozen=True, kw_only=True):
-    """The values that a project sets: settings of the provider, and the contents of its key files,
-    keyed by the names of the settings.
+    """The values that a project sets: settings of the provider, and the contents of the provider's
+    key files, keyed by the names of the settings.
     """
 
     settings: dict[str, Scalar] = field(default_factory=dict)

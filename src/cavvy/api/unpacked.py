@@ -95,8 +95,8 @@ def _compare(found: dict[str, str], manifest: ArchiveManifest) -> None:
 
 
 def _compare_rows(database: Path, manifest: ArchiveManifest) -> None:
-    """Check that the archive's tables equal its manifest. The tables of an older revision are not
-    compared; the hash of the database file was already checked.
+    """Check that the archive's tables match the archive's manifest. The tables of an older revision
+    are not compared; the hash of the database file was already checked.
     """
     if manifest.revision != HEAD:
         return

@@ -1,5 +1,5 @@
-"""Executes the file operations of a user's remote session. Each call gets one answer. Open files
-are identified by numbers (handles).
+"""Executes the file operations of a user's remote session. Each call produces one answer. Open
+files are identified by numbers (handles).
 
 A call consists of a line of JSON, `{"op", ...}`, and the bytes that follow it. An answer consists
 of a line of JSON, `{}` or `{"error", "errno"}`, and the bytes that follow it. Paths are given as
@@ -89,8 +89,8 @@ class NodeFileCalls:
 
     @contextmanager
     def hold(self, asked: Fields) -> Iterator[str]:
-        """Yield a path of the file that `find` finds. In a container, this path stays valid even if
-        the work later renames or replaces the file. Raises OSError.
+        """Yield a path to the file that `find` locates. In a container, this path stays valid even
+        if the work later renames or replaces the file. Raises OSError.
         """
         with self.find(asked) as path:
             if not self.root:

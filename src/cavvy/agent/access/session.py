@@ -103,7 +103,7 @@ class SessionChannel:
 
 
 class RemoteSession:
-    """Serves a user's session until its input ends."""
+    """Serves a user's session until the session's input ends."""
 
     def __init__(self, source: int, sink: int, place: SessionTarget) -> None:
         self._source, self._sink, self._place = source, sink, place

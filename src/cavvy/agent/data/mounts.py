@@ -120,8 +120,8 @@ def mount_nfs(config: AgentConfig, volume: VolumeConfig) -> str:
 
 
 def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
-    """Link each volume's path to its files, for work without a container. Raises CannotBuild,
-    OSError.
+    """Link each volume's path to the volume's files, for work without a container. Raises
+    CannotBuild, OSError.
     """
     for volume, source in find_volumes(config, work, folder):
         if volume.read_only and os.access(source, os.W_OK) and not _is_read_only(source):
@@ -215,8 +215,8 @@ def link(config: AgentConfig, source: str, path: str) -> None:
 
 
 def remove_links(config: AgentConfig) -> None:
-    """Remove the links that the ended work used, if their targets belong to the gang. If several
-    ranks of a gang run on this machine, only the rank that ends last removes links.
+    """Remove the links that the ended work used, if the links' targets belong to the gang. If
+    several ranks of a gang run on this machine, only the rank that ends last removes links.
     """
     gang = os.path.dirname(config.home)
     try:

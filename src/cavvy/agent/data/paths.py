@@ -76,7 +76,8 @@ def _find_output(
 
 
 def _find_full(config: AgentConfig, index: int, target: str) -> str:
-    """For an input whose target is an absolute path, return the path of its files on this node."""
+    """For an input whose target is an absolute path, return the path of the input's files on this
+    node."""
     return target if target in config.placed else f"{config.home}/inputs/{index}"
 
 

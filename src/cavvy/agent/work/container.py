@@ -132,8 +132,8 @@ def run_container(
     env: dict[str, str],
     command: ChildCommand,
 ) -> int:
-    """Pull the image, run the container, wait until it ends, and return the exit code of its
-    command. Raises CannotBuild, OSError.
+    """Pull the image, run the container, wait until it ends, and return the exit code of the
+    container's command. Raises CannotBuild, OSError.
     """
     stopped = _outlive_stop()
     image = str(work.image)

@@ -36,7 +36,7 @@ def build_folder(
     only: list[str] | None = None,
 ) -> None:
     """Create the working folder `folder` after deleting any existing folder. If `only` is given,
-    the new folder contains only these files and folders. Raises CannotBuild, OSError.
+    the new folder contains only the files and folders in `only`. Raises CannotBuild, OSError.
     """
     remove_tree(folder)
     os.makedirs(folder)
@@ -231,8 +231,8 @@ def _replace(config: AgentConfig, source: int, targets: AllowedFolders | None, t
 
 
 def link_checkpoint(checkpoint: CheckpointConfig, folder: str) -> str:
-    """Make the checkpoint's path in the working folder a link to its storage folder, and return the
-    storage folder. Raises CannotBuild, OSError.
+    """Link the checkpoint's path in the working folder to the checkpoint's storage folder, and
+    return the storage folder. Raises CannotBuild, OSError.
 
     If the storage folder is empty, files that exist at the checkpoint's path in the working folder
     become the first checkpoint.

@@ -60,8 +60,8 @@ def enter(folder: str, find: Callable[[], int]) -> None:
 
 
 def wait_until_hidden(folder: str, find: Callable[[], int]) -> int:
-    """Wait until the process that `find` returns has hidden `folder`, and return its ID. Raises
-    OSError.
+    """Wait until the process that `find` returns has hidden `folder`, and return that process's ID.
+    Raises OSError.
     """
     until = time.monotonic() + ENTER_S
     while not _has_hidden(pid := find(), folder):

@@ -3,8 +3,8 @@
 
 Every rank runs the same command. Rank 0 waits for the other ranks, then runs the launcher. The
 launcher uses this program as its remote shell (`--rsh HOST COMMAND`). The other ranks connect to
-rank 0, run its commands, and exit with its exit code. Both ends of a connection prove that they
-know the gang's key, and each message contains an authentication code.
+rank 0, run rank 0's commands, and exit with rank 0's exit code. Both ends of a connection prove
+that they know the gang's key, and each message contains an authentication code.
 
 The agent copies this file to the node's folder. On the node, the file runs without the rest of
 Cavvy, on Python 3.8 or later.

@@ -10,7 +10,7 @@ setup uses. If several agents need the setup with the same key, one agent runs t
 other agents wait.
 
 If a setup lists the files that it uses, the setup runs in a folder with only these files. After the
-setup, its results are copied into the whole working folder.
+setup, the setup's results are copied into the complete working folder.
 """
 
 from __future__ import annotations

@@ -250,8 +250,8 @@ def exit_code(status: int) -> int:
 
 
 def removed_group(folder: str) -> bool:
-    """Remove a control group; return whether the group no longer exists. A group can be busy for
-    some milliseconds after its last process has ended.
+    """Remove a control group; return whether the group no longer exists. A control group can be
+    busy for some milliseconds after its last process has ended.
     """
     try:
         os.rmdir(folder)

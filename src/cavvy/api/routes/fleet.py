@@ -98,7 +98,7 @@ async def down(request: Request) -> Response:
 
 
 async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSummary]) -> None:
-    """End the services of a project, stop its jobs, and release all of its nodes."""
+    """End the services of a project, stop its jobs, and release all nodes of the project."""
     control_plane = app_state.control_plane
     await control_plane.services.end_all(project)
     for job in jobs:

@@ -44,7 +44,7 @@ class ExecCarrier:
             asyncio.get_running_loop().call_later(_END_S, self._give_up)
 
     def _give_up(self) -> None:
-        """End the session of a node that does not answer, and remove its data."""
+        """End the session of a node that does not answer, and remove the session's data."""
         session = self._session
         if session.exit_code is None:
             self._execs.put(session.id, session.gang, session.rank, 0, b"", 255)

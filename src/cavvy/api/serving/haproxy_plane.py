@@ -3,7 +3,7 @@
 The server adds new replicas to HAProxy over HAProxy's runtime API. A new HAProxy process is started
 only if the set of HAProxy's services, a certificate or the gateway's port changes. The new process
 takes over the listening sockets of the previous process. The previous HAProxy process finishes its
-requests, even if its server was killed.
+requests, even if the server that started the process was killed.
 """
 
 import asyncio
