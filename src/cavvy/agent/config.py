@@ -24,7 +24,7 @@ TABLE = "dict[str, str]"
 
 class BadConfig(Exception):
     """Raised if the configuration or the work does not have the format of this protocol version.
-    The message names the wrong field.
+    The message names the invalid field.
     """
 
 

@@ -103,7 +103,7 @@ class BackOff:
 
     @property
     def fresh(self) -> bool:
-        """Whether the next delay is the shortest one, as after a success."""
+        """Whether the next delay is the shortest delay, as it is after a success."""
         return self._delay == self._first
 
 

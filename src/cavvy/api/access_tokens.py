@@ -1,8 +1,8 @@
 """Creates access tokens and service keys, and computes their hashes.
 
 A token contains 256 random bits. Only the SHA-256 of a token is stored. An attacker would have to
-try 2^255 tokens on average to find the token of a hash. Because tokens are random, a slow hash, as
-for passwords, would not add security.
+try 2^255 tokens on average to find the token of a hash. Tokens are random, so a slow hash, which
+passwords need, would not add security.
 """
 
 import secrets

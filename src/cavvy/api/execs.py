@@ -61,7 +61,7 @@ class JobExecs:
         *,
         session: bool = False,
     ) -> JobExec:
-        """Register a command for an agent. Afterwards, the caller must wake the agent's order
+        """Register a command for an agent. After this call, the caller must wake the agent's order
         request."""
         self._drop_old()
         made = JobExec(

@@ -27,8 +27,8 @@ def list_keys(root: Path) -> Iterator[Path]:
 
 
 def list_files(root: Path) -> Iterator[Path]:
-    """Yield the files, except key files, that belong to the database, relative to the state folder.
-    Sockets, links and unfinished files are left out.
+    """Yield the paths, relative to the state folder, of the files that belong to the database,
+    except key files. Sockets, links and unfinished files are left out.
     """
     for folder in FOLDERS:
         for where, inner, names in os.walk(root / folder):

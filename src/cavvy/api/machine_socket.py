@@ -16,7 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 class MachineSocket:
-    """Serves `app` on the Unix socket `path` from `update(True)` to `update(False)`."""
+    """Serves `app` on the Unix socket `path` from the call `update(True)` to the call
+    `update(False)`."""
 
     def __init__(self, app: Any, path: str) -> None:
         self._app = app

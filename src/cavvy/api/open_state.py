@@ -380,8 +380,8 @@ def make_credentials(
 
 
 def find_instance(provider: str, instance: str) -> Offer | None:
-    """Return the catalog's cheapest offer for an instance type, or None if the catalog has none.
-    Answers are cached until the catalog is refreshed.
+    """Return the catalog's cheapest offer for an instance type, or None if the catalog has no offer
+    for this type. Answers are cached until the catalog is refreshed.
     """
     if not instance:
         return None

@@ -67,10 +67,10 @@ def document(
     gives: bool = False,
     headers: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the arguments for a route's decorator that describe the route. `rule` states who may
-    use the route, and is checked before any other part of the request is read. `ask` and `answer`
-    are the types of the bodies. If `sends` is set, the request's body is raw bytes; if `gives` is
-    set, the answer's body is raw bytes.
+    """Return the decorator arguments that describe a route. `rule` states who may use the route,
+    and is checked before any other part of the request is read. `ask` and `answer` are the types of
+    the bodies. If `sends` is set, the request's body is raw bytes; if `gives` is set, the answer's
+    body is raw bytes.
     """
     body = {"required": sends or _is_required(ask), "content": _BYTES if sends else _content(ask)}
     return {

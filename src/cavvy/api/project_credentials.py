@@ -148,7 +148,7 @@ class ProjectCredentials:
             _close_files(self._files.popitem()[1])
 
     async def put(self, project: str, provider: str, content: CredentialContent) -> None:
-        """Check and store a credential. Providers use the credential from now on. Raises
+        """Check and store a credential. After this call, providers use the credential. Raises
         ApiProblem, and Refused or TryAgain if the provider does not accept the credential.
         """
         account = name_account(provider, project)
@@ -246,7 +246,7 @@ class ProjectCredentials:
         return [each.gang for each in attempts if each.offer.account == account]
 
     async def _find_missing(self, account: str, made: Provider) -> list[str]:
-        """Return the gangs of the account that the provider does not list."""
+        """Return the account's gangs that are missing from the provider's list."""
         wanted = await self._list_attempts(account)
         seen = {each.name for each in await made.gangs()} if wanted else set()
         return [each for each in wanted if each not in seen]

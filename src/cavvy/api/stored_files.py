@@ -1,4 +1,4 @@
-"""Opens the files that a server stores, plain or encrypted depending on the settings."""
+"""Opens the files that a server stores. The settings determine whether the files are encrypted."""
 
 from pathlib import Path
 

@@ -50,7 +50,7 @@ def explain(error: Exception) -> ApiProblem | None:
 
 
 def _explain_unusable(error: store.StoreError) -> ApiProblem:
-    """Return the error of a database or key that cannot be used. The database may recover
+    """Return the ApiProblem for a database or key that cannot be used. The database may recover
     automatically; a key that cannot be used requires action by a person.
     """
     if isinstance(error, store.KeyUnusable):

@@ -2,9 +2,9 @@
 need not wait for the server.
 
 The server signs the uploads beforehand, while the work runs. The results are one sequence of bytes:
-undelivered output, files of the checkpoint, and files of the outputs. The sequence is cut into
-objects of equal size. The manifest, which describes the bytes and contains the messages, is sent
-last.
+undelivered output, files of the checkpoint, and files of the outputs. The sequence of bytes is
+split into objects of equal size. The manifest, which describes the bytes and contains the messages,
+is sent last.
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ class Results:
         self.pieces: list[Piece] = []
 
     def collect(self) -> None:
-        """List the parts of the log, the checkpoint and the outputs to store. Outputs that cannot
-        be read or copied are omitted; if an output is omitted, successful work is reported as
-        failed. Raises FileChanged, OSError.
+        """List the parts to store: pieces of the log, and the files of the checkpoint and the
+        outputs. Outputs that cannot be read or copied are omitted; if an output is omitted,
+        successful work is reported as failed. Raises FileChanged, OSError.
         """
         for offset, lost, size, read in self._log.pieces():
             self.pieces.append(({"kind": "log", "offset": offset, "lost": lost}, size, read))

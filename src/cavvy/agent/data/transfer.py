@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     Entry = dict[str, object]
 
     class UploadSigner(Protocol):
-        """The methods that an upload needs; implemented by `TransferClient` and by uploads that
-        were signed earlier."""
+        """The methods that an upload needs. `TransferClient` and uploads that were signed earlier
+        implement these methods."""
 
         def read(self, method: str, route: str = "", ask: object = None) -> Entry: ...
         def ask(
@@ -197,7 +197,8 @@ class ObjectUpload:
 
     def send(self, size: int, read: Callable[[int, int], bytes]) -> None:
         """Upload `size` bytes. `read(offset, length)` returns bytes of the source, and raises an
-        error if the source has changed. The object exists only after every part was accepted.
+        error if the source has changed. The object exists in the storage only after the storage has
+        accepted every part.
 
         Raises TransferFailed and the errors of `read`. After an error, the storage deletes the
         parts.
@@ -247,7 +248,7 @@ class ObjectUpload:
 
 class TransferProgress:
     """Reports a transfer's progress every few seconds, and the reasons for waits. Several threads
-    may call the methods.
+    may call the methods simultaneously.
 
     If `quiet` is set, waits are not reported, because the user already knows the reason.
     """

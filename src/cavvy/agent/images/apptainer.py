@@ -88,7 +88,7 @@ def make_argv(
     mounts: list[str],
 ) -> list[str]:
     """Return the start of a command line, to which the caller appends the command to run in the
-    image. Environment variables are passed as in `inner_environment`, not as arguments.
+    image. Environment variables are not passed as arguments: see `inner_environment`.
     """
     argv = [program, "exec", "--cleanenv", "--no-home", "--writable-tmpfs", "--pwd", config.folder]
     for mount in mounts:

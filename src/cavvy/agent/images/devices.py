@@ -51,8 +51,8 @@ def list_vendors(dev: str = "/dev") -> list[str]:
 
 
 def make_device_flags(engine: str, config: AgentConfig, dev: str = "/dev") -> list[str]:
-    """Return the options of podman or docker for accelerators and RDMA devices, or [] if there are
-    none."""
+    """Return the options of podman or docker for accelerators and RDMA devices, or [] if the node
+    has neither."""
     vendor = find_vendor(config, dev)
     fabric = _pass_on(_list_files(FABRIC, dev))
     if vendor != "nvidia":

@@ -37,8 +37,8 @@ def is_due(cache: str) -> bool:
 
 
 def touch(path: str, *, make: bool = False) -> bool:
-    """Mark the entry as used now. Return False if the entry does not exist. With `make`, create the
-    entry."""
+    """Record the current time as the entry's last use. Return False if the entry does not exist.
+    With `make`, create the entry."""
     try:
         if make:
             os.close(open_private(path))

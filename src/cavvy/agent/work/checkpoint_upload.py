@@ -403,8 +403,8 @@ class UploadBody:
 
 def settle(config: AgentConfig, storage: str, attempt: int, tell: Tell | None = None) -> str:
     """If the control plane has a newer checkpoint than the nodes' shared folder, download the
-    checkpoint to that folder. Rank 0 downloads while the other ranks wait. See `restore` for the
-    result and the errors.
+    checkpoint to that folder. Rank 0 downloads the checkpoint while the other ranks wait. See
+    `restore` for the result and the errors.
 
     The file `attempt` next to the folder contains the number of the attempt that used the folder
     last. If a later attempt uploaded a checkpoint, that checkpoint is newer than the files in the

@@ -116,7 +116,7 @@ class CheckpointWatcher:
 
 
 class WorkMonitor:
-    """Watches progress, checkpoints, resource use and idleness together. The caller must call
+    """Watches the work's progress, checkpoints, resource use and idleness. The caller must call
     `tick` about once a second, and `wrote` with each piece of output.
     """
 

@@ -245,8 +245,8 @@ def lay_shell(home: str) -> None:
 
 
 def follow(rank: int, key: bytes) -> int:
-    """Act as a rank other than 0: run rank 0's commands until rank 0 reports the end of the
-    launcher."""
+    """Act as a rank other than 0: run rank 0's commands until rank 0 reports that the launcher has
+    ended."""
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + PORT_AFTER_MASTER)
     end = time.monotonic() + GATHER_S
     while True:

@@ -266,7 +266,7 @@ def _check_fit(config: AgentConfig, work: WorkConfig) -> None:
 
 
 def _keep(kept: str, folder: str) -> None:
-    """Save the folder in the state after the setup, and list the files that contain the folder's
+    """Save the folder as it is after the setup, and list the files that contain the folder's
     path."""
     remove_tree(kept + "/tree")
     marked = copy_tree(folder, kept + "/tree", folder.encode())

@@ -5,9 +5,9 @@ The work gets its own user, mount, process and IPC namespaces. The work sees onl
 so it can neither signal nor trace other processes. Empty file systems are mounted over the folders
 through which processes communicate or in which a user stores keys: /tmp, /var/tmp, /dev/shm, the
 user's home and runtime folders, and the server's folder. The sockets of container engines, and the
-devices of other jobs, are hidden. All processes of the work end when the first process of its
-namespace ends. The server's user must not be root, because root owns the files of the system in
-every namespace.
+devices of other jobs, are hidden from the work. All processes of the work end when the first
+process of its namespace ends. The server's user must not be root, because root owns the files of
+the system in every namespace.
 
 Usage: python separate.py FOLDER SHOWN. The exit code is 0 if this system can separate work.
 """
@@ -81,8 +81,8 @@ def separate(folder: str, shown: list[str], devices: Iterable[str] = ()) -> None
 
 
 def enter(pid: int) -> None:
-    """Enter the namespaces of separated work; `pid` is the ID, outside the namespaces, of the
-    work's first process. Like `separate`, this function returns in a new process.
+    """Enter the namespaces of separated work; `pid` is the ID that the work's first process has
+    outside the namespaces. Like `separate`, this function returns in a new process.
     """
     names = ("user", "mnt", "ipc", "pid_for_children")
     opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in names]

@@ -73,8 +73,8 @@ def copy_below(
     marker: bytes = b"",
     takes_link: Callable[[str], bool] = lambda path: True,
 ) -> list[str]:
-    """Copy a tree like `copy_tree`, but between two open folders. A link is omitted if `takes_link`
-    returns False for the link's path. Raises OSError.
+    """Copy a tree as `copy_tree` does, but from one open folder to another. A link is omitted if
+    `takes_link` returns False for the link's path. Raises OSError.
     """
     marked, modes = [], [("", os.fstat(source).st_mode)]
     above, there = "", os.dup(target)

@@ -1,4 +1,4 @@
-"""The route that reads the audit log. No route changes or removes records of the log."""
+"""The route that reads the audit log. No route changes or removes records of the audit log."""
 
 from typing import Annotated
 

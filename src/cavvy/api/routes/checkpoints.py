@@ -46,7 +46,7 @@ class HeldCheckpoint(Answer, frozen=True, kw_only=True):
 
 
 class LatestAnswer(Answer, frozen=True, kw_only=True):
-    """The checkpoint from which the gang must start, or null if the job has none."""
+    """The checkpoint from which the gang must start, or null if the job has no checkpoint."""
 
     checkpoint: HeldCheckpoint | None
 

@@ -367,8 +367,8 @@ async def find_job(
 
 
 async def _missing(app_state: AppState, project: str, name: str) -> ApiProblem:
-    """Return the problem for a job that does not exist, which names a newer job with a similar
-    name, if there is one.
+    """Return the problem for a job that does not exist. If the project has a job with a similar
+    name, the hint names this job.
     """
     page = await app_state.store.list_jobs(project, limit=_COMPARED)
     close = nearest(name, (each.name for each in reversed(page.jobs)))

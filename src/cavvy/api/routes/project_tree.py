@@ -35,8 +35,8 @@ router = APIRouter(prefix="/v1/projects/{project}", tags=["accounts"])
     ),
 )
 async def move_project(request: Request, project: ProjectPath) -> Response:
-    """Move the project. The caller must be an admin of both the new parent and the old parent,
-    whose roles and policies no longer apply to the project.
+    """Move the project. The caller must be an admin of the new parent and of the old parent. After
+    the move, the old parent's roles and policies no longer apply to the project.
     """
     app_state = app_state_of(request)
     ask = await read(request, wire.ProjectMove)

@@ -118,8 +118,8 @@ async def admit_task(
     app_state: AppState, task: TaskSpec, now: datetime, user: str, *, consented: bool
 ) -> tuple[TaskSpec, bool]:
     """Return the task as it will run, and whether the user has agreed to pay. If the task names a
-    machine, missing fields are taken from the machine. Raises ApiProblem if no offer and no machine
-    can run the task, or if the user must first agree to pay.
+    machine, fields that the task does not set are copied from the machine. Raises ApiProblem if no
+    offer and no machine can run the task, or if the user must first agree to pay.
     """
     policies = (await app_state.store.policies()).find(task.project)
     if refusal := explain_image(policies, task):
@@ -245,7 +245,7 @@ async def check_secrets(app_state: AppState, task: TaskSpec) -> None:
 
 async def measure_inputs(app_state: AppState, task: TaskSpec) -> TaskSpec:
     """Return the task with the sizes of its inputs in buckets, so that the planner includes the
-    same copies as `cavvy plan`. Inputs that cannot be measured have no size.
+    same copies as `cavvy plan`. An input has no size if the size cannot be measured.
     """
     urls = [each.source for each in task.inputs if each.size_mib is None]
     urls = [each for each in urls if each.startswith(BUCKETS)]
@@ -364,7 +364,7 @@ def _look(
 
 def describe_price(task: TaskSpec, offer: Offer) -> str:
     """Describe the best offer's cost per hour and the spending limit. The hourly cost includes
-    disks and public addresses. The limit also includes the minimum charge.
+    disks and public addresses. The spending limit also includes the minimum charge.
     """
     need = task.resources
     extras = expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)

@@ -50,7 +50,8 @@ class ExecCarrier:
             self._execs.put(session.id, session.gang, session.rank, 0, b"", 255)
 
     def _flush(self) -> None:
-        """Send as much as the session accepts, and the rest after the agent has read some data."""
+        """Send as much data as the session accepts, and send the remaining data after the agent has
+        read some data."""
         session = self._session
         if session.input_ended or not (self._out or self._closed):
             return
