@@ -48,8 +48,7 @@ def may_leave(leaves_after_s: float, silent_s: float, *, stored: bool) -> bool:
 
 
 def describe_failure(fields: ConfigFields) -> str:
-    """Describe how a task failed, from the message `failed` that the task sent. Raises
-    BadConfig."""
+    """Describe how a task failed, according to the task's message `failed`. Raises BadConfig."""
     rank, ranks = fields.read("rank", "int"), fields.read("ranks", "int")
     error = fields.read("error", "str")[:LONGEST_ERROR]
     return f"rank {rank} of {ranks} failed: {error}" if ranks > 1 else f"the task failed: {error}"

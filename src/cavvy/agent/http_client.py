@@ -271,7 +271,7 @@ def read_field(data: bytes, name: str) -> str:
 
 
 def read_reason(status: int, data: bytes) -> str:
-    """Return the message of an error document, for the user."""
+    """Return the message for the user from an error document."""
     return read_field(data, "message") or f"the control plane refused the request (status {status})"
 
 

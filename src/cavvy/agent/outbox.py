@@ -119,7 +119,7 @@ class MessageOutbox:
 
 
 def now_text() -> str:
-    """Return the current time of this node's clock, in RFC 3339."""
+    """Return the current time of this node's clock, in the format of RFC 3339."""
     return time_text(time.time())
 
 

@@ -25,7 +25,7 @@ def make_redactor(work: WorkConfig) -> Redactor:
 
 class Redactor:
     """Removes secrets from a stream. `feed` returns the bytes that are safe to show so far; `flush`
-    returns the remaining bytes at the end.
+    returns the remaining bytes at the end of the stream.
     """
 
     def __init__(self, secrets: list[str]) -> None:

@@ -52,7 +52,7 @@ def note_project(request: Request, project: str | None) -> None:
 
 
 def note_refusal(scope: Scope, code: str) -> None:
-    """Mark a request as refused because of missing rights, with this error code."""
+    """Mark a request as refused with this error code, because the caller lacks rights."""
     scope["audit_refusal"] = code
 
 

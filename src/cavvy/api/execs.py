@@ -80,7 +80,7 @@ class JobExecs:
         ]
 
     def untold(self, gang: str, rank: int) -> bool:
-        """Return whether a command has not yet been sent to the agent of this rank."""
+        """Return whether a command is waiting to be sent to the agent of this rank."""
         return any(not each.told for each in self.wanted(gang, rank))
 
     def refuse_sessions(self, gang: str, rank: int, protocol: int) -> None:

@@ -64,7 +64,8 @@ def copy_files(source: Path, target: Path) -> int:
 
 
 def make_private(root: Path, folder: Path) -> None:
-    """Create a folder below `root`, with its parents. Only this user can enter these folders."""
+    """Create a folder below `root`, and create missing parent folders. Only this user can enter
+    these folders."""
     for each in (*reversed(folder.relative_to(root).parents), folder.relative_to(root)):
         (root / each).mkdir(mode=0o700, exist_ok=True)
 

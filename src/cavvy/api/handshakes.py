@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class HandshakeQueue:
-    """Accepted connections that wait for their handshake, by address. All addresses have the same
-    share: if too many connections wait, the newest connection of the address with the most
+    """Accepted connections that wait for their handshake, grouped by address. All addresses have
+    the same share: if too many connections wait, the newest connection of the address with the most
     connections is closed.
     """
 

@@ -203,8 +203,8 @@ def _fetch_into(found: "Future[Mapping[str, JsonWebKey] | IssuerSilent]", issuer
 
 
 def fetch_keys(issuer: str) -> Mapping[str, JsonWebKey]:
-    """Return the issuer's signature keys, by their IDs. Keys that cannot verify signatures are left
-    out. Raises IssuerSilent.
+    """Return the issuer's signature keys, keyed by key ID. Keys that cannot verify signatures are
+    left out. Raises IssuerSilent.
     """
     import jwt
 

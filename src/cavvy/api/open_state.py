@@ -401,8 +401,8 @@ def _find_instance(provider: str, instance: str, refreshed_at: int) -> Offer | N
 
 
 def _refreshed_at() -> int:
-    """Return the time, in nanoseconds, at which `cavvy catalog refresh` wrote the snapshot; 0 for
-    the snapshot that was installed with the program.
+    """Return the time, in nanoseconds, at which `cavvy catalog refresh` wrote the snapshot. The
+    result is 0 for the snapshot that was installed with the program.
     """
     try:
         return refreshed_path().stat().st_mtime_ns
@@ -411,7 +411,7 @@ def _refreshed_at() -> int:
 
 
 def read_egress_dates() -> Mapping[str, date]:
-    """Return the dates of the prices that `read_egress` returns, with the same keys."""
+    """Return the dates of the prices from `read_egress`, with the same keys as the prices."""
     try:
         with CatalogSnapshot.open() as snapshot:
             return snapshot.egress_dates()

@@ -84,8 +84,8 @@ class PeerServers:
         return token_hex(8) if self._share is None else f"{token_hex(8)}-{self._share.me.id}"
 
     def find_keeper(self, exec_id: str) -> Replica | None:
-        """Return the other server that manages this command, or None if that server is not
-        alive."""
+        """Return the other server that manages this command, or None if this server manages the
+        command or the other server is not alive."""
         server = exec_id.partition("-")[2]
         if self._share is None or not server or server == self._share.me.id:
             return None
@@ -107,9 +107,9 @@ class PeerServers:
         return bool(self._announced.get((gang, rank)))
 
     async def fetch(self, request: Request, gang: str, rank: int) -> list[bytes]:
-        """Return the announced commands for this rank as JSON, from the servers that manage the
-        commands. `request` comes from the rank's agent. Commands that cannot be fetched now will be
-        announced again.
+        """Fetch the announced commands for this rank from the servers that manage the commands, and
+        return the commands as JSON. `request` comes from the rank's agent. Commands that cannot be
+        fetched now will be announced again.
         """
         found = []
         for exec_id in self._announced.pop((gang, rank), {}):

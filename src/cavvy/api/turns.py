@@ -24,7 +24,7 @@ Step = Callable[[], None]
 
 
 class Turns:
-    """The steps that wait for their turn, by address."""
+    """The steps that wait for their turn, grouped by address."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[tuple[Step, float]]] = {}

@@ -1,5 +1,5 @@
-"""Commands that users run on a node, in the same folder and environment as the work. A command's
-output is sent to the user who requested the command.
+"""Runs users' commands on a node, in the folder and environment of the work. A command's output is
+sent to the user who requested the command.
 
 A program that a user's command leaves behind, such as a tmux session or an editor server, runs
 until the work ends.

@@ -195,7 +195,7 @@ def do_list(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, b
 
 
 def do_walk(files: NodeFileCalls, asked: Fields, data: bytes) -> tuple[Fields, bytes]:
-    """List the relative path and type of everything below a folder, without following links."""
+    """Without following links, list the relative path and type of every entry below a folder."""
     found = []
     with files.find(asked) as path:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | files.flags)

@@ -43,7 +43,8 @@ class BlobCache:
         return path
 
     def bring(self, digests: Iterable[str]) -> None:
-        """Fetch many small blobs into the cache, in packs. Raises TransferFailed, OSError.
+        """Fetch packs of many small blobs, and store the blobs in the cache. Raises TransferFailed,
+        OSError.
 
         A pack may lack some blobs; `fetch` downloads the missing blobs later. If the control plane
         is too old to send packs, `fetch` downloads all blobs.

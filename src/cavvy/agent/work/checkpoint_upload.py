@@ -378,7 +378,7 @@ class CheckpointUpload:
 
 
 class UploadBody:
-    """One file, or a part of it, as an object that http.client accepts as a request body."""
+    """A request body for http.client that contains one file or a part of the file."""
 
     def __init__(
         self, saving: CheckpointUpload, entry: FileEntry, start: int = 0, end: int | None = None
@@ -490,8 +490,8 @@ def fetch(
 
 
 def newest(entries: list[FileEntry]) -> int:
-    """Return the time of the last change to any file in nanoseconds since the epoch, or 0 if no
-    files exist."""
+    """Return when any file was last changed, in nanoseconds since the epoch, or 0 if no files
+    exist."""
     return max((entry.mtime_ns for entry in entries), default=0)
 
 

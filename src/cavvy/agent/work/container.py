@@ -1,5 +1,5 @@
-"""Runs the setup and the task in a container of podman, docker or Apptainer, from a separate
-process that waits for the engine.
+"""Runs the setup and the task in a container of podman, docker or Apptainer. A separate process
+starts the container and waits for the engine.
 """
 
 from __future__ import annotations

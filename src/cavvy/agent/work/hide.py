@@ -26,8 +26,8 @@ ENTER_S = 10.0  # maximum seconds to wait until a process of the work has hidden
 
 
 def hide(folder: str, shown: list[str]) -> None:
-    """Hide `folder` from this process and its later children, except the folders in `shown`, if
-    they exist.
+    """Hide `folder`, except the existing folders in `shown`, from this process and the process's
+    later children.
 
     The process must have only one thread. Raises OSError; after an error, parts of the folder may
     still be visible.

@@ -21,7 +21,7 @@ class UsageMeans:
         self._seconds = self._gpu_memory_mib = 0.0
 
     def add(self, values: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Add a measurement; return the means and totals by their names."""
+        """Add a measurement; return the means and totals, keyed by name."""
         self._seconds += seconds
         for name in _MEANS:
             if name in values:

@@ -272,7 +272,7 @@ def born_ns(path: str) -> int | None:
 
 
 def parse_progress(text: bytes) -> dict[str, object]:
-    """Return the values of a JSON object by name. Only numbers, strings, true and false are
+    """Return the values of a JSON object, keyed by name. Only numbers, strings, true and false are
     returned; true and false are returned as 1 and 0. Returns {} if the text is not a JSON
     object."""
     try:

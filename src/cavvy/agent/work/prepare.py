@@ -72,8 +72,8 @@ def prepare(config: AgentConfig, work: WorkConfig, env: dict[str, str], channel:
 
 
 def carry_out(config: AgentConfig, work: WorkConfig, channel: int) -> int:
-    """Copy the outputs of successful work to their targets. Return the process's exit code, as in
-    sysexits.h."""
+    """Copy the outputs of successful work to their targets. Return the process's exit code: 0 or a
+    code of sysexits.h."""
     try:
         copy_outputs(config, work, write_log)
         for index, each in enumerate(work.outputs):
@@ -285,8 +285,8 @@ def setup_environment(work: WorkConfig, env: dict[str, str]) -> dict[str, str]:
 def _restore(
     config: AgentConfig, work: WorkConfig, kept: str, folder: str, env: dict[str, str]
 ) -> None:
-    """Recreate the working folder in its state after the setup. The path of the original folder is
-    replaced by the path of the new folder in all scripts.
+    """Recreate the working folder in its state after the setup. In all scripts, the path of the
+    original folder is replaced by the path of the new folder.
     """
     if work.setup_uses is None:
         remove_tree(folder)

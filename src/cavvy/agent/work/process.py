@@ -21,8 +21,8 @@ class WorkProcess:
 
     `wrote(bytes)` is called with output, and `heard(line)` with each line that the command's
     function writes to its channel. `ended(code)` is called when the first process has ended; `code`
-    is None if the reaper was killed. `gone()` is called last, when all processes have ended and all
-    output was passed on.
+    is None if the reaper was killed. `gone()` is called last, when all processes have ended and
+    `wrote` has received all output.
     """
 
     def __init__(

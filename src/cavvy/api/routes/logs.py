@@ -107,8 +107,8 @@ def _find_start(
 def _with_times(
     app_state: AppState, job: JobRecord, rank: int, chunk: LogChunk
 ) -> tuple[LogChunk, str]:
-    """Return the chunk with the times at which its bytes arrived, as text: pairs of an offset and
-    seconds since 1970. The chunk is shortened so that there are at most `_TIMES` pairs.
+    """Return the chunk, and a text with the times at which the chunk's bytes arrived: pairs of an
+    offset and seconds since 1970. The chunk is shortened so that there are at most `_TIMES` pairs.
     """
     start = chunk.offset - len(chunk.data)
     known = app_state.logs.times(job.project, job.id, chunk.attempt, rank)

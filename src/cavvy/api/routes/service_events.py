@@ -24,7 +24,7 @@ def view_webhooks(app_state: AppState, service: StoredService) -> list[WebhookVi
 
 
 def view_crons(service: StoredService, now: datetime) -> list[CronView]:
-    """Return the cron lines of a service, with their next times."""
+    """Return the cron lines of a service, and the time at which each line next applies."""
     return [
         view(CronView, each, next_at=find_next(each, now) if service.wanted else None)
         for each in service.spec.crons

@@ -67,7 +67,7 @@ class EndpointRelay:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _serve(self) -> None:
-        """Listen until the endpoint is lost."""
+        """Listen for connections until the endpoint is out of service."""
         self._lost.clear()
         self._server = await asyncio.start_server(
             self._accept, LOCAL, self.port, backlog=1024, reuse_address=True

@@ -24,8 +24,8 @@ def list_routes(
     services: Iterable[StoredService], hash_key: Callable[[str], str] = lambda service_id: ""
 ) -> tuple[ServiceRoute, ...]:
     """Return the routes of all services. The gateway refuses all routes if one route is unusable,
-    so a service whose route is unusable is closed. If two services have the same host name, which
-    two simultaneous requests can cause, the older service keeps the name. `hash_key` returns the
+    so a service whose route is unusable is closed. Two simultaneous requests can create two
+    services with the same host name; the older service keeps the name. `hash_key` returns the
     SHA-256 of the key with which queued calls to a service are sent, or "" if no such key exists.
     """
     found: list[ServiceRoute] = []

@@ -30,7 +30,7 @@ class ProbedPort(Struct, frozen=True):
 
 
 class ReplicaProbes:
-    """The probes of all replicas, by the ID of the replica."""
+    """The probes of all replicas, keyed by the replica's ID."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}  # by service

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaRelays:
-    """The relays of all replicas that run on other machines, by the ID of the replica. `notify`
+    """The relays of all replicas that run on other machines, keyed by the replica's ID. `notify`
     informs the agents of a gang that a session is requested.
     """
 
