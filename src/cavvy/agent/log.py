@@ -134,7 +134,7 @@ class LogSpool:
             self._file = -1
 
     def _trim(self) -> None:
-        """Drop the oldest segments until the size is within the limit. The first bytes of the
+        """Drop the oldest segments until the total size is within the limit. The first bytes of the
         output, up to a tenth of the limit, are kept.
         """
         while sum(size for _, size in self._segments) > self._limit:

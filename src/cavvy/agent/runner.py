@@ -404,7 +404,7 @@ class RankRunner:
         self._conclude(*self._judge(code, oom_kills))
 
     def _judge(self, code: int, oom_kills: int) -> tuple[str, int | None, str]:
-        """Return the outcome, exit code and reason of work that ended with this exit code."""
+        """Return the outcome, exit code and reason of work that ended with `code`."""
         interrupted = self._steps.interrupted or self._heard_notice
         interrupted = interrupted or self._state is AgentState.RECLAIMED
         code = EX_TEMPFAIL if code and self.reports.again else code

@@ -94,7 +94,7 @@ def document(
 
 
 def _is_required(ask: type[msgspec.Struct] | None) -> bool:
-    """Return whether a request must have a body, because at least one of the body's fields has no
+    """Return whether a request must have a body: whether at least one of the body's fields has no
     default.
     """
     return ask is not None and any(field.required for field in msgspec.structs.fields(ask))

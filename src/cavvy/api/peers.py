@@ -3,8 +3,8 @@
 The server that received the user's request manages the command; the command's ID ends with this
 server's ID. The server announces the command to its peers. The peer to which the node's agent is
 connected requests the command with the agent's own token, and sends the command to the agent. If a
-request of the agent or the user about the command reaches another server, that server forwards the
-request to the server that manages the command.
+server receives a request about a command that it does not manage, the server forwards the request
+to the server that manages the command.
 
 Peers on one machine use their Unix sockets. Peers on other machines use their listeners for nodes,
 which all have the same certificate. A user's request is forwarded with a short-lived token for this

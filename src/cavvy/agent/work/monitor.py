@@ -168,8 +168,8 @@ class WorkMonitor:
         return "" if self._idle_s is None else self._check_idle(now, self._idle_s)
 
     def _check_idle(self, now: float, limit: float) -> str:
-        """Warn before the idle limit is reached. Once the limit is reached, return the reason to
-        end the work.
+        """Warn before the idle limit is reached. Once the idle limit is reached, return the reason
+        to end the work.
         """
         if self._connected():
             self._busy_at = now

@@ -263,8 +263,8 @@ def removed_group(folder: str) -> bool:
 
 
 def sweep() -> None:
-    """Kill and reap all processes below this process, which must be a reaper. The function is used
-    when another reaper was killed.
+    """Kill and reap all processes below this process, which must be a reaper. This process calls
+    the function after the work's reaper was killed.
     """
     for _ in range(500):
         for pid in descendants(os.getpid()):

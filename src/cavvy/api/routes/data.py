@@ -83,7 +83,8 @@ class UploadAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PartAsk(Struct, frozen=True, kw_only=True):
-    """Requests a signed request for one part. Parts are numbered from 1."""
+    """Asks for a signed request with which the agent can upload one part. Parts are numbered from
+    1."""
 
     upload: Upload
     part: Part

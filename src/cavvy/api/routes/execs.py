@@ -167,9 +167,9 @@ async def _start(app_state: AppState, job: JobRecord, attempt: Attempt, ask: wir
 async def _wait(
     app_state: AppState, listener: ChangeListener, found: JobExec, wait_s: float
 ) -> bool:
-    """Wait for output. Repeat the command's announcement to other servers until the agent has
-    received the command, because signals can be lost and the agent can reconnect to a different
-    server. Returns False if no output arrived.
+    """Wait for output. Repeat the command's announcement to the other servers until the agent has
+    received the command. The announcement is repeated because signals can be lost and the agent can
+    reconnect to a different server. Returns False if no output arrived.
     """
     left = wait_s
     while not found.taken and app_state.peers.exist and left > _ANNOUNCE_S:

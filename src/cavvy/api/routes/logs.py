@@ -171,8 +171,7 @@ async def _piece(
 
 
 async def _settled(app_state: AppState, job: JobRecord, number: int) -> bool:
-    """Return whether no more bytes will be added to the log of this attempt, because the attempt
-    has ended.
+    """Return whether the attempt has ended, so that the attempt's log can no longer grow.
     """
     attempts = await app_state.store.attempts(job.id)
     return any(each.number == number and each.phase is AttemptPhase.ENDED for each in attempts)

@@ -16,7 +16,7 @@ _NEVER = ProbeRecord()
 
 class ProbedPort(Struct, frozen=True):
     """A port of this machine, and the settings of the port's probes. `find` returns 0 while the
-    port is unknown. A `metric` that the program reports at /metrics is read with each probe. If the
+    port is unknown. Each probe also reads the `metric` that the program reports at /metrics. If the
     replica was `ready` before, for example before a restart of the server, an unknown port counts
     as a failure after `patience_s`. The agent normally reconnects within `patience_s`. Without
     `patience_s`, a replica whose program no longer listens would count as ready forever.
