@@ -324,8 +324,8 @@ class BlockingMailboxConnection(http.client.HTTPConnection):
 
 
 class _MailboxSocket:
-    """The part of the socket interface that http.client uses. The object collects the sent bytes.
-    A read posts these bytes to the mailbox as one request, and waits for the answer.
+    """The part of the socket interface that http.client uses. The object collects the sent bytes. A
+    read posts the sent bytes to the mailbox as one request, and waits for the answer.
     """
 
     def __init__(self, mailbox: AgentMailbox) -> None:

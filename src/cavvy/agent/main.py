@@ -120,7 +120,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
 
 def mark_debt(config: AgentConfig, owes: bool) -> None:
     """Create a marker file if messages are undelivered; otherwise remove the file. The program that
-    started the agent checks for this file.
+    started the agent checks for the marker file.
     """
     if owes:
         write_whole(config.undelivered_file, "")

@@ -523,6 +523,6 @@ def needs_preparing(work: WorkConfig) -> bool:
 
 
 def log_failure(data: bytes) -> None:
-    """Write the output of a process to the agent's log. A process of a step writes output only if
-    it fails."""
+    """Write the output of a process to the agent's log. A step's process writes output only if the
+    process fails."""
     complain(data.decode("utf-8", "replace").rstrip())

@@ -100,8 +100,8 @@ class ProjectCredentials:
 
     async def open_changed(self) -> None:
         """Open the stored credentials that are not open, and close open credentials that are no
-        longer stored. Another server may have added or deleted credentials. A credential that
-        cannot be opened is tried again later.
+        longer stored. Another server may have added or deleted credentials. The server later
+        retries a credential that cannot be opened.
         """
         async with self._changing:
             pool = self._accounts.pool

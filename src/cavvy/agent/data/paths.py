@@ -1,5 +1,5 @@
 """Determines where inputs and outputs are stored: in the working folder or, if the task gives an
-absolute path, outside of it.
+absolute path, outside of the working folder.
 """
 
 from __future__ import annotations

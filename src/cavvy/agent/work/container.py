@@ -181,7 +181,7 @@ def run_sif(
 def _outlive_stop() -> list[int]:
     """Keep this process alive when SIGTERM arrives, so that it can wait for the engine's client.
     The client receives the signal too and passes the signal on to the container. Returns a list
-    that contains the signal once it has arrived.
+    that contains the signal once the signal has arrived.
     """
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))

@@ -171,7 +171,6 @@ async def _piece(
 
 
 async def _settled(app_state: AppState, job: JobRecord, number: int) -> bool:
-    """Return whether the attempt has ended, so that the attempt's log can no longer grow.
-    """
+    """Return whether the attempt has ended, so that the attempt's log can no longer grow."""
     attempts = await app_state.store.attempts(job.id)
     return any(each.number == number and each.phase is AttemptPhase.ENDED for each in attempts)
