@@ -351,7 +351,7 @@ class TunnelPeerConfig(ConfigRecord):
 
 
 class TunnelConfig(ConfigRecord):
-    """The encrypted tunnel between the ranks; `peers` has the order of the ranks."""
+    """The encrypted tunnel between the ranks; `peers` is sorted by rank."""
 
     prefix: int
     peers: list[TunnelPeerConfig]

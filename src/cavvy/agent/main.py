@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> int:
     """Run the agent and return its exit code: 0 if no work remains, 2 if the configuration is
     wrong.
 
-    With `--deliver`, the exit code is EX_TEMPFAIL if messages are left because the server did not
-    answer, and 1 if messages are left for another reason.
+    With `--deliver`, the exit code is EX_TEMPFAIL if messages remain because the server did not
+    answer, and 1 if messages remain for a different reason.
 
     With `--separates`, only test whether this machine can separate work, and print the obstacle, if
     any.

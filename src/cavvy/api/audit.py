@@ -117,8 +117,8 @@ class AuditMiddleware:
 
 
 class _RequestEntry:
-    """The audit-log entry of one request. The entry is created at its first use, because the route
-    and the caller are not known earlier.
+    """The audit-log entry of one request. The entry is created when it is first used, because the
+    route and the caller are unknown until then.
     """
 
     def __init__(self, scope: Scope, app_state: AppState) -> None:

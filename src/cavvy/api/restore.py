@@ -2,10 +2,9 @@
 other software has restored.
 
 The archive is unpacked next to its final location and checked there. The database is compared with
-the providers and marked as restored before it is moved to its final location. A server therefore
-uses only a database that was compared with the providers. The database is written last: the file
-`cavvy.db`, or the rows in PostgreSQL. The command can be repeated if it fails before the database
-is written.
+the providers and marked as restored before it is moved to its final location. A server uses only a
+database that was compared with the providers. The database is written last: the file `cavvy.db`, or
+the rows in PostgreSQL. The command can be repeated if it fails before the database is written.
 """
 
 import asyncio

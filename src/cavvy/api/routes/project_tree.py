@@ -126,7 +126,7 @@ def _require_above(request: Request, project: Project) -> None:
 
 async def _check_policies(app_state: AppState, former: Project, ask: wire.ProjectMove) -> None:
     """Raise ApiProblem if policies would no longer apply to the project and the caller has not
-    permitted this.
+    permitted this change.
     """
     book = await app_state.store.policies()
     lifted = find_lifted(book, former.name, ask.parent)
@@ -139,7 +139,7 @@ async def _check_policies(app_state: AppState, former: Project, ask: wire.Projec
 
 async def _check_budgets(request: Request, former: Project, ask: wire.ProjectMove) -> None:
     """Raise ApiProblem if additional budgets would count the project's spending, including this
-    month's, and the caller has not accepted this.
+    month's, and the caller has not accepted these budgets.
     """
     app_state = app_state_of(request)
     parents = {each.name: each.parent for each in await app_state.store.projects()}

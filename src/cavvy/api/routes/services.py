@@ -230,7 +230,8 @@ def _view_unplaced(
 
 
 def _view_level(service: StoredService, now: datetime) -> LevelView | None:
-    """Return the service level that was reached, or None if the service has no `slo`."""
+    """Return the service level that the service has reached, or None if the service has no
+    `slo`."""
     asked = service.spec.slo
     if asked == ServiceLevel():
         return None
