@@ -3,5 +3,5 @@ fake tensors, so no device is needed, and records every operation as a GPU would
 
 `script.py` runs a user's unchanged script on the device of `fake_device.py`, `trace.py` records and
 summarizes the step, `operations.py` determines the kinds, FLOPs and bytes of operations, and
-`values.py` and `sizes.py` supply the values and sizes that a trace does not know.
+`values.py` and `sizes.py` supply assumed values and sizes where a fake tensor has no data.
 """

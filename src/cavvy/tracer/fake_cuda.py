@@ -1,6 +1,4 @@
-"""Reports one GPU to a traced script, so that the script takes the branches that it takes on a GPU,
-such as autocast.
-"""
+"""Reports one GPU to a traced script, so that the script runs its GPU code, such as autocast."""
 
 import os
 import sys
@@ -64,7 +62,7 @@ class _Stream:
 
 
 class _Generator(torch.Generator):
-    """A generator of random numbers, also for a device that is not there."""
+    """A generator of random numbers that also accepts a device that the machine does not have."""
 
     def __new__(cls, *_: Any, **__: Any) -> "_Generator":
         return super().__new__(cls)
@@ -112,9 +110,9 @@ _ACCELERATOR: dict[str, Any] = {
 
 
 class GpuQuestions:
-    """Whether a script or a library asked about the GPU. What PyTorch itself asks does not count.
-    Modules that the script imports run only once, so what they ask while they are imported does
-    not count either.
+    """Whether a script or a library asked about the GPU. Calls that PyTorch itself makes do not
+    count. Calls made while a module is imported do not count either, because a second run of the
+    script would not repeat the import.
     """
 
     asked = False
@@ -148,8 +146,8 @@ _QUESTIONS = frozenset(
 
 @contextmanager
 def fake_cuda() -> Iterator[GpuQuestions]:
-    """Report one GPU in `torch.cuda` and `torch.accelerator`. Tensors stay fake, and computing on
-    the GPU is left to `fake_device` and `as_on_gpu`.
+    """Report one GPU in `torch.cuda` and `torch.accelerator`. Tensors stay fake; `fake_device` and
+    `as_on_gpu` imitate computation on the GPU.
     """
     questions = GpuQuestions()
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The fake device of a trace. Models and batches on it have shapes, but store no data."""
+"""The fake device of a trace. Models and batches on this device have shapes, but store no data."""
 
 import logging
 import threading
@@ -50,11 +50,11 @@ _DEPENDS_ON_VALUES = (
 
 
 class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
-    """Fake tensors that also support operations whose result size depends on values. The largest
-    possible size is assumed: a mask selects everything. The exception is experts that `topk`
-    chooses: each expert is assumed to get an equal share. `assumed` lists the lines of code with
-    assumed sizes. Only one thread at a time enters the mode, because data loaders collate in
-    several threads.
+    """Fake tensors that also support operations whose result size depends on values. The mode
+    assumes the largest possible size, for example that a mask selects all elements. If `topk`
+    chooses experts, the mode instead assumes that each expert gets an equal share of the samples.
+    `assumed` lists the lines of code with assumed sizes. Only one thread at a time enters the mode,
+    because data loaders collate in several threads.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         self.assumed: dict[str, None] = {}
 
     def _assume(self, name: str, args: Any, made: Made) -> list[Any]:
-        """Make the tensors that `made` describes, and record the assumed size unless it is a single
-        value. Returns [] if `made` is empty.
+        """Create the tensors that `made` describes, and record the assumed size unless the input
+        has only one value. Returns [] if `made` is empty.
         """
         if not made:
             return []
@@ -104,13 +104,17 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
             return out
 
     def may_turn_const(self, t: torch.Tensor) -> bool:
-        """Return whether a tensor keeps its values. `FakeTensorMode` calls this method."""
+        """Return whether the fake copy of a tensor also stores the tensor's values.
+        `FakeTensorMode` calls this method.
+        """
         limit = 1 if t.is_floating_point() or t.is_complex() else _KNOWN
         is_plain = t.layout is torch.strided and t.device.type == "cpu"
         return is_plain and t.numel() <= limit and not self.is_our_fake(t)
 
     def _make_known(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Make a new tensor. Integers and booleans get the values that they have in a real run."""
+        """Create a new tensor. A tensor of integers or booleans gets the values that it has in a
+        real run.
+        """
         out: Any = super().__torch_dispatch__(func, types, args, kwargs)
         is_inexact = out.is_floating_point() or out.is_complex()
         if not is_inexact and out.numel() <= _KNOWN_OWN and out.device.type == "cpu":
@@ -120,8 +124,9 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
         return out
 
     def _can_compute(self, func: Any, leaves: list[torch.Tensor]) -> bool:
-        """Return whether an operation has only known values, of which there are several. PyTorch
-        itself computes operations of single known values.
+        """Return whether the values of all arguments are known, and at least one argument does not
+        have exactly one value. PyTorch itself computes operations whose arguments each have one
+        known value.
         """
         return (
             any(each.numel() != 1 for each in leaves)
@@ -175,8 +180,8 @@ class _Fake(fake_tensor.FakeTensorMode):  # type: ignore[no-untyped-call]  # tor
 
 
 def _mark_routed(func: Any, args: Any, out: Any, routed: int, experts: int) -> int:
-    """Record on the results that they are a choice of experts, and return the number of choices: 0
-    if the results are no choice.
+    """Mark the results as a choice of experts and return the number of choices, or return 0 if the
+    operation does not choose experts.
     """
     if func is torch.ops.aten.topk.default:
         # the number of samples times the number of experts per sample

@@ -1,7 +1,7 @@
 """Runs a traced script in one process: without other ranks, and without workers of data loaders.
 
-A trace has one rank and one process. Process groups use the backend `fake` of PyTorch, whose
-collective operations return at once.
+A traced script has one rank and one process. Process groups use PyTorch's backend `fake`, whose
+collective operations return immediately.
 """
 
 import inspect
@@ -33,8 +33,9 @@ TORCHRUN = {
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """Give a script a process group of one rank, wrappers of models that only call the model, and
-    data loaders without worker processes. `torchrun_environment` sets the rank's variables.
+    """Replace process groups with a group of one rank, wrappers of models with a wrapper that only
+    calls the model, and data loaders with loaders without worker processes. `torchrun_environment`
+    sets the rank's variables.
     """
     changes: list[tuple[Any, str, Any]] = [
         (each, "init_process_group", _start_group)
@@ -64,14 +65,14 @@ def one_process() -> Iterator[None]:
 
 
 def torchrun_environment() -> AbstractContextManager[Any]:
-    """Set the variables that torchrun sets, for one rank."""
+    """Set the environment variables that torchrun sets, with the values for a single rank."""
     return patch.dict(os.environ, TORCHRUN)
 
 
 @contextmanager
 def watch_rank_variables(missed: set[str]) -> Iterator[None]:
-    """Add the variables of torchrun that the user's own code reads, but that are not set, to
-    `missed`. Libraries read the variables of torchrun too, but do without them.
+    """Add each unset variable of torchrun that the user's own code reads to `missed`. Reads by
+    libraries do not count, because libraries also work without these variables.
     """
     kind = type(os.environ)
     before = kind.__getitem__
@@ -90,8 +91,8 @@ def watch_rank_variables(missed: set[str]) -> Iterator[None]:
 
 class _Mixed(torch.nn.Module):
     """A stand-in for a model that is wrapped in fully sharded data parallelism (FSDP). If
-    `use_policy` was called with FSDP's mixed precision, the model computes in that type through
-    autocast.
+    `use_policy` was called with FSDP's mixed precision, the model computes in the policy's
+    parameter type through autocast.
     """
 
     _dtype: torch.dtype | None = None
@@ -108,7 +109,7 @@ class _Mixed(torch.nn.Module):
 
 class _OneRank(_Mixed):
     """A wrapper of a model, in place of DistributedDataParallel and FullyShardedDataParallel. With
-    one rank, DistributedDataParallel and FullyShardedDataParallel compute the same as the model.
+    one rank, DistributedDataParallel and FullyShardedDataParallel return the results of the model.
     """
 
     def __init__(self, module: torch.nn.Module, *_: Any, **options: Any) -> None:
@@ -169,7 +170,7 @@ def _start_first(before: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 class _EndedProcess:
-    """A handle for the process of another rank, which is never started."""
+    """A handle for a process that the trace does not start."""
 
     pid = returncode = 0
 
@@ -210,7 +211,7 @@ def _gather_object(own: Any, objects: list[Any] | None = None, *_: Any, **__: An
 
 
 def _without_workers(before: Any) -> Any:
-    """Return a `DataLoader.__init__` that loads in the main process, without pinned memory. A
+    """Return a `DataLoader.__init__` whose loader uses no worker processes and no pinned memory. A
     worker process would have to send the storages of tensors, but fake tensors have no storage.
     """
     signature = inspect.signature(before)

@@ -1,5 +1,5 @@
 """Determines the kind, FLOPs and bytes of an operation on a GPU, for `trace.py`. Operations that
-run differently on a CPU are replaced by their GPU form.
+run differently on a CPU than on a GPU are replaced by their GPU form.
 """
 
 from collections.abc import Iterator
@@ -193,9 +193,8 @@ class GpuSemantics(TorchFunctionMode):
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """Apply `GpuSemantics`, also during the backward pass. Torch turns the mode off in the backward
-    pass, but activation checkpointing recomputes operations of the forward pass in the backward
-    pass.
+    """Apply `GpuSemantics`, also during the backward pass. Torch turns this mode off in the
+    backward pass, where activation checkpointing recomputes operations of the forward pass.
     """
     engine = torch.autograd.__dict__["_engine_run_backward"]
 
@@ -214,9 +213,9 @@ def as_on_gpu() -> Iterator[None]:
 def _recurrent(
     name: str, data: torch.Tensor, second: Any, third: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Replace a recurrent network with a few kernels, as cuDNN does. The kernels have the FLOPs and
-    saved tensors of all time steps. For a packed sequence, the arguments are data, batch sizes and
-    state; otherwise they are data and state.
+    """Replace a recurrent network with a few kernels, as cuDNN does. Together, the kernels have the
+    FLOPs and the saved tensors of all time steps. For a packed sequence, the arguments after `name`
+    are data, batch sizes and state; for other data, they are data and state.
     """
     packed = isinstance(options[0], list | tuple)
     state, weights, both = (
@@ -239,8 +238,8 @@ def _recurrent(
 
 
 def _on_cpu(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments with the CPU as the device. Fake tensors on another device need a torch
-    that was built for that device.
+    """Return the arguments of an operation with each device replaced by the CPU. Fake tensors on a
+    device other than the CPU need a build of torch for that device.
     """
     if kwargs.get("device") is not None:
         kwargs["device"] = "cpu"
@@ -284,8 +283,8 @@ def _cross_entropy(
 
 
 class _WideLogSoftmax(torch.autograd.Function):
-    """Log-softmax with a float32 result, as on CUDA. On the CPU, the kernel with a float32 result
-    exists only for float16, so the float16 kernel is also used for bfloat16.
+    """Computes log-softmax with a float32 result, as on CUDA. On the CPU, the kernel with a float32
+    result exists only for float16, so the float16 kernel is also used for bfloat16.
     """
 
     @staticmethod

@@ -16,8 +16,8 @@ def own_line() -> str:
 
 
 def is_own_call() -> bool:
-    """Return whether the user's own code called the function that calls this function. Functions of
-    Python's modules `os` and `collections` in between do not count.
+    """Return whether the user's own code called the function that calls this function. Calls that
+    pass through Python's modules `os` and `collections` count as calls by the user's code.
     """
     frame: Any = sys._getframe(2)
     while frame.f_back and frame.f_code.co_filename.endswith(_ENVIRONMENT):

@@ -27,12 +27,12 @@ _LIBRARIES = ("-packages", os.path.dirname(os.__file__), "<frozen")
 
 
 def find_ranks(process: Any) -> list[int]:
-    """Return the ranks that a process was given, or [] if the process is not a rank.
+    """Return the rank numbers that a process received, or [] if the process is not a rank.
 
-    A rank is a whole number named `rank` or `gpu`, or with a name such as `local_rank`. It is an
-    argument of the process's function or, if a subclass of `Process` overrides `run`, an attribute.
-    A process that only produces data may have such a number too, and may never end. A process is a
-    rank only if its code trains: see `_trains`.
+    A rank number is an integer whose name is `rank` or `gpu`, or ends with `_rank`. The integer is
+    an argument of the process's function or, if a subclass of `Process` overrides `run`, an
+    attribute of the process. A process that only produces data can also have a rank number, and can
+    run forever. Therefore a process is a rank only if its code trains: see `_trains`.
     """
     overrides = type(process).run is not BaseProcess.run
     named = {**_bind(process), **(vars(process) if overrides else {})}.items()
@@ -52,8 +52,8 @@ def _bind(process: Any) -> Mapping[str, Any]:
 
 
 def _trains(start: Any) -> bool:
-    """Return whether a function uses one of the names in `_TRAINING`, itself or in the functions
-    and classes of the user's own code that it uses.
+    """Return whether a function, or any of the user's own code that the function uses, contains a
+    name of `_TRAINING`.
     """
     attributes, scopes, seen = set(_IMPLICIT), list[Any](), set[int]()
     todo = [start]
@@ -85,20 +85,22 @@ def _trains(start: Any) -> bool:
 
 
 def _list_outside(function: FunctionType, names: set[str]) -> list[Any]:
-    """Return the values from outside a function that the function uses."""
+    """Return the global variables and the variables of enclosing functions that a function uses."""
     cells = [each.cell_contents for each in function.__closure__ or () if each != _EMPTY]
     return [*cells, *(function.__globals__.get(name) for name in names)]
 
 
 def _list_names(code: CodeType) -> Iterator[tuple[str, bool]]:
-    """Yield the names that code uses, and whether each is a name of its module."""
+    """Yield each name that the code uses, and whether the name is global."""
     for each in _list_instructions(code):
         if each.opcode in dis.hasname:
             yield each.argval, each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def _list_imported(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of the user's own modules that code imports, without running the modules."""
+    """Yield the code of each of the user's own modules that `code` imports, without running the
+    module.
+    """
     for each in _list_instructions(code):
         if each.opname != "IMPORT_NAME":
             continue
@@ -113,7 +115,7 @@ def _list_imported(code: CodeType) -> Iterator[CodeType]:
 
 
 def _list_instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions of code, and of the functions and classes that are defined in it."""
+    """Yield the instructions of the code, including the functions and classes that it defines."""
     yield from dis.get_instructions(code)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -129,7 +131,9 @@ def _find_method(scope: Any, name: str) -> Any:
 
 
 def _is_own(value: Any) -> bool:
-    """Return whether a value is a class, a module, or code that is not of a library."""
+    """Return whether a value is a class, a module, a partial function, a method, or code that does
+    not belong to a library.
+    """
     if isinstance(value, type | ModuleType | functools.partial | MethodType):
         return True
     code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)

@@ -29,12 +29,12 @@ def trace_script(path: str, arguments: list[str], *, name: str = "") -> dict[str
     """Return the work profile of one step of a script: see `StepWatch`.
 
     The script runs as `python path arguments` would run it, but on fake tensors. The number of
-    samples is the first dimension of the model's input. In its first run, the script sees one GPU.
-    If that run fails, the script runs once more without a GPU, unless that run would be the same,
-    because the script did not ask for a GPU or misses a file.
+    samples is usually the first dimension of the model's input. In its first run, the script sees
+    one GPU. If the first run fails, the script runs a second time, without a GPU. There is no
+    second run if the script did not ask for a GPU, or if a file or module is missing.
 
-    Raises: RuntimeError: the script ended without an optimizer step. Any other error comes from the
-    script's run with a GPU.
+    Raises: RuntimeError: the script ended without an optimizer step. Any other error was raised by
+    the script in the run with a GPU.
     """
     questions = None
     try:
@@ -68,9 +68,10 @@ def _trace(path: str, arguments: list[str], name: str) -> dict[str, Any]:
 
 
 def _run_as_rank(path: str, arguments: Sequence[str]) -> None:
-    """Run a script as `python` would run it. If the script stops because it misses a variable that
-    torchrun sets, run the script again as the only rank of torchrun. The first run does not set
-    torchrun's variables, because libraries start process groups if the variables exist.
+    """Run a script as `python` would run it. If the script stops because an environment variable of
+    torchrun is not set, run the script a second time as the only rank of torchrun. Torchrun's
+    variables are not set in the first run, because libraries start process groups if the variables
+    exist.
     """
     missed: set[str] = set()
     try:
@@ -96,8 +97,8 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _patched() -> Iterator[None]:
-    """Keep a traced script from compiling, resuming, skipping an optimizer step, or computing on
-    another device.
+    """Prevent a traced script from compiling, resuming, skipping an optimizer step, or computing on
+    a real GPU.
     """
     before = torch.autocast.__init__
 

@@ -1,4 +1,6 @@
-"""The sizes that a trace assumes for results whose sizes depend on values: the largest possible."""
+"""Computes the sizes that a trace assumes for results whose sizes depend on values: the largest
+possible sizes.
+"""
 
 from typing import Any
 
@@ -10,8 +12,8 @@ Made = list[tuple[Any, torch.dtype]]
 
 
 def explain_size(name: str) -> str:
-    """Return an error message for a script that cannot be traced. The message gives the reason, and
-    what to do."""
+    """Return an error message for a script that cannot be traced. The message states the reason and
+    suggests a change of the script."""
     hint = "pass `output_size`" if name == "repeat_interleave" else "avoid this operation"
     return (
         f"{own_line()}: the size of the result of {name} depends on values, which a trace does "
@@ -20,8 +22,9 @@ def explain_size(name: str) -> str:
 
 
 def find_largest(name: str, args: Any, kwargs: Any, routed: int, experts: int) -> Made:
-    """Return shapes and types of the largest possible results of an operation whose result sizes
-    depend on values. Returns [] if the result sizes of the operation do not depend on values.
+    """Return the shape and the type of each result of an operation whose result sizes depend on
+    values, with the largest possible sizes. Returns [] if the result sizes of the operation do not
+    depend on values.
     """
     count = args[0].numel() if args and isinstance(args[0], torch.Tensor) else 0
     share = routed // experts
@@ -46,8 +49,8 @@ def find_largest(name: str, args: Any, kwargs: Any, routed: int, experts: int) -
 
 def _count_most(args: Any, count: int, experts: int) -> Made:
     """Return the largest possible result of `bincount`: one bin for each expert, or the requested
-    number of bins. If the number of experts is unknown and no number of bins was requested, the
-    result has one bin for each value.
+    number of bins if that number is larger. If the number of experts is unknown and no number of
+    bins was requested, the result has one bin for each value.
     """
     weights = args[1] if len(args) > 1 else None
     kind = torch.int64

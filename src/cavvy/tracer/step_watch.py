@@ -1,4 +1,4 @@
-"""Finds and records the step of a traced script."""
+"""Finds and records one training step of a traced script."""
 
 import itertools
 import weakref
@@ -32,9 +32,9 @@ class StepWatch:
 
     * With one optimizer, from the model's first forward pass up to the first `optimizer.step`, or
       up to the second forward pass if the script accumulates gradients.
-    * With several optimizers, such as those of a generator and a discriminator, one round: from one
-      step of the first optimizer to its next step. If no model runs between the steps of the
-      optimizers, these steps count as one step, as if there were a single optimizer.
+    * With several optimizers, for example of a generator and a discriminator, from one step of the
+      first optimizer to the next step of the first optimizer. If no model runs between the steps of
+      the optimizers, these steps count as one step, as if there were a single optimizer.
     * Without an optimizer of PyTorch, up to the second forward pass after a backward pass. The
       script is assumed to update parameters as SGD does.
     """
@@ -75,7 +75,7 @@ class StepWatch:
         self._hooks.close()
 
     def profile(self, name: str) -> dict[str, Any] | None:
-        """Return the work profile of the step, or None if the script has had no step."""
+        """Return the work profile of the step, or None if the script has not finished a step."""
         if self._made is None and not self._optimizers and self._has_gradients():
             self._finish_without_optimizer()
         return None if self._made is None else {**self._made, "name": name}
@@ -109,8 +109,8 @@ class StepWatch:
 
     def _train(self, module: torch.nn.Module) -> None:
         """Handle the first forward pass that computes gradients. Earlier passes of another model,
-        such as a teacher, belong to the step. Earlier passes of this model do not belong to the
-        step, because in them the model acted in an environment or was evaluated.
+        such as a teacher, belong to the step. Earlier passes of the trained model do not belong to
+        the step, because these passes only evaluate the model or choose actions with it.
         """
         self._trains = True
         if self._model is None:
@@ -127,7 +127,9 @@ class StepWatch:
         self._start()
 
     def _forward_again(self, module: torch.nn.Module) -> None:
-        """Handle a forward pass of the model before the first step."""
+        """Handle each forward pass of the model after the first pass and before the first optimizer
+        step.
+        """
         if not self._optimizers and self._has_gradients():
             self._finish_without_optimizer()
             raise StepDone
@@ -159,8 +161,9 @@ class StepWatch:
             self._rounds |= self._ran
 
     def _stepped(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        """Start or end the record when an optimizer has made a step. If the only optimizer calls
-        the model in its step, as LBFGS does, the record ends with that step.
+        """Start or end the recording after a step of an optimizer. If the script's only optimizer
+        calls the model during the optimizer's step, as LBFGS does, the recording ends after that
+        step.
         """
         if self._model is None:
             return
@@ -219,9 +222,10 @@ class StepWatch:
 
 
 def _find_precision(tape: TraceTape) -> str:
-    """Return the precision of a step, which is half if any product of matrices is. A product in
-    float32 is still estimated in float32. The model's first call does not show the precision:
-    wrappers of models start autocast inside the call, and parameters may be half.
+    """Return the precision of a step: a half precision if any matrix product of the step has a half
+    precision, otherwise "fp32". The estimate of a float32 product uses float32 even if the
+    precision of the step is half. The model's first call does not show the precision, because
+    wrappers of models start autocast inside the call.
     """
     flops = dict.fromkeys(_HALF, 0.0)
     for each in tape.events:

@@ -1,4 +1,4 @@
-"""Makes a work profile of one training step (computation, memory traffic and memory). No device is
+"""Makes a work profile of one training step (computation, memory traffic and memory). No GPU is
 needed, because the step runs on fake tensors.
 
 The profile is plain data, which `cavvy estimate` and `cavvy plan` read. Operations are recorded as
@@ -123,8 +123,8 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.tape.storages[number].died = len(self.tape.events)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Mark the storages of the model's parameters and buffers, so that they can be
-        distinguished from tensors of the step.
+        """Mark the storages of the model's parameters and buffers, to distinguish these storages
+        from tensors of the step.
         """
         for each in model.parameters():
             self.see(each, "parameter")
@@ -132,7 +132,7 @@ class TraceRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as t
             self.see(tensor, "buffer")
 
     def close(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Mark these parameters and their gradients, and stop recording which tensors are freed."""
+        """Mark the parameters and their gradients, and stop recording when tensors are freed."""
         for each in parameters:
             self.see(each, "parameter")
             if each.grad is not None:
@@ -150,11 +150,11 @@ def trace_step(
     optimizer: str = "adamw",
     name: str = "",
 ) -> dict[str, Any]:
-    """Return the work profile of one micro-batch. `step` runs the forward pass on `batch` samples
-    and returns the loss.
+    """Run one micro-batch and return its work profile. `step` runs the forward pass on `batch`
+    samples and returns the loss.
 
-    Model and data may be fake (created in `fake_device`) or real. The optimizer does not run; the
-    profile contains only its name.
+    The model and the data can be fake (created in `fake_device`) or real. The optimizer does not
+    run; the profile contains only its name.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     model.zero_grad()
@@ -180,8 +180,8 @@ def summarize(
     optimizer: str,
     name: str,
 ) -> dict[str, Any]:
-    """Make the profile from a tape. Equal kernels are counted together. Memory is computed twice:
-    once for eager execution, and once for a compiler that fuses pointwise kernels.
+    """Compute the profile from a tape. Equal kernels become one entry with a count. Memory is
+    computed twice: once for eager execution, and once for a compiler that fuses pointwise kernels.
     """
     fused, gone = _fuse(tape)
     kept = Counter[str]()
@@ -257,8 +257,9 @@ def _list_fixed(tape: TraceTape) -> set[int]:
 
 
 def _list_raw_gradients(tape: TraceTape) -> set[int]:
-    """Return the storages that become gradients of parameters only by casts and additions. Each
-    storage has the same shape as one of the parameters.
+    """Return the storages that only casts and additions turn into gradients of parameters. A
+    storage that is more than twice as large as the result is left out, because the operation may
+    sum over the batch.
     """
     grads = {number for number, each in enumerate(tape.storages) if each.kept == "gradient"}
     readers: dict[int, list[KernelEvent]] = {}
@@ -289,13 +290,13 @@ def _list_raw_gradients(tape: TraceTape) -> set[int]:
 
 
 def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
-    """Model a compiler that fuses kernels. Returns the bytes moved per event, and the storages that
-    the compiler recomputes or never creates.
+    """Model a compiler that fuses kernels. Returns the bytes that each event moves, and the
+    storages that the compiler recomputes or never creates.
 
     All pointwise and reduction kernels between two matrix products become one kernel. A tensor that
     only pointwise and reduction kernels read is not written, or is recomputed in the backward pass.
-    A tensor that a matrix product reads in the backward pass is kept. PyTorch's compiler Inductor
-    makes the same choice in its partitioner.
+    A tensor that a matrix product reads in the backward pass stays in memory. The partitioner of
+    Inductor, PyTorch's compiler, chooses the same tensors.
     """
     maker: dict[int, KernelEvent] = {}
     readers: dict[int, list[KernelEvent]] = {}
@@ -329,8 +330,9 @@ def _fuse(tape: TraceTape) -> tuple[list[int], frozenset[int]]:
 
 
 def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
-    """Return the memory in use at the moments when it is highest, in bytes, without parameters and
-    buffers. The moment of the peak depends on the batch size and on the sharding of the gradients.
+    """Return the bytes of memory in use at the moments of highest use, without parameters and
+    buffers. There are several such moments, because the moment of the peak depends on the batch
+    size and on the sharding of the gradients.
 
     Each result is a tuple (activations, fixed, gradients). `fixed` is the part of the activations
     that does not grow with the batch: cast parameters, and gradients before they are cast.
@@ -350,8 +352,9 @@ def _peaks(tape: TraceTape, gone: frozenset[int]) -> list[tuple[int, int, int]]:
 
 
 def _list_size_changes(tape: TraceTape, gone: frozenset[int]) -> dict[int, list[tuple[int, int]]]:
-    """Return the changes of memory at each event, by the index of the event. A change is a kind (0:
-    activations, 1: activations of a fixed size, 2: gradients) and a number of bytes.
+    """Return a dictionary that maps the index of each event to the changes of memory at this event.
+    Each change is a pair: the kind (0: activations, 1: activations of a fixed size, 2: gradients)
+    and the number of bytes.
     """
     fixed = _list_casts(tape) | _list_raw_gradients(tape)
     changes: dict[int, list[tuple[int, int]]] = {}

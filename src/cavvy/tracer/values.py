@@ -1,5 +1,5 @@
-"""Values that a traced script reads from fake tensors. A value is real if it is known, such as a
-number of `torch.tensor`, and a guess otherwise.
+"""Supplies the values that a traced script reads from fake tensors. A known value, such as a number
+that the script passed to `torch.tensor`, is returned; any other value is guessed.
 """
 
 from collections import Counter
@@ -21,9 +21,8 @@ _TURN = 1000
 
 class ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch declares it
     """Supplies a value when code reads one from a fake tensor (`if x.any():`, `.item()`). An
-    unknown boolean is False, and another unknown value is 1. With the values False and 1, code
-    usually takes its common branch. Checks that usually succeed, such as `isfinite`, are true: see
-    `mark_likely`.
+    unknown boolean is False, and an unknown number is 1. With the values False and 1, code usually
+    takes its common branch. A check such as `isfinite` gets its usual result: see `mark_likely`.
     """
 
     def __init__(self) -> None:
@@ -59,8 +58,8 @@ def find_known(tensor: Any) -> torch.Tensor | None:
 
 
 def mark_likely(name: str, args: Any, out: Any, routed: int) -> None:
-    """Record a likely value of a boolean result: `all` is true, a negation is the opposite of what
-    it negates, and of the samples that `topk` sends to experts, each expert gets some.
+    """Record the likely value of a boolean result. `all` is likely true, a negation is the opposite
+    of its operand, and each expert that `topk` chooses likely gets at least one sample.
     """
     if not isinstance(out, torch.Tensor) or out.dtype is not torch.bool:
         return
@@ -74,8 +73,8 @@ def mark_likely(name: str, args: Any, out: Any, routed: int) -> None:
 
 
 class ValueFunctions(TorchFunctionMode):
-    """Replaces functions of PyTorch that read the values of many elements, or that treat the values
-    as checks.
+    """Replaces functions of PyTorch that read the values of many elements, and records the usual
+    results of checks such as `isfinite`.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -112,7 +111,7 @@ def _format(tensor: torch.Tensor, spec: str) -> str:
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-    """Act like `torch.equal` and `torch.allclose`. Unknown values are equal."""
+    """Act like `torch.equal` and `torch.allclose`. Unknown values are assumed to be equal."""
     one, other = find_known(first), find_known(second)
     if one is None or other is None:
         return first.shape == second.shape
@@ -133,7 +132,7 @@ def _deep_copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def _make(before: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.tensor` or `torch.as_tensor` for data that contains fake tensors."""
+    """Return a form of `torch.tensor` or `torch.as_tensor` that accepts data with fake tensors."""
 
     def make(data: Any, *args: Any, **kwargs: Any) -> Any:
         return before(_read_all(data), *args, **kwargs)
@@ -142,7 +141,7 @@ def _make(before: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_all(data: Any) -> Any:
-    """Return nested sequences with the values of the tensors in them."""
+    """Return nested sequences in which each tensor is replaced by its values."""
     if isinstance(data, list | tuple) and data:
         first = data[0]
         if isinstance(first, torch.Tensor | list | tuple):
@@ -188,8 +187,8 @@ def _ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Compute a loss with the memory of the CTC loss: for each sample, time step and state, the
-    probability of the state. There are 2 n + 1 states for n targets (Graves et al. 2006).
+    """Compute a loss that uses as much memory as the CTC loss, which stores a probability for each
+    sample, time step and state. There are 2 n + 1 states for n targets (Graves et al. 2006).
     """
     log_probs = log_probs if log_probs.dim() == 3 else log_probs[:, None]
     steps, batch, _ = log_probs.shape
